@@ -1,0 +1,51 @@
+# Two commands matter: `make demo` and `make test`. Each does all of its own set-up, in .venv, and asks nothing.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# Debian packages are installed only where a program is missing; `sudo` only where we are not root.
+APT = $(if $(filter 0,$(shell id -u)),,sudo) apt-get
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench docs clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s ':'
+
+setup: $(VENV)/.ready  ## everything into .venv; nothing to do when nothing changed
+
+$(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makefile
+	@command -v kcat >/dev/null || { $(APT) update -q && $(APT) install -y -q --no-install-recommends kcat; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## a broker, records in and out over real clients, a short report
+	$(BIN)/python -m millstream.demo
+
+test: setup check  ## every test
+	$(PYTEST) tests
+
+check: setup  ## format, lint, strict types, import directions, generated documents
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m millstream.doors.kafka.compatibility --check docs/compatibility.md
+
+format: setup  ## let the tools tidy up
+	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench
+
+docs: setup  ## write the generated pages anew
+	$(BIN)/python -m millstream.doors.kafka.compatibility > docs/compatibility.md
+
+bench: setup  ## every measurement, as ratios to references of the same run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	$(BIN)/python -m bench
+
+clean:  ## remove what was built, not data
+	rm -rf $(VENV) build dist bench/build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src -name '*.so' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +

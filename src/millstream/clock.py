@@ -1,0 +1,40 @@
+"""Time, as something that is handed in.
+
+Nothing in `broker/` reads a clock of its own. It is given one of these, so that tests can move time by hand
+(`millstream.testing.clock.VirtualClock`) and a 30-second redelivery is tested in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall-clock time in milliseconds since the epoch: for timestamps that people see."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back: for measuring how long something took."""
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        """Calls back once, on the event loop, unless the timer is cancelled before."""
+
+
+class SystemClock:
+    """The machine's clock, with timers on the running event loop."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)

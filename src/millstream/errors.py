@@ -1,0 +1,136 @@
+"""One table of errors, and the exceptions that carry them.
+
+Every refusal that a client can see is a row of `Code`: its number is the Kafka protocol's, and the other doors
+translate from it. Nobody invents codes. Exceptions come in three kinds, by what they cost:
+
+    RequestError     one request: the client gets the code and goes on
+    ProtocolError    the connection: the bytes cannot be understood, so nothing after them can be either
+    StartupError     the process: it says what is wrong and what to do, and the command exits with 1
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """Error codes with whether a client may retry, and a sentence for people."""
+
+    retriable: bool
+    text: str
+
+    def __new__(cls, number: int, retriable: bool, text: str) -> Code:
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.retriable = retriable
+        code.text = text
+        return code
+
+    UNKNOWN_SERVER_ERROR = -1, False, "the broker hit an error it did not expect; its log has the details"
+    NONE = 0, False, "no error"
+    OFFSET_OUT_OF_RANGE = 1, False, "the offset is outside what the partition holds"
+    CORRUPT_MESSAGE = 2, True, "the batch fails its checksum or is not a valid record batch"
+    UNKNOWN_TOPIC_OR_PARTITION = 3, True, "there is no such topic or partition"
+    LEADER_NOT_AVAILABLE = 5, True, "the partition has no leader right now"
+    NOT_LEADER_OR_FOLLOWER = 6, True, "this broker does not lead the partition"
+    REQUEST_TIMED_OUT = 7, True, "the request was not done in time"
+    MESSAGE_TOO_LARGE = 10, False, "the batch is larger than max.message.bytes allows"
+    OFFSET_METADATA_TOO_LARGE = 12, False, "the metadata string of the offset commit is too long"
+    COORDINATOR_LOAD_IN_PROGRESS = 14, True, "the group's state is still being loaded"
+    COORDINATOR_NOT_AVAILABLE = 15, True, "the group has no coordinator right now"
+    NOT_COORDINATOR = 16, True, "this broker does not coordinate the group"
+    INVALID_TOPIC_EXCEPTION = 17, False, "the topic name is not valid: use 1 to 249 letters, digits, '.', '_' and '-'"
+    RECORD_LIST_TOO_LARGE = 18, False, "the batch is larger than a segment may be"
+    INVALID_REQUIRED_ACKS = 21, False, "acks must be 0, 1 or -1 (all)"
+    ILLEGAL_GENERATION = 22, False, "the generation is not the group's current one"
+    INCONSISTENT_GROUP_PROTOCOL = 23, False, "the member shares no assignment protocol with the group"
+    INVALID_GROUP_ID = 24, False, "the group id is empty or not valid"
+    UNKNOWN_MEMBER_ID = 25, False, "the group does not know this member"
+    INVALID_SESSION_TIMEOUT = 26, False, "the session timeout is outside the broker's limits"
+    REBALANCE_IN_PROGRESS = 27, False, "the group is rebalancing; the member must rejoin"
+    INVALID_TIMESTAMP = 32, False, "the record's timestamp is out of range"
+    UNSUPPORTED_VERSION = 35, False, "this version of the API is not served"
+    TOPIC_ALREADY_EXISTS = 36, False, "the topic exists already"
+    INVALID_PARTITIONS = 37, False, "the number of partitions is not valid"
+    INVALID_REPLICATION_FACTOR = 38, False, "the replication factor is not possible with the brokers there are"
+    INVALID_REPLICA_ASSIGNMENT = 39, False, "the replica assignment is not valid"
+    INVALID_CONFIG = 40, False, "the configuration is not valid"
+    INVALID_REQUEST = 42, False, "the request is malformed or contradicts itself"
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, False, "only record batches of format 2 are stored"
+    POLICY_VIOLATION = 44, False, "the broker's policy forbids this"
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45, False, "the producer skipped a sequence number"
+    DUPLICATE_SEQUENCE_NUMBER = 46, False, "the producer's batch is older than what the broker remembers"
+    INVALID_PRODUCER_EPOCH = 47, False, "a newer producer with the same id is at work"
+    KAFKA_STORAGE_ERROR = 56, True, "the partition's storage failed; it is read-only until the broker restarts"
+    UNKNOWN_PRODUCER_ID = 59, False, "the broker does not know this producer id"
+    SECURITY_DISABLED = 54, False, "security features are not enabled"
+    OPERATION_NOT_ATTEMPTED = 55, False, "nothing was done, because another part of the request failed"
+    LOG_DIR_NOT_FOUND = 57, False, "there is no such log directory"
+    NON_EMPTY_GROUP = 68, False, "the group still has members"
+    GROUP_ID_NOT_FOUND = 69, False, "there is no such group"
+    FETCH_SESSION_ID_NOT_FOUND = 70, True, "the fetch session is not known (any more)"
+    INVALID_FETCH_SESSION_EPOCH = 71, True, "the fetch session's epoch is not the next one"
+    FENCED_LEADER_EPOCH = 74, True, "the leader epoch is older than the broker's"
+    UNKNOWN_LEADER_EPOCH = 75, True, "the leader epoch is newer than the broker's"
+    UNSUPPORTED_COMPRESSION_TYPE = 76, False, "the batch's compression is not supported"
+    MEMBER_ID_REQUIRED = 79, False, "the member must join again with the id it was given"
+    GROUP_MAX_SIZE_REACHED = 81, False, "the group has as many members as it may"
+    FENCED_INSTANCE_ID = 82, False, "another member with the same group.instance.id took over"
+    GROUP_SUBSCRIBED_TO_TOPIC = 86, False, "the group still subscribes to the topic"
+    INVALID_RECORD = 87, False, "the broker's rules for this topic refuse the record"
+    UNSTABLE_OFFSET_COMMIT = 88, True, "there are offsets whose transaction is not decided"
+    RESOURCE_NOT_FOUND = 91, False, "there is no such resource"
+    UNKNOWN_TOPIC_ID = 100, True, "there is no topic with this id"
+    INCONSISTENT_TOPIC_ID = 103, True, "the topic id does not belong to the topic"
+    FETCH_SESSION_TOPIC_ID_ERROR = 106, True, "the fetch session mixes topic names and topic ids"
+    FENCED_MEMBER_EPOCH = 110, False, "the member's epoch is not the one the group gave it"
+    UNRELEASED_INSTANCE_ID = 111, False, "another member still holds this group.instance.id"
+    UNSUPPORTED_ASSIGNOR = 112, False, "the group's assignor is not one the broker has"
+    STALE_MEMBER_EPOCH = 113, False, "the member's epoch is stale; it must learn the new one first"
+    INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
+
+
+class MillstreamError(Exception):
+    """Base of everything that Millstream raises on purpose."""
+
+
+class RequestError(MillstreamError):
+    """Costs the request: answered with `code`, and with `detail` where the protocol has room for it."""
+
+    def __init__(self, code: Code, detail: str | None = None) -> None:
+        super().__init__(detail or code.text)
+        self.code = code
+        self.detail = detail or code.text
+
+
+class ProtocolError(MillstreamError):
+    """Costs the connection: what arrived cannot be framed or decoded."""
+
+
+class StartupError(MillstreamError):
+    """Costs the process: the command prints it as one sentence and exits with 1."""
+
+
+class StoreInUse(StartupError):
+    """Another broker holds the directory's lock."""
+
+    def __init__(self, directory: str, pid: str) -> None:
+        super().__init__(
+            f"{directory} is in use by another broker (process {pid}); "
+            "stop it, or give this one another --data directory"
+        )
+
+
+class LogReadOnly(RequestError):
+    """A log whose sync failed: what was acknowledged can be read, nothing more is taken until a restart."""
+
+    def __init__(self, log: str, cause: str) -> None:
+        super().__init__(Code.KAFKA_STORAGE_ERROR, f"{log} is read-only since a sync failed: {cause}")
+
+
+class RevisionConflict(MillstreamError):
+    """A metadata transaction whose expected revision is not the current one; nothing of it was applied."""
+
+    def __init__(self, key: str, expected: int, found: int) -> None:
+        super().__init__(f"{key} is at revision {found}, not {expected}")
+        self.key = key

@@ -1,0 +1,66 @@
+"""What a log needs to know of its topic's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """When appended bytes are synced, and with that when a producer gets its answer.
+
+    `always`: synced before the answer, many waiting requests sharing one sync. `os`: the answer does not wait, the
+    operating system writes when it likes (Kafka's own default). `every=100`, `every=500ms`, `every=100,500ms`: the
+    answer does not wait, a sync follows after so many batches or so long.
+    """
+
+    batches: int | None = 1
+    ms: int | None = None
+
+    @property
+    def always(self) -> bool:
+        return self.batches == 1
+
+    @classmethod
+    def parse(cls, text: str) -> FlushPolicy:
+        if text == "always":
+            return cls()
+        if text == "os":
+            return cls(batches=None)
+        if text.startswith("every="):
+            batches = ms = None
+            for part in text[len("every=") :].split(","):
+                if part.endswith("ms") and part[:-2].isdigit() and int(part[:-2]) > 0:
+                    ms = int(part[:-2])
+                elif part.isdigit() and int(part) > 1:
+                    batches = int(part)
+                else:
+                    break
+            else:
+                return cls(batches, ms)
+        raise StartupError(f"flush={text} is not known: use always, os, every=N (N > 1), every=Tms or every=N,Tms")
+
+    def __str__(self) -> str:
+        if self.always:
+            return "always"
+        parts = [str(self.batches)] * (self.batches is not None) + [f"{self.ms}ms"] * (self.ms is not None)
+        return "every=" + ",".join(parts) if parts else "os"
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 24 * 3600 * 1000
+    retention_ms: int = 7 * 24 * 3600 * 1000
+    """-1: keep for ever."""
+    retention_bytes: int = -1
+    """-1: no limit."""
+    index_interval_bytes: int = 4096
+    delete: bool = True
+    compact: bool = False
+    delete_retention_ms: int = 24 * 3600 * 1000
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    flush: FlushPolicy = FlushPolicy()

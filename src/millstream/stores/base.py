@@ -1,0 +1,118 @@
+"""The two store protocols. Every driver implements them and passes `tests/contract/`.
+
+Answers are promises, so that a local driver answers at once and a database driver when it can. Methods are called
+from the event loop's thread only and never block it for longer than a write to the page cache takes.
+
+`LogStore` opens logs. A log is one partition: whole record batches with dense offsets, oldest first.
+`MetaStore` is a small set of versioned keys. Revisions start at 1 and grow with every transaction of the store;
+0 stands for "does not exist".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from millstream.log.config import LogConfig
+from millstream.log.slice import Slice
+from millstream.promise import Promise
+from millstream.records.batch import BatchHeader
+
+
+class TimedOffset(NamedTuple):
+    offset: int
+    timestamp: int
+
+
+class Appended(NamedTuple):
+    base_offset: int
+    log_start: int
+    duplicate: bool = False
+    """The producer sent this batch before; `base_offset` is where it was stored then."""
+
+
+class PartitionLog(Protocol):
+    start: int
+    """The first offset that can be read."""
+    durable: int
+    """The offset after the last one that readers may see (the high watermark)."""
+    end: int
+    """The offset after the last one appended; never below `durable`."""
+    unsynced_bytes: int
+    """Appended and not durable yet: what backpressure is measured by."""
+
+    def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        """Stores one checked batch, its offsets assigned by the log; settles when readers may see it.
+
+        The bytes are patched in place (base offset, leader epoch) and are not used after the call returns.
+        Batches of idempotent producers are stored once; sequence gaps and old epochs fail the promise.
+        """
+
+    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one."""
+
+    def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
+        """The first record at or after a time, or None."""
+
+    def find_max_time(self) -> Promise[TimedOffset | None]:
+        """The record with the largest timestamp, or None."""
+
+    def trim(self, offset: int) -> Promise[int]:
+        """Drops what lies below `offset` (at most up to `durable`); answers with the new start."""
+
+    def truncate(self, offset: int) -> Promise[int]:
+        """Drops what lies at or above `offset`; answers with the new end. For followers, never below acknowledged."""
+
+    def flush(self) -> Promise[None]:
+        """Settles when all that was appended before the call is durable."""
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back whenever `durable` grows or the log fails; the answer takes the callback off again."""
+
+    def size_bytes(self) -> int: ...
+
+
+class LogStore(Protocol):
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> PartitionLog: ...
+
+    def discard(self, topic: str, topic_id: str) -> Promise[None]:
+        """Closes and removes all logs of a topic that no longer exists."""
+
+    def housekeep(self) -> Promise[None]:
+        """Retention, compaction, rolling by age, checkpoints. Called every so often by the broker."""
+
+    def close(self) -> Promise[None]: ...
+
+
+class Versioned(NamedTuple):
+    value: bytes
+    revision: int
+
+
+class Put(NamedTuple):
+    key: str
+    value: bytes
+    if_revision: int | None = None
+    """Only if the key is at this revision; 0: only if it does not exist; None: whatever it is."""
+
+
+class Delete(NamedTuple):
+    key: str
+    if_revision: int | None = None
+
+
+class MetaStore(Protocol):
+    def get(self, key: str) -> Promise[Versioned | None]: ...
+
+    def list(self, prefix: str) -> Promise[Sequence[tuple[str, Versioned]]]:
+        """All keys with a prefix, in order of key."""
+
+    def transact(self, *operations: Put | Delete) -> Promise[int]:
+        """Applies all or nothing; settles with the new revision when durable, fails with `RevisionConflict`."""
+
+    def watch(self, prefix: str, callback: Callable[[str, Versioned | None], None]) -> Callable[[], None]:
+        """Calls back after each change under a prefix (None: deleted); the answer ends the watch."""
+
+    def close(self) -> Promise[None]: ...
+
+
