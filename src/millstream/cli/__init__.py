@@ -1,0 +1,47 @@
+"""The command line: one module per noun, and here what all of them share, how a command ends.
+
+    0    done
+    1    it could not be done; one sentence on standard error says why and what to do next
+    2    the command was not understood
+    130  interrupted with Ctrl-C
+
+A traceback is for us, not for users: MILLSTREAM_DEBUG=1 shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    from millstream.cli.app import app
+    from millstream.errors import MillstreamError
+
+    debug = os.environ.get("MILLSTREAM_DEBUG", "") not in ("", "0")
+    try:
+        app(prog_name="millstream")
+    except MillstreamError as error:
+        if debug:
+            raise
+        _end(f"millstream: {error}", 1)
+    except KeyboardInterrupt:
+        _end("", 130)
+    except BrokenPipeError:
+        hush()
+        _end("", 0)
+    except Exception as error:
+        if debug:
+            raise
+        _end(f"millstream: {type(error).__name__}: {error} (this is a bug; MILLSTREAM_DEBUG=1 shows where)", 1)
+
+
+def hush() -> None:
+    """Points standard output at nothing, so that the flush at exit does not stumble over the closed pipe again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end(sentence: str, code: int) -> None:
+    if sentence:
+        print(sentence, file=sys.stderr)
+    sys.exit(code)

@@ -28,7 +28,12 @@ class Slice:
     __slots__ = ("data", "file", "next_offset", "position", "size")
 
     def __init__(
-        self, size: int, next_offset: int, data: memoryview | bytes = b"", file: OpenFile | None = None, position: int = 0
+        self,
+        size: int,
+        next_offset: int,
+        data: memoryview | bytes = b"",
+        file: OpenFile | None = None,
+        position: int = 0,
     ) -> None:
         self.size = size
         self.next_offset = next_offset

@@ -63,7 +63,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count, which nobody calls on a header
 
     @property
     def size(self) -> int:

@@ -10,34 +10,30 @@ from the event loop's thread only and never block it for longer than a write to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
+from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 
 
-class TimedOffset(NamedTuple):
-    offset: int
-    timestamp: int
-
-
-class Appended(NamedTuple):
-    base_offset: int
-    log_start: int
-    duplicate: bool = False
-    """The producer sent this batch before; `base_offset` is where it was stored then."""
-
-
 class PartitionLog(Protocol):
+    config: LogConfig
+    """May be replaced at any time; the next append goes by the new one."""
+    failure: str | None
+    """Why the log is read-only, if it is."""
     start: int
     """The first offset that can be read."""
     durable: int
     """The offset after the last one that readers may see (the high watermark)."""
     end: int
     """The offset after the last one appended; never below `durable`."""
+    producers: Producers
+    """The idempotent producers that the log remembers."""
     unsynced_bytes: int
     """Appended and not durable yet: what backpressure is measured by."""
 
@@ -73,15 +69,24 @@ class PartitionLog(Protocol):
 
 
 class LogStore(Protocol):
+    location: str
+    """Where the logs live, for people to read."""
+
+    def room(self) -> tuple[int, int]:
+        """All bytes and free bytes of that place; -1 where nobody can tell."""
+
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> PartitionLog: ...
 
-    def discard(self, topic: str, topic_id: str) -> Promise[None]:
+    def opened_all(self) -> None:
+        """Called at start when every known log is open: what else lies there is set aside."""
+
+    def discard(self, topic: str, topic_id: str) -> Awaitable[None]:
         """Closes and removes all logs of a topic that no longer exists."""
 
-    def housekeep(self) -> Promise[None]:
+    def housekeep(self) -> Awaitable[None]:
         """Retention, compaction, rolling by age, checkpoints. Called every so often by the broker."""
 
-    def close(self) -> Promise[None]: ...
+    def close(self) -> Awaitable[None]: ...
 
 
 class Versioned(NamedTuple):
@@ -113,6 +118,4 @@ class MetaStore(Protocol):
     def watch(self, prefix: str, callback: Callable[[str, Versioned | None], None]) -> Callable[[], None]:
         """Calls back after each change under a prefix (None: deleted); the answer ends the watch."""
 
-    def close(self) -> Promise[None]: ...
-
-
+    def close(self) -> Awaitable[None]: ...

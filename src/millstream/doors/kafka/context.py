@@ -1,27 +1,39 @@
 """What a handler knows besides its request, and what makes a module a handler.
 
 A handler is a module `api_NN_name.py` with a docstring (versions, behaviour, gaps: `docs/compatibility.md` is made from
-it), `KEY`, `VERSIONS` (lowest, highest) and `handle(request, context)`, plain or async. It is given a
-`wire.kafka.messages.Message` and answers with `Fields`. It raises nothing on purpose: errors go into the answer, where
-the protocol wants them. Produce, Fetch, Metadata and ApiVersions have codecs of their own and are dispatched by `door.py`.
+it), `KEY`, `VERSIONS` (lowest, highest) and one of two functions:
+
+- `handle(request, context)`, plain or async: is given a `wire.kafka.messages.Message`, answers with `Fields`. For every
+  API that `kio` decodes. The connection handles nothing else until the answer is there.
+- `answer(reader, context)`: reads the body itself and gives chunks to send, a promise of them, or None for no answer.
+  For the hot path, with `FLEXIBLE_FROM` beside it. The body is gone when it returns.
+
+Neither raises on purpose: errors go into the answer, where the protocol wants them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+    from millstream.doors.kafka.sessions import FetchSessions
 
 
 @dataclass(slots=True)
 class Context:
     broker: Broker
-    version: int
-    """Of the API, as the client asked for it."""
-    client_id: str
+    sessions: FetchSessions
     client_host: str
     local_host: str
     """The address on which the client reached us: what is advertised when the door listens on every address."""
     local_port: int
+    version: int = 0
+    """Of the API, as the client asked for it."""
+    client_id: str = ""
+    cancel: Callable[[], None] | None = None
+    """Set while an answer is parked: called if the connection goes before the answer does."""
+    slow_down: bool = False
+    """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""

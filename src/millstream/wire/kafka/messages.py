@@ -73,6 +73,29 @@ def encode_response(key: int, version: int, fields: Fields) -> bytes:
     return buffer.getvalue()
 
 
+def encode_refusal(key: int, version: int, code: int) -> tuple[bytes, bytes]:
+    """Header tags and body of the answer to a request that is not served, if the protocol has a place for an error."""
+    from kio.index import KioIndexError
+
+    try:
+        entity = _load(key, version, "response")
+    except (KioIndexError, ImportError, AttributeError) as error:
+        raise ProtocolError(f"API {key} in version {version} is not known") from error
+    if "error_code" not in {field.name for field in dataclasses.fields(entity)}:
+        raise ProtocolError(f"API {key} in version {version} is not served")
+    nothing = {name: _nothing(kind, inner, is_array) for name, kind, inner, is_array in _plan(entity)}
+    body = encode_response(key, version, {**nothing, "error_code": code})
+    return (b"\0" if entity.__flexible__ else b""), body
+
+
+def _nothing(kind: str, inner: Any, is_array: bool) -> Any:
+    if is_array:
+        return ()
+    if inner is not None:
+        return {name: _nothing(*rest) for name, *rest in _plan(inner)}
+    return {"string": "", "bytes": b"", "records": None, "bool": False, "uuid": None}.get(kind, 0)
+
+
 def is_flexible(key: int, version: int) -> bool:
     """Whether this version has tagged fields, in its header too."""
     return bool(_load(key, version, "request").__flexible__)

@@ -1,0 +1,70 @@
+"""`python -m bench`: every measurement, as ratios to references of the same run.
+
+    python -m bench                                  all rows, three rounds, about five minutes on two cores
+    python -m bench --only produce,fetch --rounds 5
+    python -m bench --quick                          smaller samples, under 90 seconds: did something break?
+
+Exits with 1 when a row misses what it must reach or could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from rich.console import Console
+from rich.markup import escape
+
+from bench import decode, fetch, flush, memory, peer, produce, report, small_requests
+from bench.measure import Measure, Result, Scale, run
+
+MODULES = (produce, fetch, small_requests, flush, peer, decode, memory)
+ROUNDS_MIN = 3
+LOG_WIDTH = 160  # where there is no terminal to ask
+
+
+def all_measures() -> list[Measure]:
+    return [measure for module in MODULES for measure in module.MEASURES]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    keys = ", ".join(measure.key for measure in all_measures())
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Millstream against its references.")
+    parser.add_argument("--only", default="", help=f"comma-separated rows: {keys}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS_MIN, help=f"at least {ROUNDS_MIN}")
+    parser.add_argument("--quick", action="store_true", help="smaller samples; noisier")
+    options = parser.parse_args(arguments)
+    options.only = {key.strip() for key in options.only.split(",") if key.strip()}
+    unknown = options.only - {measure.key for measure in all_measures()}
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {keys}")
+    if options.rounds < ROUNDS_MIN:
+        parser.error(f"a median of fewer than {ROUNDS_MIN} rounds says nothing about noise")
+    return options
+
+
+def measure_one(measure: Measure, scale: Scale, console: Console) -> Result:
+    start = time.monotonic()
+    with console.status(measure.title):
+        try:
+            result = run(measure, scale)
+        except Exception as error:  # one broken row must not cost the others; the table and the exit code say so
+            result = Result(measure, missing=f"{type(error).__name__}: {error}")
+    seconds = time.monotonic() - start
+    console.print(f"{measure.key:>15}  {escape(report.line(result))}  [dim]({seconds:.0f} s)[/]", highlight=False)
+    return result
+
+
+def main() -> int:
+    options = parse()
+    console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
+    scale = Scale(options.rounds, options.quick)
+    chosen = [measure for measure in all_measures() if not options.only or measure.key in options.only]
+    results = [measure_one(measure, scale, console) for measure in chosen]
+    report.write(results, scale, console)
+    return int(any(result.verdict in ("missed", "not measured") for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

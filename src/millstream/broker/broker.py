@@ -1,0 +1,138 @@
+"""The broker: topics, groups and producers over a store, under one clock. Doors speak to this and to nothing below it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Iterator
+
+from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.groups.groups import Groups
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.producer_ids import ProducerIds
+from millstream.broker.topics import Topics
+from millstream.clock import Clock, Timer
+from millstream.config import Address, Config
+from millstream.errors import RevisionConflict
+from millstream.metrics import Metrics
+from millstream.stores.base import LogStore, MetaStore, Put
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_KEY = "cluster/id"
+
+
+class Broker:
+    def __init__(self, config: Config, logs: LogStore, meta: MetaStore, clock: Clock, metrics: Metrics) -> None:
+        self.config = config
+        self.clock = clock
+        self.metrics = metrics
+        self.node_id = config.node_id
+        self.cluster_id = ""
+        self._logs = logs
+        self._meta = meta
+        self._advertise = Address.parse(config.advertise) if config.advertise else None
+        self._housekeeping: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.topics = Topics(
+            meta,
+            logs,
+            defaults={
+                "flush": config.flush,
+                "max.message.bytes": str(config.message_bytes_max),
+                "segment.bytes": str(config.segment_bytes),
+                "segment.ms": str(config.segment_ms),
+                "retention.ms": str(config.retention_ms),
+                "retention.bytes": str(config.retention_bytes),
+            },
+            partitions_max=config.partitions_max,
+            default_partitions=config.default_partitions,
+            auto_create=config.auto_create_topics,
+        )
+        self.groups = Groups(
+            meta,
+            clock,
+            self.topics,
+            GroupSettings(
+                session_timeout_min_ms=config.session_timeout_min_ms,
+                session_timeout_max_ms=config.session_timeout_max_ms,
+                initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
+                offsets_retention_ms=config.offsets_retention_ms,
+            ),
+        )
+        self.producer_ids = ProducerIds(meta)
+
+    async def start(self) -> None:
+        self.cluster_id = await self._load_cluster_id()
+        await self.topics.start()
+        await self.groups.start()
+        self._schedule_housekeeping()
+
+    async def _load_cluster_id(self) -> str:
+        fresh = uuid.uuid4().hex[:22]
+        try:
+            await self._meta.transact(Put(CLUSTER_KEY, fresh.encode(), if_revision=0))
+            return fresh
+        except RevisionConflict:
+            found = await self._meta.get(CLUSTER_KEY)
+            assert found is not None
+            return found.value.decode()
+
+    def advertised(self, local_host: str, local_port: int) -> tuple[str, int]:
+        """Where clients are told to connect: what was configured, else the address on which this one came in."""
+        if self._advertise is not None:
+            return self._advertise.host, self._advertise.port
+        return local_host, local_port
+
+    def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
+        return Fetch(self.topics, wanted, bytes_min, bytes_max)
+
+    async def delete_topic(self, name: str) -> None:
+        self.in_background(await self.topics.delete(name))
+
+    def storage(self) -> tuple[str, int, int]:
+        """Where the logs live, all bytes there, and free bytes."""
+        return (self._logs.location, *self._logs.room())
+
+    def failures(self) -> Iterator[str]:
+        """Why the broker is not healthy, one sentence per read-only log."""
+        for topic in self.topics:
+            for partition in topic.partitions:
+                if partition.log.failure is not None:
+                    yield f"{topic.name}-{partition.index} is read-only: {partition.log.failure}"
+
+    def in_background(self, work: Awaitable[None]) -> None:
+        """Runs on beside the requests; what goes wrong is logged, and closing waits for it."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception:
+                logger.exception("work in the background failed")
+
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _schedule_housekeeping(self) -> None:
+        seconds = self.config.housekeeping_interval_ms / 1000
+        self._housekeeping = self.clock.call_later(seconds, lambda: self.in_background(self._housekeep()))
+
+    async def _housekeep(self) -> None:
+        try:
+            await self._logs.housekeep()
+        finally:
+            self._schedule_housekeeping()
+
+    async def close(self) -> None:
+        """A clean shutdown: everything is synced and checkpointed."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        self.groups.close()
+        await self._logs.close()
+        await self._meta.close()

@@ -1,0 +1,134 @@
+"""One member of a classic group: what it asked for, what it waits for, and when it is given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.subscription import subscribed_topics
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+
+Protocols = tuple[tuple[str, bytes], ...]
+"""Name and metadata, in the member's order of preference."""
+
+
+class Join(NamedTuple):
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_ms: int
+    rebalance_ms: int
+    protocol_type: str
+    protocols: Protocols
+    id_required: bool = False
+    """The client knows MEMBER_ID_REQUIRED (version 4): it is given an id first, so that lost joins leave no ghosts."""
+    may_skip_assignment: bool = False
+    """The client knows `skip_assignment` (version 9)."""
+
+
+class Joined(NamedTuple):
+    member_id: str
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    """Id, instance id and metadata of all, for the leader only."""
+    skip_assignment: bool = False
+    error: Code = Code.NONE
+
+
+class Synced(NamedTuple):
+    protocol_type: str
+    protocol_name: str
+    assignment: bytes
+
+
+class Member:
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "id",
+        "instance_id",
+        "joining",
+        "protocols",
+        "rebalance_ms",
+        "session",
+        "session_ms",
+        "syncing",
+        "unsynced",
+    )
+
+    def __init__(self, member_id: str, join: Join, clock: Clock, on_expiry: Callable[[Member], None]) -> None:
+        self.id = member_id
+        self.instance_id = join.instance_id
+        self.assignment = b""
+        self.joining: Promise[Joined] | None = None
+        self.syncing: Promise[Synced] | None = None
+        self.unsynced = False
+        """It was told a generation and has not asked for its assignment yet."""
+        self.session = Deadline(clock, lambda: on_expiry(self))
+        self.update(join)
+
+    def update(self, join: Join) -> None:
+        self.client_id = join.client_id
+        self.client_host = join.client_host
+        self.session_ms = join.session_ms
+        self.rebalance_ms = join.rebalance_ms
+        self.protocols = join.protocols
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.protocols]
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
+
+    def topics(self, protocol_name: str | None) -> frozenset[str] | None:
+        return subscribed_topics(self.metadata(protocol_name))
+
+    def touch(self) -> None:
+        """It lives. While it waits for an answer of ours its silence is our doing, and no clock runs."""
+        if self.joining is None and self.syncing is None:
+            self.session.push(self.session_ms)
+
+    def await_join(self) -> Promise[Joined]:
+        self.refuse(RequestError(Code.REBALANCE_IN_PROGRESS, "the member joined again over another connection"))
+        self.session.stop()
+        self.joining = Promise()
+        return self.joining
+
+    def await_sync(self) -> Promise[Synced]:
+        self.refuse(RequestError(Code.REBALANCE_IN_PROGRESS, "the member asked again over another connection"))
+        self.session.stop()
+        self.syncing = Promise()
+        return self.syncing
+
+    def refuse(self, error: RequestError) -> None:
+        """Answers whatever it waits for with an error."""
+        joining, self.joining = self.joining, None
+        syncing, self.syncing = self.syncing, None
+        if joining is not None:
+            joining.fail(error)
+        if syncing is not None:
+            syncing.fail(error)
+
+
+def new_member_id(prefix: str) -> str:
+    """A protocol string holds 32,767 bytes and a client's name may use them all: keep its head only."""
+    return f"{prefix[:200]}-{uuid4()}"
+
+
+def choose_protocol(members: Sequence[Member]) -> str:
+    """Each member votes for the first of its protocols that all have; there is one, or it could not have joined."""
+    common = set(members[0].names).intersection(*(member.names for member in members))
+    votes = Counter(next(name for name in member.names if name in common) for member in members)
+    return max(votes, key=lambda name: votes[name])

@@ -1,0 +1,347 @@
+"""A group of the consumer protocol (KIP-848): the broker assigns, members converge one by one.
+
+    something changed --epoch reserved, durable--> a target for that epoch --heartbeats--> every member at that epoch
+
+    a member:   has what it should --> RECONCILED
+                has more           --> told to give it up, keeps its epoch; confirms by listing what it owns
+                has less           --> takes what nobody holds, moves to the target's epoch; asks for the rest each beat
+
+Rules
+-----
+1. The group's epoch grows when a member comes, goes or changes its subscription, and when topics it reads appear, go or
+   grow. It is durable before a target is made for it: no member epoch is ever given twice.
+2. A partition has one owner at most. It counts as owned until its owner confirms that it stopped, leaves, or is fenced:
+   `owners` is the truth, targets are wishes.
+3. A member confirms by an explicit list in a beat after the one that told it. A list sent before it could know proves
+   nothing: it might be about to take what an earlier answer gave it.
+4. A member is fenced when it is silent for the session timeout, or does not give up in its own rebalance timeout.
+5. Whoever joins (epoch 0) owns nothing, whatever the broker believed.
+6. A commit must carry the member's current epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from uuid import UUID, uuid4
+
+from millstream.broker.groups.assignors import DEFAULT_ASSIGNOR, Assignor, Partition, Target, Wants
+from millstream.broker.groups.consumer_member import (
+    JOINING,
+    LEAVING_FOR_A_WHILE,
+    Beat,
+    BeatAnswer,
+    ConsumerMember,
+    by_topic,
+)
+from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.record import GroupRecord
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.view import TopicsView
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.stores.base import Put
+
+
+class ConsumerGroup:
+    type = "Consumer"
+    protocol_type = "consumer"
+
+    def __init__(
+        self,
+        group_id: str,
+        journal: Journal,
+        clock: Clock,
+        topics: TopicsView,
+        settings: GroupSettings,
+        assignors: Mapping[str, Assignor],
+        record: GroupRecord | None = None,
+    ) -> None:
+        self.id = group_id
+        self.epoch = record.epoch if record else 0
+        self.emptied_ms = record.emptied_ms if record else None
+        self.members: dict[str, ConsumerMember] = {}
+        self.target: Target = {}
+        self.target_epoch = self.epoch
+        self.owners: dict[Partition, str] = {}
+        self._static: dict[str, str] = {}
+        self._read: dict[UUID, int] = {}
+        """The topics that the target was made for, and how many partitions they had."""
+        self._stale = False
+        self._queued: Entry | None = None
+        self._journal = journal
+        self._clock = clock
+        self._topics = topics
+        self._settings = settings
+        self._assignors = assignors
+
+    @property
+    def vacant(self) -> bool:
+        return not self.members
+
+    @property
+    def state(self) -> str:
+        if not self.members:
+            return "Empty"
+        if self._stale or self.epoch > self.target_epoch:
+            return "Assigning"
+        settled = all(member.is_settled(self.target_epoch) for member in self.members.values())
+        return "Stable" if settled else "Reconciling"
+
+    # Verbs of the protocol
+
+    async def beat(self, beat: Beat) -> BeatAnswer:
+        pattern = Pattern(beat.pattern, self._settings.pattern_chars_max) if beat.pattern else None
+        if beat.assignor is not None and beat.assignor not in self._assignors:
+            known = ", ".join(sorted(self._assignors))
+            raise RequestError(Code.UNSUPPORTED_ASSIGNOR, f"the broker's assignors are {known}, not {beat.assignor}")
+        if beat.epoch < JOINING:
+            return self._leave(beat)
+        member = self._join(beat) if beat.epoch == JOINING else self._known(beat)
+        member.session.push(self._settings.consumer_session_timeout_ms)
+        if member.update(beat, pattern):
+            self._stale = True
+        self._confirm(member, beat)
+        if self._stale:
+            await self._advance()
+            if self.members.get(member.id) is not member:
+                raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        self._reconcile(member)
+        return self._answer(member, beat)
+
+    def remove(self, member_id: str, instance_id: str | None) -> None:
+        """An administrator takes a member out, by its id or its instance."""
+        found = member_id or self._static.get(instance_id or "", "")
+        if found not in self.members:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        self._remove(self.members[found])
+
+    def fence(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+        """Raises unless this caller may commit offsets now."""
+        if epoch < 0 and not member_id and instance_id is None:
+            if self.members:
+                raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
+            return
+        self.fence_read(member_id, epoch)
+
+    def fence_read(self, member_id: str | None, epoch: int) -> None:
+        """Raises when a member asks that is not at this epoch. Others may look without saying who they are."""
+        if not member_id and epoch < 0:
+            return
+        member = self.members.get(member_id or "")
+        if member is None:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        if member.epoch != epoch:
+            raise RequestError(Code.STALE_MEMBER_EPOCH)
+
+    def subscribes(self, topic: str) -> bool:
+        return any(
+            topic in member.topics or (member.pattern is not None and member.pattern.matches(topic))
+            for member in self.members.values()
+        )
+
+    def topics_changed(self) -> None:
+        if self.members and self._wanted_topics()[1] != self._read:
+            self._change()
+
+    def close(self, error: RequestError) -> None:
+        members, self.members = self.members, {}
+        for member in members.values():
+            member.stop()
+
+    def describe(self) -> ConsumerView:
+        members = [
+            ConsumerMemberView(
+                member.id,
+                member.instance_id,
+                member.rack_id,
+                member.client_id,
+                member.client_host,
+                member.epoch,
+                sorted(member.topics),
+                member.pattern.text if member.pattern else None,
+                frozenset(member.assigned),
+                frozenset(self.target.get(member.id, ())),
+            )
+            for member in self.members.values()
+        ]
+        return ConsumerView(self.state, self.epoch, self.target_epoch, self._assignor_name(), members)
+
+    # Members
+
+    def _join(self, beat: Beat) -> ConsumerMember:
+        member_id = beat.member_id or str(uuid4())
+        holder = self.members.get(self._static.get(beat.instance_id or "", ""))
+        if holder is not None and holder.id != member_id:
+            if holder.epoch != LEAVING_FOR_A_WHILE:
+                raise RequestError(Code.UNRELEASED_INSTANCE_ID)
+            return self._replace(holder, member_id)
+        known = self.members.get(member_id)
+        if known is not None and known.instance_id == beat.instance_id:
+            self._release(known, known.assigned | known.revoking)
+            known.epoch = known.previous_epoch = JOINING
+            return known
+        if known is not None:
+            self._remove(known)
+        if len(self.members) >= self._settings.members_max:
+            raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
+        member = self._new_member(member_id, beat.instance_id)
+        self._stale = True
+        return member
+
+    def _new_member(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        member = ConsumerMember(member_id, instance_id, self._clock, self._remove)
+        self.members[member_id] = member
+        if instance_id is not None:
+            self._static[instance_id] = member_id
+        self.emptied_ms = None
+        return member
+
+    def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+        """A static member is back under a new id and continues as the old one; the group does not notice."""
+        old.stop()
+        del self.members[old.id]
+        member = self._new_member(member_id, old.instance_id)
+        member.adopt(old)
+        self.target[member_id] = self.target.pop(old.id, set())
+        for partition in member.assigned:
+            self.owners[partition] = member_id
+        self._release(member, member.assigned - self.target[member_id])
+        return member
+
+    def _known(self, beat: Beat) -> ConsumerMember:
+        if beat.instance_id is not None:
+            holder = self._static.get(beat.instance_id)
+            if holder is not None and holder != beat.member_id:
+                raise RequestError(Code.FENCED_INSTANCE_ID)
+        member = self.members.get(beat.member_id)
+        if member is None:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        if beat.epoch > JOINING:
+            member.check_epoch(beat)
+        return member
+
+    def _leave(self, beat: Beat) -> BeatAnswer:
+        member = self._known(beat)
+        if beat.epoch == LEAVING_FOR_A_WHILE and member.instance_id is not None:
+            self._release(member, member.revoking)
+            member.epoch = LEAVING_FOR_A_WHILE
+            member.waiting = False
+            member.session.push(self._settings.consumer_session_timeout_ms)
+        else:
+            self._remove(member)
+        return BeatAnswer(member.id, beat.epoch, self._settings.consumer_heartbeat_interval_ms)
+
+    def _remove(self, member: ConsumerMember) -> None:
+        """It left, fell silent, or did not give up its partitions in time."""
+        member.stop()
+        del self.members[member.id]
+        if member.instance_id is not None and self._static.get(member.instance_id) == member.id:
+            del self._static[member.instance_id]
+        self._release(member, member.assigned | member.revoking)
+        self.target.pop(member.id, None)
+        if not self.members:
+            self.emptied_ms = self._clock.now_ms()
+        self._change()
+
+    # Epochs and targets
+
+    def _change(self) -> None:
+        """A new epoch is needed, and nobody waits for it. Should the write fail, the next beat tries again."""
+        self._stale = True
+        self._advance()
+
+    def _advance(self) -> Promise[None]:
+        """Changes that wait for the same write share an epoch."""
+        if self._queued is not None:
+            return self._queued.promise
+        entry = self._queued = Entry(self._reserve, self._retarget)
+        self._journal.submit(entry).then(self._advanced)
+        return entry.promise
+
+    def _reserve(self) -> Iterable[Put]:
+        self._queued = None
+        self._stale = False
+        self.epoch += 1
+        return [GroupRecord(self.type, self.epoch, self.protocol_type, self.emptied_ms).put(self.id)]
+
+    def _advanced(self, done: Promise[None]) -> None:
+        if done.error is not None:
+            self._stale = True
+            self._queued = None
+
+    def _retarget(self) -> None:
+        wanted, self._read = self._wanted_topics()
+        members = {
+            member.id: Wants(wanted[member.id], self.target.get(member.id, set()), member.instance_id or member.id)
+            for member in self.members.values()
+        }
+        self.target = self._assignors[self._assignor_name()](members, self._read)
+        self.target_epoch = self.epoch
+        for member in self.members.values():
+            if member.epoch == LEAVING_FOR_A_WHILE:  # it reads nothing now, so nobody needs to wait for it
+                self._release(member, member.assigned - self.target[member.id])
+
+    def _wanted_topics(self) -> tuple[dict[str, frozenset[UUID]], dict[UUID, int]]:
+        """The topics of each member, and the partition counts of all of them."""
+        wanted: dict[str, frozenset[UUID]] = {}
+        counts: dict[UUID, int] = {}
+        matched: dict[Pattern, list[str]] = {}
+        for member in self.members.values():
+            names = set(member.topics)
+            if member.pattern is not None:
+                if member.pattern not in matched:
+                    matched[member.pattern] = [each for each in self._topics.names() if member.pattern.matches(each)]
+                names.update(matched[member.pattern])
+            found = [topic for topic in map(self._topics.get, names) if topic is not None]
+            counts.update((topic.id, topic.partition_count) for topic in found)
+            wanted[member.id] = frozenset(topic.id for topic in found)
+        return wanted, counts
+
+    def _assignor_name(self) -> str:
+        votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
+        return max(sorted(votes), key=lambda name: votes[name]) if votes else DEFAULT_ASSIGNOR
+
+    # Convergence
+
+    def _confirm(self, member: ConsumerMember, beat: Beat) -> None:
+        if member.revoking and beat.owned is not None and not beat.owned & member.revoking:
+            self._release(member, member.revoking)
+
+    def _reconcile(self, member: ConsumerMember) -> None:
+        if member.revoking:
+            return
+        target = self.target.get(member.id, set())
+        surplus = member.assigned - target
+        if surplus:
+            member.assigned -= surplus
+            member.revoking = surplus
+            member.revocation.push(member.rebalance_ms)
+            return
+        for partition in target - member.assigned:
+            if partition not in self.owners:
+                self.owners[partition] = member.id
+                member.assigned.add(partition)
+        member.waiting = len(member.assigned) < len(target)
+        if member.epoch != self.target_epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.target_epoch
+
+    def _release(self, member: ConsumerMember, partitions: set[Partition]) -> None:
+        for partition in partitions:
+            if self.owners.get(partition) == member.id:
+                del self.owners[partition]
+        member.assigned = member.assigned - partitions
+        member.revoking = member.revoking - partitions
+        if not member.revoking:
+            member.revocation.stop()
+
+    def _answer(self, member: ConsumerMember, beat: Beat) -> BeatAnswer:
+        assigned = frozenset(member.assigned)
+        assignment = None
+        if beat.is_full or assigned != member.told:
+            assignment = by_topic(assigned)
+            member.told = assigned
+        return BeatAnswer(member.id, member.epoch, self._settings.consumer_heartbeat_interval_ms, assignment)

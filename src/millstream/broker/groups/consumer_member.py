@@ -1,0 +1,174 @@
+"""One member of a consumer-protocol group: what it asked for, what it has, what it must give up.
+
+assigned     what it may read now
+revoking     what it was told to give up and has not confirmed yet; still its own to everybody else
+epoch        the target it has reached. It stays while `revoking` is not empty
+told         what the last answer that listed partitions listed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from millstream.broker.groups.assignors import Partition
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.pattern import Pattern
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+
+JOINING = 0
+LEAVING = -1
+LEAVING_FOR_A_WHILE = -2
+"""A static member that means to come back: its partitions wait for it until its session ends."""
+_MEMBER_ID_CHARS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A ConsumerGroupHeartbeat. None means: as before."""
+
+    group_id: str
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int | None = None
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    """An empty one takes the pattern back."""
+    assignor: str | None = None
+    owned: frozenset[Partition] | None = None
+    client_id: str = ""
+    client_host: str = ""
+    id_required: bool = False
+    """From version 1 on the client makes the member id."""
+
+    @property
+    def is_full(self) -> bool:
+        """Says all there is to say, as a client does that is unsure what it missed."""
+        subscribed = self.topics is not None or self.pattern is not None
+        return self.epoch == JOINING or (subscribed and self.owned is not None and self.rebalance_ms is not None)
+
+    def check(self) -> None:
+        if self.epoch < LEAVING_FOR_A_WHILE:
+            raise _invalid(f"there is no member epoch {self.epoch}")
+        if not self.member_id and (self.epoch != JOINING or self.id_required):
+            raise _invalid("the member id is missing")
+        if len(self.member_id) > _MEMBER_ID_CHARS_MAX:
+            raise _invalid(f"a member id has {_MEMBER_ID_CHARS_MAX} characters at most")
+        if self.instance_id == "" or (self.instance_id is None and self.epoch == LEAVING_FOR_A_WHILE):
+            raise _invalid("the instance id is missing")
+        if self.epoch == JOINING:
+            if self.rebalance_ms is None or self.rebalance_ms <= 0:
+                raise _invalid("a member that joins must say its rebalance timeout")
+            if self.topics is None and self.pattern is None:
+                raise _invalid("a member that joins must say what it subscribes to")
+            if self.owned:
+                raise _invalid("a member that joins owns no partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAnswer:
+    member_id: str
+    epoch: int
+    heartbeat_interval_ms: int
+    assignment: dict[UUID, list[int]] | None = None
+    """None: as it was."""
+
+
+class ConsumerMember:
+    __slots__ = (
+        "assigned",
+        "assignor",
+        "client_host",
+        "client_id",
+        "epoch",
+        "id",
+        "instance_id",
+        "pattern",
+        "previous_epoch",
+        "rack_id",
+        "rebalance_ms",
+        "revocation",
+        "revoking",
+        "session",
+        "told",
+        "topics",
+        "waiting",
+    )
+
+    def __init__(
+        self, member_id: str, instance_id: str | None, clock: Clock, on_expiry: Callable[[ConsumerMember], None]
+    ) -> None:
+        self.id = member_id
+        self.instance_id = instance_id
+        self.client_id = ""
+        self.client_host = ""
+        self.rack_id: str | None = None
+        self.rebalance_ms = 0
+        self.topics: frozenset[str] = frozenset()
+        self.pattern: Pattern | None = None
+        self.assignor: str | None = None
+        self.epoch = self.previous_epoch = JOINING
+        self.assigned: set[Partition] = set()
+        self.revoking: set[Partition] = set()
+        self.waiting = False
+        """Its target holds partitions that others have not released yet."""
+        self.told: frozenset[Partition] | None = None
+        self.session = Deadline(clock, lambda: on_expiry(self))
+        self.revocation = Deadline(clock, lambda: on_expiry(self))
+
+    def update(self, beat: Beat, pattern: Pattern | None) -> bool:
+        """Takes over what is new; says whether the group's plan must change for it."""
+        before = (self.topics, self.pattern, self.assignor)
+        self.client_id, self.client_host = beat.client_id, beat.client_host
+        if beat.rack_id is not None:
+            self.rack_id = beat.rack_id
+        if beat.rebalance_ms is not None:
+            self.rebalance_ms = beat.rebalance_ms
+        if beat.topics is not None:
+            self.topics = beat.topics
+        if beat.pattern is not None:
+            self.pattern = pattern
+        if beat.assignor is not None:
+            self.assignor = beat.assignor
+        return before != (self.topics, self.pattern, self.assignor)
+
+    def adopt(self, other: ConsumerMember) -> None:
+        """Continues where another incarnation of the same static member stopped."""
+        self.rack_id, self.rebalance_ms = other.rack_id, other.rebalance_ms
+        self.topics, self.pattern, self.assignor = other.topics, other.pattern, other.assignor
+        self.assigned = other.assigned
+
+    def check_epoch(self, beat: Beat) -> None:
+        """Its own epoch; or the one before, from a member that missed our answer and holds nothing but its own."""
+        if beat.epoch == self.epoch:
+            return
+        missed_answer = beat.epoch == self.previous_epoch and beat.epoch < self.epoch
+        if not (missed_answer and beat.owned is not None and beat.owned <= self.assigned):
+            raise RequestError(
+                Code.FENCED_MEMBER_EPOCH,
+                f"the member is at epoch {self.epoch}, not {beat.epoch}; it must give up its partitions and join again",
+            )
+
+    def stop(self) -> None:
+        self.session.stop()
+        self.revocation.stop()
+
+    def is_settled(self, target_epoch: int) -> bool:
+        if self.epoch == LEAVING_FOR_A_WHILE:
+            return True
+        return self.epoch == target_epoch and not self.revoking and not self.waiting
+
+
+def by_topic(partitions: frozenset[Partition] | set[Partition]) -> dict[UUID, list[int]]:
+    grouped: dict[UUID, list[int]] = {}
+    for topic, number in sorted(partitions):
+        grouped.setdefault(topic, []).append(number)
+    return grouped
+
+
+def _invalid(detail: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, detail)

@@ -1,0 +1,56 @@
+"""What groups say about themselves to `describe` and `list`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millstream.broker.groups.assignors import Partition
+
+
+class Listed(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicMemberView:
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicView:
+    state: str
+    protocol_type: str
+    protocol_name: str
+    members: list[ClassicMemberView] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMemberView:
+    id: str
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    epoch: int
+    topics: list[str]
+    pattern: str | None
+    assigned: frozenset[Partition]
+    target: frozenset[Partition]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    state: str
+    epoch: int
+    target_epoch: int
+    assignor: str
+    members: list[ConsumerMemberView] = field(default_factory=list)

@@ -1,0 +1,403 @@
+"""The registry of groups: finds or makes the group that a request is about, and keeps what outlives its members.
+
+A group id names one group of one kind. While it has no members it may change kind: offsets and the epoch go along, so
+that a client can be switched to the consumer protocol and back by restarting it.
+
+    what                      lives                                       goes
+    members                   in memory                                   with their session, or the broker
+    generation / epoch        in the store, written before it is told     with the group
+    committed offsets         in the store, mirrored in memory            deleted, with their topic, or expired
+
+Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty; while the
+group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
+place is needed.
+
+Methods raise `RequestError` for what concerns the whole request and answer with codes for its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.broker.groups.assignors import ASSIGNORS, Assignor
+from millstream.broker.groups.classic import CONSUMER, ClassicGroup
+from millstream.broker.groups.classic_member import Join, Joined, Synced
+from millstream.broker.groups.consumer import ConsumerGroup
+from millstream.broker.groups.consumer_member import JOINING, Beat, BeatAnswer
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.offsets import Committed, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.record import (
+    GROUPS_PREFIX,
+    OFFSETS_PREFIX,
+    GroupRecord,
+    decode_group,
+    group_key,
+    group_of,
+    offset_key,
+)
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.view import TopicLike, TopicsView
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.stores.base import Delete, MetaStore
+
+__all__ = [
+    "Beat",
+    "BeatAnswer",
+    "Fetched",
+    "GroupSettings",
+    "Groups",
+    "Join",
+    "Joined",
+    "PartitionCommit",
+    "Synced",
+    "TopicCommit",
+    "TopicLike",
+    "TopicsView",
+]
+
+Group = ClassicGroup | ConsumerGroup
+
+
+class Fetched(NamedTuple):
+    """What is committed for one topic."""
+
+    topic: str
+    topic_id: UUID
+    partitions: list[tuple[int, Committed | None, Code]]
+
+
+class Groups:
+    def __init__(
+        self,
+        meta: MetaStore,
+        clock: Clock,
+        topics: TopicsView,
+        settings: GroupSettings | None = None,
+        assignors: Mapping[str, Assignor] = ASSIGNORS,
+    ) -> None:
+        self._meta = meta
+        self._clock = clock
+        self._topics = topics
+        self._settings = settings or GroupSettings()
+        self._assignors = assignors
+        self._journal = Journal(meta, self._settings.writes_waiting_max)
+        self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
+        self._groups: dict[str, Group] = {}
+        self._sweeper = Deadline(clock, self._sweep)
+        self._unwatch = topics.watch(self._topics_changed)
+
+    async def start(self) -> None:
+        """Loads what an earlier broker stored. Topics must be there: offsets of those that are not are dropped."""
+        for key, stored in await self._meta.list(GROUPS_PREFIX):
+            self._restore(group_of(key), decode_group(stored.value))
+        for key, stored in await self._meta.list(OFFSETS_PREFIX):
+            group_id = self._offsets.load(key, stored.value)
+            if group_id not in self._groups:
+                self._restore(group_id, GroupRecord(ClassicGroup.type, 0))
+        self._offsets.remove(self._offsets.orphans)
+        self._sweeper.push(self._settings.offsets_check_ms)
+
+    def close(self) -> None:
+        """Answers all who wait; they look for their coordinator again."""
+        self._unwatch()
+        self._sweeper.stop()
+        for group in self._groups.values():
+            group.close(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
+
+    # Classic members
+
+    async def join(self, request: Join) -> Joined:
+        self._check_id(request.group_id)
+        self._check_join(request)
+        group = self._groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup) and group.members:
+            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, "the group's members use the consumer protocol")
+        if not isinstance(group, ClassicGroup):
+            if request.member_id:
+                raise RequestError(Code.UNKNOWN_MEMBER_ID)
+            group = self._make_classic(request.group_id)
+        return await group.join(request)
+
+    async def sync(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: Mapping[str, bytes],
+    ) -> Synced:
+        return await self._classic(group_id).sync(member_id, instance_id, generation, protocol, assignments)
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+        self._classic(group_id).heartbeat(member_id, instance_id, generation)
+
+    def leave(self, group_id: str, members: Iterable[tuple[str, str | None]]) -> list[Code]:
+        self._check_id(group_id)
+        return [self._leave(self._groups.get(group_id), *member) for member in members]
+
+    # Members of the consumer protocol
+
+    async def consumer_heartbeat(self, beat: Beat) -> BeatAnswer:
+        self._check_id(beat.group_id)
+        beat.check()
+        group = self._groups.get(beat.group_id)
+        if isinstance(group, ClassicGroup) and group.members:
+            raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {beat.group_id} has members of the classic protocol")
+        if not isinstance(group, ConsumerGroup):
+            if beat.epoch != JOINING:
+                # Kafka says GROUP_ID_NOT_FOUND, on which clients stop for good; this makes them join again.
+                raise RequestError(Code.UNKNOWN_MEMBER_ID)
+            group = self._make_consumer(beat.group_id)
+        return await group.beat(beat)
+
+    # Offsets
+
+    async def commit(
+        self, group_id: str, member_id: str, instance_id: str | None, epoch: int, commits: Sequence[TopicCommit]
+    ) -> list[list[Code]]:
+        self._check_id(group_id, may_be_empty=True)
+
+        def fence() -> None:
+            group = self._groups.get(group_id)
+            if group is None:
+                if epoch >= 0 or member_id:
+                    raise RequestError(Code.ILLEGAL_GENERATION, f"there is no group {group_id}")
+                group = self._make_classic(group_id)
+            group.fence(member_id, instance_id, epoch)
+
+        codes = await self._offsets.commit(group_id, fence, commits)
+        if group_id not in self._groups:  # deleted while this was on its way
+            self._restore(group_id, GroupRecord(ClassicGroup.type, 0))
+        return codes
+
+    def fetch(
+        self,
+        group_id: str,
+        topics: Sequence[tuple[str | UUID, Sequence[int]]] | None,
+        member_id: str | None = None,
+        epoch: int = -1,
+    ) -> list[Fetched]:
+        """What is committed for some partitions, or for all (`topics` is None)."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.fence_read(member_id, epoch)
+        if topics is None:
+            topics = [(name, sorted(partitions)) for name, partitions in self._offsets.of(group_id).items()]
+            return [each for each in (self._fetch(group_id, *topic) for topic in topics) if each.topic_id.int]
+        return [self._fetch(group_id, *topic) for topic in topics]
+
+    async def delete_offsets(self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]]) -> list[list[Code]]:
+        codes: list[list[Code]] = []
+
+        def choose() -> Iterator[Place]:
+            group = self._groups.get(group_id)
+            if group is None:
+                raise RequestError(Code.GROUP_ID_NOT_FOUND)
+            if group.members and group.protocol_type != CONSUMER:
+                raise RequestError(Code.NON_EMPTY_GROUP)
+            for name, partitions in topics:
+                code = self._check_unused(group, name)
+                codes.append([code] * len(partitions))
+                if code == Code.NONE:
+                    committed = self._offsets.of(group_id).get(name, {})
+                    yield from ((group_id, name, partition) for partition in partitions if partition in committed)
+
+        await self._offsets.remove(choose)
+        return codes
+
+    def committed(self) -> Iterator[tuple[str, str, int, int]]:
+        """Group, topic, partition and offset of everything committed: for lag metrics."""
+        for (group_id, topic, partition), committed in self._offsets:
+            yield group_id, topic, partition, committed.offset
+
+    # Groups as a whole
+
+    def describe(self, group_id: str) -> ClassicView:
+        group = self._groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            return group.describe()
+        reason = "does not exist" if group is None else "is not a classic group"
+        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
+
+    def consumer_describe(self, group_id: str) -> ConsumerView:
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group.describe()
+        reason = "does not exist" if group is None else "is not a consumer group"
+        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        topic = self._topics.by_id(topic_id)
+        return None if topic is None else topic.name
+
+    def list(self, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[Listed]:
+        """All groups, or those in one of some states and of one of some types."""
+        wanted_states = {state.lower() for state in states}
+        wanted_types = {kind.lower() for kind in types}
+        listed = [Listed(each.id, each.protocol_type, each.state, each.type) for each in self._groups.values()]
+        return [
+            each
+            for each in listed
+            if (not wanted_states or each.state.lower() in wanted_states)
+            and (not wanted_types or each.type.lower() in wanted_types)
+        ]
+
+    async def delete(self, group_id: str) -> None:
+        places: list[Place] = []
+
+        def prepare() -> list[Delete]:
+            group = self._groups.get(group_id)
+            if group is None:
+                raise RequestError(Code.GROUP_ID_NOT_FOUND)
+            if group.members:
+                raise RequestError(Code.NON_EMPTY_GROUP)
+            places.extend(place for place, _ in self._offsets_of(group_id))
+            return [Delete(group_key(group_id)), *(Delete(offset_key(*place)) for place in places)]
+
+        def apply() -> None:
+            for place in places:
+                self._offsets.forget(place)
+            group = self._groups.get(group_id)
+            if group is not None and not group.members:  # who joined meanwhile keeps a group that is as good as new
+                self._forget(group)
+
+        await self._journal.submit(Entry(prepare, apply, settled=True))
+
+    # Finding and making
+
+    def _check_id(self, group_id: str, *, may_be_empty: bool = False) -> None:
+        """Old clients that manage offsets alone may use the empty id, as in Kafka."""
+        if not group_id and not may_be_empty:
+            raise RequestError(Code.INVALID_GROUP_ID)
+        if len(group_id.encode()) > self._settings.group_id_bytes_max:
+            raise RequestError(
+                Code.INVALID_GROUP_ID, f"a group id has {self._settings.group_id_bytes_max} bytes at most"
+            )
+
+    def _check_join(self, request: Join) -> None:
+        settings = self._settings
+        if not settings.session_timeout_min_ms <= request.session_ms <= settings.session_timeout_max_ms:
+            raise RequestError(Code.INVALID_SESSION_TIMEOUT)
+        if not request.protocol_type or not request.protocols:
+            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, "the member names no protocol")
+        if sum(len(name) + len(metadata) for name, metadata in request.protocols) > settings.protocols_bytes_max:
+            raise RequestError(Code.INVALID_REQUEST, "the member's metadata is too large")
+
+    def _classic(self, group_id: str) -> ClassicGroup:
+        self._check_id(group_id)
+        group = self._groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        return group
+
+    def _make_classic(self, group_id: str) -> ClassicGroup:
+        group = ClassicGroup(group_id, self._journal, self._clock, self._settings, self._inherit(group_id))
+        self._groups[group_id] = group
+        return group
+
+    def _make_consumer(self, group_id: str) -> ConsumerGroup:
+        record = self._inherit(group_id)
+        group = ConsumerGroup(
+            group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
+        )
+        self._groups[group_id] = group
+        return group
+
+    def _inherit(self, group_id: str) -> GroupRecord | None:
+        """Makes place for a group. One of the other kind, without members, passes its epoch on."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
+            return GroupRecord(group.type, group.epoch, group.protocol_type, group.emptied_ms)
+        if len(self._groups) >= self._settings.groups_max:
+            self._drop_unused(even_if_recent=True)
+        if len(self._groups) >= self._settings.groups_max:
+            text = f"the broker keeps {self._settings.groups_max} groups already; delete some, or raise groups_max"
+            raise RequestError(Code.POLICY_VIOLATION, text)
+        return None
+
+    def _restore(self, group_id: str, record: GroupRecord) -> None:
+        """Members did not survive: a group that had some became empty now."""
+        if record.protocol_type and record.emptied_ms is None:
+            record = record._replace(emptied_ms=self._clock.now_ms())
+        if record.type == ConsumerGroup.type:
+            self._groups[group_id] = ConsumerGroup(
+                group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
+            )
+        else:
+            self._groups[group_id] = ClassicGroup(group_id, self._journal, self._clock, self._settings, record)
+
+    def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> Code:
+        try:
+            if isinstance(group, ClassicGroup):
+                group.leave(member_id, instance_id)
+            elif group is not None:
+                group.remove(member_id, instance_id)
+            else:
+                return Code.UNKNOWN_MEMBER_ID
+        except RequestError as error:
+            return error.code
+        return Code.NONE
+
+    # Offsets that come and go
+
+    def _fetch(self, group_id: str, asked: str | UUID, partitions: Sequence[int]) -> Fetched:
+        topic = self._topics.by_id(asked) if isinstance(asked, UUID) else self._topics.get(asked)
+        if topic is None:
+            code = Code.UNKNOWN_TOPIC_ID if isinstance(asked, UUID) else Code.NONE
+            name, topic_id = ("", asked) if isinstance(asked, UUID) else (asked, UUID(int=0))
+            return Fetched(name, topic_id, [(partition, None, code) for partition in partitions])
+        known = self._offsets.of(group_id).get(topic.name, {})
+        found = ((partition, known.get(partition)) for partition in partitions)
+        return Fetched(
+            topic.name,
+            topic.id,
+            [(number, each if each and each.topic_id == topic.id else None, Code.NONE) for number, each in found],
+        )
+
+    def _check_unused(self, group: Group, topic: str) -> Code:
+        if self._topics.get(topic) is None:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        return Code.GROUP_SUBSCRIBED_TO_TOPIC if group.subscribes(topic) else Code.NONE
+
+    def _offsets_of(self, group_id: str) -> Iterator[tuple[Place, Committed]]:
+        for topic, partitions in self._offsets.of(group_id).items():
+            for partition, committed in partitions.items():
+                yield (group_id, topic, partition), committed
+
+    def _topics_changed(self) -> None:
+        if self._offsets.lost_a_topic():
+            self._offsets.remove(self._offsets.orphans)
+        for group in list(self._groups.values()):
+            if isinstance(group, ConsumerGroup):
+                group.topics_changed()
+
+    def _sweep(self) -> None:
+        self._sweeper.push(self._settings.offsets_check_ms)
+        self._offsets.remove(self._expired, self._drop_unused)
+
+    def _expired(self) -> Iterator[Place]:
+        limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
+        for group in self._groups.values():
+            if not group.members and (group.emptied_ms or 0) <= limit_ms:
+                for place, committed in self._offsets_of(group.id):
+                    if committed.committed_ms <= limit_ms:
+                        yield place
+
+    def _drop_unused(self, *, even_if_recent: bool = False) -> None:
+        limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
+        unused = [group for group in self._groups.values() if group.vacant and not self._offsets.of(group.id)]
+        dropped = [group.id for group in unused if even_if_recent or (group.emptied_ms or 0) <= limit_ms]
+        for group_id in dropped:
+            self._forget(self._groups[group_id])
+        self._journal.submit(Entry(lambda: [Delete(group_key(each)) for each in dropped if each not in self._groups]))
+
+    def _forget(self, group: Group) -> None:
+        group.close(RequestError(Code.GROUP_ID_NOT_FOUND))
+        del self._groups[group.id]

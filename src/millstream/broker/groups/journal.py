@@ -1,0 +1,108 @@
+"""All writes of all groups, in one order.
+
+    submit --> waiting --prepare--> in flight --durable--> apply, settle
+                          \\-- refused (its promise fails; nothing is written)
+
+Rules
+-----
+1. One transaction is in flight at a time, so that what memory says and what the store says change in the same order,
+   whichever order a driver's connections would finish in.
+2. What waits meanwhile leaves together in the next transaction: many commits share one sync.
+3. `prepare` runs when the entry leaves, not when it came. It checks again whatever may have changed while it waited
+   (a commit's generation, a group's emptiness) and refuses by raising `RequestError`.
+4. An entry that decides by what memory says of others' writes (`settled`) leaves first in its transaction: those before
+   it are applied by then. Otherwise an expiry could delete what a commit beside it just wrote.
+5. `apply` changes memory when the write is durable, before the promise settles: nobody is told what a crash could undo.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.stores.base import Delete, MetaStore, Put
+
+Operation = Put | Delete
+_OPERATIONS_MAX = 1_000
+"""Of one transaction that gathers several entries. One entry always goes as a whole."""
+
+_log = logging.getLogger(__name__)
+
+
+class Entry:
+    __slots__ = ("apply", "prepare", "promise", "settled")
+
+    def __init__(
+        self,
+        prepare: Callable[[], Iterable[Operation]],
+        apply: Callable[[], None] | None = None,
+        *,
+        settled: bool = False,
+    ) -> None:
+        self.prepare = prepare
+        self.apply = apply
+        self.settled = settled
+        self.promise: Promise[None] = Promise()
+
+
+class Journal:
+    def __init__(self, meta: MetaStore, waiting_max: int) -> None:
+        self._meta = meta
+        self._waiting_max = waiting_max
+        self._waiting: deque[Entry] = deque()
+        self._busy = False
+
+    def submit(self, entry: Entry) -> Promise[None]:
+        if len(self._waiting) >= self._waiting_max:
+            entry.promise.fail(_unavailable("too many writes wait for the metadata store"))
+            return entry.promise
+        self._waiting.append(entry)
+        self._pump()
+        return entry.promise
+
+    def _pump(self) -> None:
+        while self._waiting and not self._busy:
+            self._busy = True
+            batch, operations = self._gather()
+            durable = self._meta.transact(*operations) if operations else Promise.of(0)
+            durable.then(lambda done, batch=batch: self._landed(batch, done))  # type: ignore[misc]
+
+    def _gather(self) -> tuple[list[Entry], list[Operation]]:
+        batch: list[Entry] = []
+        by_key: dict[str, Operation] = {}  # etcd refuses a transaction that touches a key twice: the last one counts
+        while self._waiting and len(by_key) < _OPERATIONS_MAX:
+            if batch and self._waiting[0].settled:
+                break
+            entry = self._waiting.popleft()
+            try:
+                operations = list(entry.prepare())
+            except Exception as error:  # a refusal, or a mistake of ours that must not cost the others
+                entry.promise.fail(error)
+                continue
+            for operation in operations:
+                by_key[operation.key] = operation
+            batch.append(entry)
+        return batch, list(by_key.values())
+
+    def _landed(self, batch: list[Entry], done: Promise[int]) -> None:
+        for entry in batch:
+            if done.error is not None:
+                entry.promise.fail(_unavailable(f"the group's state could not be stored: {done.error}"))
+                continue
+            try:
+                if entry.apply is not None:
+                    entry.apply()
+            except Exception as error:
+                _log.exception("a durable change to a group could not be applied")
+                entry.promise.fail(error)
+            else:
+                entry.promise.settle(None)
+        self._busy = False
+        self._pump()
+
+
+def _unavailable(detail: str) -> RequestError:
+    return RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail)

@@ -1,0 +1,168 @@
+"""Committed offsets of all groups: a mirror in memory of what the metadata store holds.
+
+Rules
+-----
+1. A commit is answered when it is durable, and can be fetched from that moment on; one request is one transaction.
+2. The caller's fence is asked twice: when the commit comes, and again when it leaves for the store. A member that lost
+   its place while its commit waited is refused.
+3. An offset belongs to a topic's id, not to its name: a topic that was deleted and made anew starts without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.record import offset_key, offset_of
+from millstream.broker.groups.view import TopicLike, TopicsView
+from millstream.clock import Clock
+from millstream.errors import Code
+from millstream.promise import Promise
+from millstream.stores.base import Delete, Put
+
+
+class Committed(NamedTuple):
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+    topic_id: UUID
+
+
+class PartitionCommit(NamedTuple):
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class TopicCommit(NamedTuple):
+    topic: str | UUID
+    """Newer clients say the id."""
+    partitions: Sequence[PartitionCommit]
+
+
+Place = tuple[str, str, int]
+"""Group, topic name, partition."""
+
+
+class Offsets:
+    def __init__(self, journal: Journal, clock: Clock, topics: TopicsView, metadata_bytes_max: int) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._topics = topics
+        self._metadata_bytes_max = metadata_bytes_max
+        self._groups: dict[str, dict[str, dict[int, Committed]]] = {}
+        self._seen: dict[str, UUID] = {}
+
+    def load(self, key: str, value: bytes) -> str:
+        """Takes one stored offset; answers with its group."""
+        group, topic, partition = offset_of(key)
+        self._keep((group, topic, partition), decode(value))
+        return group
+
+    def of(self, group: str) -> Mapping[str, Mapping[int, Committed]]:
+        return self._groups.get(group, {})
+
+    def __iter__(self) -> Iterator[tuple[Place, Committed]]:
+        for group, topics in self._groups.items():
+            for topic, partitions in topics.items():
+                for partition, committed in partitions.items():
+                    yield (group, topic, partition), committed
+
+    async def commit(self, group: str, fence: Callable[[], None], commits: Sequence[TopicCommit]) -> list[list[Code]]:
+        """Stores what can be; answers with a code per partition, in the order asked. Raises what `fence` raises."""
+        fence()
+        accepted: dict[Place, Committed] = {}
+        codes = [self._check(group, each, accepted) for each in commits]
+        if accepted:
+            await self._journal.submit(Entry(lambda: self._write(fence, accepted), lambda: self._keep_all(accepted)))
+        return codes
+
+    def remove(self, choose: Callable[[], Iterable[Place]], after: Callable[[], None] | None = None) -> Promise[None]:
+        """Deletes the offsets that `choose` names at the moment the write leaves."""
+        chosen: list[Place] = []
+
+        def prepare() -> Iterable[Delete]:
+            chosen.extend(choose())
+            return [Delete(offset_key(*place)) for place in chosen]
+
+        def apply() -> None:
+            for place in chosen:
+                self.forget(place)
+            if after is not None:
+                after()
+
+        return self._journal.submit(Entry(prepare, apply, settled=True))
+
+    def lost_a_topic(self) -> bool:
+        """Whether a topic went that offsets were committed to: cheaper to ask than to look through them all."""
+        gone = [name for name, topic_id in self._seen.items() if self._live_id(name) != topic_id]
+        for name in gone:
+            del self._seen[name]
+        return bool(gone)
+
+    def orphans(self) -> list[Place]:
+        """Offsets of topics that no longer exist, or exist under another id."""
+        live = {name: self._live_id(name) for name in self._topics.names()}
+        return [place for place, committed in self if live.get(place[1]) != committed.topic_id]
+
+    def forget(self, place: Place) -> None:
+        group, topic, partition = place
+        topics = self._groups.get(group, {})
+        partitions = topics.get(topic, {})
+        partitions.pop(partition, None)
+        if not partitions:
+            topics.pop(topic, None)
+        if not topics:
+            self._groups.pop(group, None)
+
+    def _check(self, group: str, commit: TopicCommit, accepted: dict[Place, Committed]) -> list[Code]:
+        if isinstance(commit.topic, UUID):
+            topic, missing = self._topics.by_id(commit.topic), Code.UNKNOWN_TOPIC_ID
+        else:
+            topic, missing = self._topics.get(commit.topic), Code.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None:
+            return [missing] * len(commit.partitions)
+        return [self._check_partition(group, topic, partition, accepted) for partition in commit.partitions]
+
+    def _check_partition(
+        self, group: str, topic: TopicLike, commit: PartitionCommit, accepted: dict[Place, Committed]
+    ) -> Code:
+        if not 0 <= commit.partition < topic.partition_count:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        if len(commit.metadata.encode()) > self._metadata_bytes_max:
+            return Code.OFFSET_METADATA_TOO_LARGE
+        accepted[group, topic.name, commit.partition] = Committed(
+            commit.offset, commit.leader_epoch, commit.metadata, self._clock.now_ms(), topic.id
+        )
+        return Code.NONE
+
+    def _write(self, fence: Callable[[], None], accepted: Mapping[Place, Committed]) -> list[Put]:
+        fence()
+        return [Put(offset_key(*place), encode(committed)) for place, committed in accepted.items()]
+
+    def _keep_all(self, accepted: Mapping[Place, Committed]) -> None:
+        for place, committed in accepted.items():
+            self._keep(place, committed)
+
+    def _live_id(self, name: str) -> UUID | None:
+        topic = self._topics.get(name)
+        return None if topic is None else topic.id
+
+    def _keep(self, place: Place, committed: Committed) -> None:
+        group, topic, partition = place
+        self._seen[topic] = committed.topic_id
+        self._groups.setdefault(group, {}).setdefault(topic, {})[partition] = committed
+
+
+def encode(committed: Committed) -> bytes:
+    return json.dumps({**committed._asdict(), "topic_id": committed.topic_id.hex}, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> Committed:
+    fields = json.loads(value)
+    return Committed(**{**fields, "topic_id": UUID(hex=fields["topic_id"])})

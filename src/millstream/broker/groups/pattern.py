@@ -1,0 +1,269 @@
+"""Topic patterns that cannot be made slow.
+
+A member may subscribe by regular expression, and the broker matches it against every topic on its event loop. Python's
+`re` backtracks: a short pattern can keep it busy for hours. So patterns are of RE2's kind, as Kafka's are: no
+back-references and no look-around, matched by following all possibilities at once, in time that grows with pattern
+length times name length and never faster.
+
+    pattern      branch ('|' branch)*
+    branch       (atom ('*' | '+' | '?' | '{m}' | '{m,}' | '{m,n}') '?'?)*
+    atom         character | '.' | '[' set ']' | '\\' escape | '(' pattern ')' | '(?:' pattern ')' | '^' | '$'
+
+A pattern must match the whole name. Names consist of 65 characters, so every atom is a subset of those, and the sets
+of states met on the way are remembered: most names cost one dictionary look-up per character.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Final
+
+from millstream.errors import Code, RequestError
+
+_ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")
+_ESCAPES: Final = {
+    "d": frozenset(string.digits),
+    "w": frozenset(string.ascii_letters + string.digits + "_"),
+    "s": frozenset[str](),
+}
+_STATES_MAX = 2_000
+_REPEAT_MAX = 1_000
+_BUILD_MAX = 20_000
+"""Steps of compilation: repetitions of nothing add no states, and would multiply all the same."""
+_REMEMBERED_MAX = 10_000
+_START, _END, _EMPTY = "start", "end", "empty"
+
+# A node of the parsed pattern: a set of characters, one of the words above, or ("cat" | "or" | "repeat", …).
+Node = frozenset[str] | str | tuple[object, ...]
+
+
+class Pattern:
+    """`matches(name)`; equal when the text is."""
+
+    __slots__ = ("_accept", "_first", "_jumps", "_remembered", "_sets", "_steps", "text")
+
+    def __init__(self, text: str, chars_max: int) -> None:
+        if len(text) > chars_max:
+            raise _invalid(f"the topic pattern has {len(text)} characters; at most {chars_max} are allowed")
+        self.text = text
+        self._sets: list[tuple[frozenset[str], int]] = []
+        self._jumps: list[list[tuple[str, int]]] = []
+        self._steps = 0
+        self._accept = self._state()
+        self._first = self._build(_Parser(text).parse(), self._accept)
+        self._remembered: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def matches(self, name: str) -> bool:
+        states = self._reach({self._first}, at_start=True, at_end=not name)
+        for position, character in enumerate(name):
+            if position + 1 == len(name):
+                states = self._reach(self._step(states, character), at_end=True)
+                break
+            following = self._remembered.get((states, character))
+            if following is None:
+                following = self._reach(self._step(states, character))
+                if len(self._remembered) < _REMEMBERED_MAX:
+                    self._remembered[states, character] = following
+            states = following
+            if not states:
+                return False
+        return self._accept in states
+
+    def _step(self, states: frozenset[int], character: str) -> set[int]:
+        return {self._sets[state][1] for state in states if character in self._sets[state][0]}
+
+    def _reach(self, states: set[int], *, at_start: bool = False, at_end: bool = False) -> frozenset[int]:
+        """All states that can be reached from some without reading a character."""
+        reached, pending = set(states), list(states)
+        while pending:
+            for condition, target in self._jumps[pending.pop()]:
+                allowed = condition == _EMPTY or (at_start if condition == _START else at_end)
+                if allowed and target not in reached:
+                    reached.add(target)
+                    pending.append(target)
+        return frozenset(reached)
+
+    def _state(self) -> int:
+        if len(self._sets) >= _STATES_MAX:
+            raise _repeats_too_much()
+        self._sets.append((frozenset(), 0))
+        self._jumps.append([])
+        return len(self._sets) - 1
+
+    def _build(self, node: Node, target: int) -> int:
+        """Adds the states that match `node` and go on to `target`; answers with the first of them."""
+        self._steps += 1
+        if self._steps > _BUILD_MAX:
+            raise _repeats_too_much()
+        if isinstance(node, frozenset):
+            state = self._state()
+            self._sets[state] = (node, target)
+            return state
+        if isinstance(node, str):
+            state = self._state()
+            self._jumps[state].append((node, target))
+            return state
+        kind, *parts = node
+        if kind == "cat":
+            for part in reversed(parts):
+                target = self._build(part, target)  # type: ignore[arg-type]
+            return target
+        if kind == "or":
+            state = self._state()
+            self._jumps[state] = [(_EMPTY, self._build(part, target)) for part in parts]  # type: ignore[arg-type]
+            return state
+        inner, least, most = parts
+        return self._build_repeat(inner, least, most, target)  # type: ignore[arg-type]
+
+    def _build_repeat(self, inner: Node, least: int, most: int | None, target: int) -> int:
+        if most is None:
+            loop = self._state()
+            self._jumps[loop] = [(_EMPTY, target)]
+            self._jumps[loop].append((_EMPTY, self._build(inner, loop)))
+            first = loop
+        else:
+            first = target
+            for _ in range(most - least):
+                state = self._state()
+                self._jumps[state] = [(_EMPTY, target), (_EMPTY, self._build(inner, first))]
+                first = state
+        for _ in range(least):
+            first = self._build(inner, first)
+        return first
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def parse(self) -> Node:
+        node = self._pattern()
+        if self._at < len(self._text):
+            raise _invalid("the topic pattern has a ')' without its '('")
+        return node
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _take(self) -> str:
+        if self._at >= len(self._text):
+            raise _invalid("the topic pattern ends too early")
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _pattern(self) -> Node:
+        branches = [self._branch()]
+        while self._peek() == "|":
+            self._at += 1
+            branches.append(self._branch())
+        return branches[0] if len(branches) == 1 else ("or", *branches)
+
+    def _branch(self) -> Node:
+        parts: list[Node] = []
+        while self._peek() not in ("", "|", ")"):
+            parts.append(self._repeated(self._atom()))
+        return ("cat", *parts)
+
+    def _atom(self) -> Node:
+        character = self._take()
+        if character in "*+?":
+            raise _invalid(f"the topic pattern has a {character!r} with nothing to repeat")
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return self._set()
+        if character == "\\":
+            return self._escape()
+        if character in "^$":
+            return _START if character == "^" else _END
+        return _ALPHABET if character == "." else frozenset(character)
+
+    def _group(self) -> Node:
+        if self._peek() == "?":
+            self._at += 1
+            if self._take() != ":":
+                raise _invalid("the topic pattern may use (…) and (?:…) only")
+        node = self._pattern()
+        if self._peek() != ")":
+            raise _invalid("the topic pattern has a '(' without its ')'")
+        self._at += 1
+        return node
+
+    def _escape(self) -> frozenset[str]:
+        character = self._take()
+        if character.lower() in _ESCAPES:
+            known = _ESCAPES[character.lower()]
+            return known if character.islower() else _ALPHABET - known
+        if character.isalnum():
+            raise _invalid(f"the topic pattern has an escape that is not known: \\{character}")
+        return frozenset(character)
+
+    def _set(self) -> frozenset[str]:
+        negated = self._peek() == "^"
+        self._at += negated
+        chosen: set[str] = set()
+        first = True
+        while first or self._peek() != "]":
+            first = False
+            if self._text.startswith("[:", self._at):
+                raise _invalid("the topic pattern uses a [:class:], which is not known")
+            low = self._set_member()
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = self._set_member()
+                if len(low) != 1 or len(high) != 1 or min(low) > min(high):
+                    raise _invalid("the topic pattern has a range that ends before it starts")
+                low = frozenset(each for each in _ALPHABET if min(low) <= each <= min(high))
+            chosen |= low
+        self._at += 1
+        return _ALPHABET - chosen if negated else frozenset(chosen)
+
+    def _set_member(self) -> frozenset[str]:
+        character = self._take()
+        return self._escape() if character == "\\" else frozenset(character)
+
+    def _repeated(self, node: Node) -> Node:
+        character = self._peek()
+        if character and character in "*+?":
+            self._at += 1
+            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
+        elif character == "{":
+            least, most = self._counts()
+        else:
+            return node
+        if self._peek() == "?":  # lazy or not is the same to a whole match
+            self._at += 1
+        if self._peek() and self._peek() in "*+?{":
+            raise _invalid("the topic pattern repeats a repetition; put it in (…)")
+        return ("repeat", node, least, most)
+
+    def _counts(self) -> tuple[int, int | None]:
+        end = self._text.find("}", self._at)
+        least, comma, most = self._text[self._at + 1 : end].partition(",")
+        if end < 0 or not _is_count(least) or (most and not _is_count(most)):
+            raise _invalid("the topic pattern has a '{' that is not {m}, {m,} or {m,n}")
+        self._at = end + 1
+        low = int(least)
+        high = int(most) if most else None if comma else low
+        if high is not None and high < low:
+            raise _invalid("the topic pattern has a {m,n} that ends before it starts")
+        return low, high
+
+
+def _is_count(digits: str) -> bool:
+    return digits.isascii() and digits.isdigit() and len(digits) <= 4 and int(digits) <= _REPEAT_MAX
+
+
+def _repeats_too_much() -> RequestError:
+    return _invalid("the topic pattern repeats too much")
+
+
+def _invalid(detail: str) -> RequestError:
+    return RequestError(Code.INVALID_REGULAR_EXPRESSION, detail)

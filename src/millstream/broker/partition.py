@@ -1,0 +1,57 @@
+"""One partition as the broker sees it: the rules for what may be appended, over whatever log the store has.
+
+A batch is judged by its header alone. Records inside are the producer's business, with one exception: in a compacted topic
+every record needs a key, or compaction could not tell what it replaces.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.settings import TopicSettings
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.log.answers import Appended
+from millstream.promise import Promise
+from millstream.records import batch as batches
+from millstream.records import codec
+from millstream.records.batch import CODEC_MASK, CONTROL, NO_PRODUCER, TRANSACTIONAL, BatchHeader
+from millstream.stores.base import PartitionLog
+
+CODEC_MAX = 4
+
+
+class Partition:
+    __slots__ = ("index", "log", "settings")
+
+    def __init__(self, index: int, log: PartitionLog, settings: TopicSettings) -> None:
+        self.index = index
+        self.log = log
+        self.settings = settings
+
+    def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
+        """Takes one batch as a producer sent it; raises `RequestError` if it may not be stored."""
+        settings = self.settings
+        size = len(records)
+        if size > settings.message_bytes_max:
+            raise RequestError(
+                Code.MESSAGE_TOO_LARGE,
+                f"the batch has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}",
+            )
+        header = batches.check(records)
+        if size > settings.log.segment_bytes:
+            raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
+        attributes = header.attributes
+        if attributes & (CONTROL | TRANSACTIONAL):
+            raise RequestError(Code.INVALID_RECORD, "control and transactional batches are not taken from clients")
+        if attributes & CODEC_MASK > CODEC_MAX:
+            raise RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is not known")
+        if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
+            raise RequestError(Code.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence number")
+        if settings.log.compact:
+            self._require_keys(records)
+        if settings.log_append_time:
+            header = batches.stamp(records, header, clock.now_ms())
+        return header, self.log.append(records, header)
+
+    def _require_keys(self, records: memoryview) -> None:
+        if any(key is None for _, key, _ in codec.keys(records)):
+            raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")

@@ -1,0 +1,46 @@
+"""The `millstream` command, put together from the nouns.
+
+Nothing here or in the nouns imports `confluent_kafka`, `rich` or the broker at import: `--help` and `serve` start fast.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millstream.cli import config, consume, group, produce, serve, topic
+
+app = typer.Typer(
+    name="millstream",
+    help="A durable, partitioned log that every Kafka client can use.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"millstream {version('millstream')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(serve.serve)
+app.add_typer(topic.app, name="topic")
+app.command()(produce.produce)
+app.command()(consume.consume)
+app.add_typer(group.app, name="group")
+app.add_typer(config.app, name="config")

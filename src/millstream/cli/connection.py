@@ -1,0 +1,118 @@
+"""The command line's way to a broker: clients that are made when first needed, quiet, and quick to give up.
+
+librdkafka retries for ever and writes its troubles to standard error. That is right for a service and wrong for a
+command: here its log goes nowhere (with MILLSTREAM_DEBUG=1, to standard error), and an address where nothing listens is
+found out with one plain connect before librdkafka is asked.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from millstream.cli.failure import Failure, explain, unreachable
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka.admin import AdminClient, ClusterMetadata, TopicMetadata
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 3.0
+REQUEST_SECONDS = 15.0
+
+BrokerOption = Annotated[
+    str,
+    typer.Option(
+        "--broker", "-b", metavar="HOST:PORT", envvar="MILLSTREAM_BROKER", help="The broker; several with commas."
+    ),
+]
+DEFAULT_BROKER = "127.0.0.1:9092"
+
+
+class Connection:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._admin: AdminClient | None = None
+        self._announced = False
+        self._logger = logging.getLogger("librdkafka")
+        self._logger.propagate = False
+        debug = os.environ.get("MILLSTREAM_DEBUG", "") not in ("", "0")
+        self._logger.handlers[:] = [logging.StreamHandler() if debug else logging.NullHandler()]
+        self._reach()
+
+    @property
+    def admin(self) -> AdminClient:
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            self._admin = AdminClient(self._settings(), logger=self._logger)
+        return self._admin
+
+    def producer(self, settings: dict[str, Any]) -> Producer:
+        from confluent_kafka import Producer
+
+        return Producer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
+
+    def consumer(self, settings: dict[str, Any]) -> Consumer:
+        from confluent_kafka import Consumer
+
+        return Consumer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
+
+    def metadata(self) -> ClusterMetadata:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self.admin.list_topics(timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            raise explain(error.args[0], self.address) from error
+
+    def topic(self, name: str) -> TopicMetadata:
+        """Looked up among all topics, because asking for one by name may create it."""
+        topic = self.metadata().topics.get(name)
+        if topic is None:
+            raise Failure(f"there is no topic {name}; `millstream topic list` shows the topics there are")
+        if topic.error is not None:
+            raise explain(topic.error, self.address, name)
+        return topic
+
+    def settle(self, future: concurrent.futures.Future[T], subject: str = "") -> T:
+        """The result of an admin request, or the sentence about why there is none."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return future.result(timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            raise explain(error.args[0], self.address, subject) from error
+        except concurrent.futures.TimeoutError as error:
+            raise unreachable(self.address) from error
+
+    def _settings(self, **more: Any) -> dict[str, Any]:
+        return {"bootstrap.servers": self.address, "client.id": "millstream-cli", "error_cb": _ignore, **more}
+
+    def _reach(self) -> None:
+        for part in self.address.split(","):
+            host, _, port = part.strip().rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise Failure(f"--broker {part} is not HOST:PORT, as in {DEFAULT_BROKER}")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+                return
+            except OSError:
+                continue
+        raise unreachable(self.address)
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == error._ALL_BROKERS_DOWN and not self._announced:
+            self._announced = True
+            print(f"millstream: lost the broker at {self.address}; trying until it is back", file=sys.stderr)
+
+
+def _ignore(error: KafkaError) -> None:
+    """librdkafka prints errors that nobody takes."""

@@ -1,0 +1,51 @@
+"""Why a command could not do its work, as one sentence with what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millstream.errors import Code, MillstreamError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+NEXT_STEPS = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: "`millstream topic list` shows the topics, `millstream topic create` makes one",
+    Code.TOPIC_ALREADY_EXISTS: "`millstream topic describe` shows it, `millstream topic alter` changes it",
+    Code.GROUP_ID_NOT_FOUND: "`millstream group list` shows the groups there are",
+    Code.NON_EMPTY_GROUP: "stop its consumers first",
+    Code.UNKNOWN_MEMBER_ID: "its consumers are still running; stop them first",
+    Code.REBALANCE_IN_PROGRESS: "its consumers are still running; stop them first",
+    Code.MESSAGE_TOO_LARGE: "send less at once, or raise the topic's limit with `millstream topic alter`",
+    Code.OFFSET_OUT_OF_RANGE: "`millstream topic describe` shows what there is",
+}
+
+CODES = {int(code): code for code in Code if code > 0}
+
+
+class Failure(MillstreamError):
+    """Ends the command with exit code 1."""
+
+
+def unreachable(address: str) -> Failure:
+    return Failure(f"no broker answers at {address}; start one with `millstream serve` or name another with --broker")
+
+
+def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
+    """The sentence for an error of librdkafka's: what the broker said, or what its code means, and the next step."""
+    if error.code() in (
+        error._TRANSPORT,
+        error._ALL_BROKERS_DOWN,
+        error._RESOLVE,
+        error._TIMED_OUT,
+        error._MSG_TIMED_OUT,
+    ):
+        return unreachable(address)
+    text = error.str().removeprefix("Local: ")
+    code = CODES.get(error.code())
+    if error.code() in (error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
+        code = Code.UNKNOWN_TOPIC_OR_PARTITION
+    if code is not None and (error.code() < 0 or text.startswith("Broker: ")):
+        text = code.text  # librdkafka's words for the code; the broker gave none of its own
+    step = NEXT_STEPS.get(code) if code is not None else None
+    return Failure(f"{subject + ': ' if subject else ''}{text}{'; ' + step if step else ''}")

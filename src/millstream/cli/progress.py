@@ -1,0 +1,42 @@
+"""A progress bar on standard error, when that is a terminal; nothing at all otherwise."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    def __init__(self, title: str, bytes_total: int | None, *, wanted: bool = True) -> None:
+        self._bar: Any = None
+        if not wanted or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[records]:,} records, {task.fields[rate]:,.0f}/s"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(title, total=bytes_total, records=0, rate=0.0)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, records: int, size_bytes: int, seconds: float) -> None:
+        """Cheap enough for each chunk of input: Rich draws ten times a second whatever is said here."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=size_bytes, records=records, rate=records / max(seconds, 1e-9))

@@ -1,0 +1,52 @@
+"""`millstream serve`: a broker, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HostPort = "HOST:PORT"
+
+
+def serve(
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Where data lives: file:DIR or memory:.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
+    kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,
+    http: Annotated[str | None, typer.Option(metavar=HostPort, help="Metrics and health pages; off closes it.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
+    flush: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    advertise: Annotated[str | None, typer.Option(metavar=HostPort, help="The address clients are told.")] = None,
+    allow_unauthenticated: Annotated[
+        bool | None, typer.Option("--allow-unauthenticated", help="Listen beyond this machine without authentication.")
+    ] = None,
+) -> None:
+    """Run a broker: Kafka on 127.0.0.1:9092, metrics on 127.0.0.1:8092.
+
+    Flags win over MILLSTREAM_... variables, those over the file, that over the defaults; `config show` tells which did.
+    """
+    from millstream import logs
+    from millstream.config import check_listeners, load
+
+    flags = {
+        "store": store,
+        "data": data,
+        "kafka": kafka,
+        "http": http,
+        "config": config,
+        "flush": flush,
+        "log_level": log_level,
+        "advertise": advertise,
+        "allow_unauthenticated": allow_unauthenticated,
+    }
+    settings, _ = load(flags, os.environ)
+    check_listeners(settings)
+    logs.configure(settings.log_level, settings.log_format)
+    from millstream.server import run
+
+    raise typer.Exit(run(settings))

@@ -1,0 +1,202 @@
+"""`millstream topic`: create, list, describe, alter, trim, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
+from millstream.cli.failure import Failure
+from millstream.cli.output import Format, OutputOption, show_json, show_table
+from millstream.cli.position import Position, resolve, spans
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import ConfigEntry
+
+app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(show_default=False)]
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="KEY=VALUE", help="A setting, such as retention.ms=3600000; repeatable."),
+]
+
+
+def _pairs(texts: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in retention.ms=3600000")
+        pairs[key] = value
+    return pairs
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, show_default="the broker's default", help="How many.")
+    ] = None,
+    config: ConfigOption = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Create a topic."""
+    settings = _pairs(config)
+    connection = Connection(broker)
+    from confluent_kafka.admin import NewTopic
+
+    topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1, config=settings)
+    connection.settle(connection.admin.create_topics([topic])[name], name)
+    count = len(connection.topic(name).partitions)
+    print(f"Created {name} with {count} partition{'s' * (count != 1)}")
+
+
+@app.command("list")
+def list_topics(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
+    """List the topics, with how many records they hold."""
+    connection = Connection(broker)
+    topics = connection.metadata().topics
+    held = spans(connection, [(name, number) for name, topic in topics.items() for number in topic.partitions])
+    rows = [
+        {
+            "topic": name,
+            "partitions": len(topics[name].partitions),
+            "records": sum(end - start for (topic, _), (start, end) in held.items() if topic == name),
+        }
+        for name in sorted(topics)
+    ]
+    if output is Format.JSON:
+        show_json(rows)
+    else:
+        columns = {"topic": "TOPIC", "partitions": "PARTITIONS", "records": "RECORDS"}
+        show_table(columns, rows, "no topics yet; `millstream topic create NAME` makes one")
+
+
+@app.command()
+def describe(
+    name: Name,
+    every: Annotated[bool, typer.Option("--all", help="Show settings that are at their defaults too.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Show a topic's partitions, offsets and settings."""
+    connection = Connection(broker)
+    topic = connection.topic(name)
+    held = spans(connection, [(name, number) for number in topic.partitions])
+    partitions = [
+        {
+            "partition": number,
+            "leader": partition.leader,
+            "replicas": list(partition.replicas),
+            "in_sync": list(partition.isrs),
+            "start": held[name, number][0],
+            "end": held[name, number][1],
+            "records": held[name, number][1] - held[name, number][0],
+        }
+        for number, partition in sorted(topic.partitions.items())
+    ]
+    settings = [
+        {"name": entry.name, "value": entry.value, "source": _source(entry), "default": entry.is_default}
+        for entry in _settings(connection, name)
+    ]
+    if output is Format.JSON:
+        show_json({"topic": name, "partitions": partitions, "settings": settings})
+        return
+    headings = {key: key.upper() for key in ("partition", "leader", "start", "end", "records")}
+    show_table(headings, partitions, f"{name} has no partitions")
+    shown = settings if every else [row for row in settings if not row["default"]]
+    print()
+    show_table(
+        {"name": "SETTING", "value": "VALUE", "source": "FROM"},
+        shown,
+        "every setting is at its default; --all shows them",
+    )
+
+
+def _settings(connection: Connection, name: str) -> list[ConfigEntry]:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    entries = connection.settle(connection.admin.describe_configs([resource])[resource], name)
+    return sorted(entries.values(), key=lambda entry: entry.name)
+
+
+def _source(entry: ConfigEntry) -> str:
+    from confluent_kafka.admin import ConfigSource
+
+    names = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DEFAULT_CONFIG: "default"}
+    return names.get(ConfigSource(entry.source), "broker")
+
+
+@app.command()
+def alter(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="Raise the number of partitions to this.")
+    ] = None,
+    config: ConfigOption = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Put a setting back to its default; repeatable.")
+    ] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Change a topic's settings, or give it more partitions."""
+    changes = _pairs(config)
+    if partitions is None and not changes and not unset:
+        raise typer.BadParameter("nothing to change: give --partitions, --config or --unset")
+    connection = Connection(broker)
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+
+    connection.topic(name)
+    if partitions is not None:
+        connection.settle(connection.admin.create_partitions([NewPartitions(name, partitions)])[name], name)
+        print(f"{name} has {partitions} partitions now; keys may go to other partitions than before")
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes.items()
+    ] + [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset or []]
+    if entries:
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        connection.settle(connection.admin.incremental_alter_configs([resource])[resource], name)
+        for key, value in changes.items():
+            print(f"{name}: {key} is {value} now")
+        for key in unset or []:
+            print(f"{name}: {key} is at its default now")
+
+
+@app.command()
+def trim(
+    name: Name,
+    before: Annotated[
+        str, typer.Option(metavar="POSITION", help="Delete what is before: end, an offset, or a time (ISO or @ms).")
+    ],
+    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Delete the oldest records of a topic."""
+    position = Position.parse(before)
+    connection = Connection(broker)
+    from confluent_kafka import TopicPartition
+
+    numbers = connection.topic(name).partitions
+    if partition is not None and partition not in numbers:
+        raise Failure(f"{name} has no partition {partition}; it has {len(numbers)}, counted from 0")
+    wanted = [(name, number) for number in numbers if partition in (None, number)]
+    offsets = resolve(connection, position, wanted)
+    request = [TopicPartition(name, number, offset) for (_, number), offset in sorted(offsets.items())]
+    for where, future in connection.admin.delete_records(request).items():
+        mark = connection.settle(future, f"{name} partition {where.partition}").low_watermark
+        print(f"{name} partition {where.partition} starts at offset {mark} now")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(show_default=False)],
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Delete topics and everything in them."""
+    connection = Connection(broker)
+    for name, future in connection.admin.delete_topics(names).items():
+        connection.settle(future, name)
+        print(f"Deleted {name}")

@@ -1,0 +1,218 @@
+"""The HTTP door: HTTP/1.1 with h11 (which knows the protocol) on asyncio (which knows the sockets).
+
+A route is a path and a callable without arguments; GET and HEAD are served. It gives a `Response`, or an awaitable of
+one where the answer takes time: what runs on the event loop must be quick, because the broker runs there too.
+
+Bounds
+------
+- `CONNECTIONS_MAX` connections; one more gets a 503 and is closed.
+- A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
+- A request must be complete, and an answer taken, within `IDLE_SECONDS`. The timer starts when the last answer was
+  written and bytes do not restart it, so neither a silent client nor one that drips keeps a connection.
+- While an answer waits for a slow reader nothing more is read, so a connection holds one answer at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http
+from collections.abc import Awaitable, Mapping
+from email.utils import formatdate
+from typing import cast
+
+import h11
+
+from millstream.doors.http.pages import Route
+from millstream.doors.http.response import Response
+from millstream.errors import StartupError
+from millstream.logs import Log
+
+CONNECTIONS_MAX = 256
+HEADER_BYTES_MAX = 16 * 1024
+BODY_BYTES_MAX = 64 * 1024
+IDLE_SECONDS = 30.0
+
+log = Log(__name__)
+
+
+class HttpDoor:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.routes = routes
+        self.connections_max = connections_max
+        self.idle_seconds = idle_seconds
+        self.connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """The address that was bound: with port 0, the free one that was found."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StartupError(
+                f"http={self.host}:{self.port} cannot be opened ({reason}); choose another with --http"
+            ) from None
+        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+        return self.host, self.port
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self.connections):
+                connection.abort()
+            await self._server.wait_closed()
+            self._server = None
+
+    def answer(self, method: str, target: str) -> Response | Awaitable[Response]:
+        path = target.partition("?")[0]
+        route = self.routes.get(path)
+        if route is None:
+            return Response.text(404, f"there is no {path} here; there is {', '.join(sorted(self.routes))}")
+        if method not in ("GET", "HEAD"):
+            refusal = Response.text(405, f"{path} answers GET and HEAD, not {method}")
+            return Response(refusal.status, refusal.body, headers=(("Allow", "GET, HEAD"),))
+        try:
+            return route()
+        except Exception as error:
+            return self.failure(path, error)
+
+    def failure(self, target: str, error: BaseException) -> Response:
+        log.exception("an http page failed", error, page=target)
+        return Response.text(500, "the broker hit an error it did not expect; its log has the details")
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, door: HttpDoor) -> None:
+        self._door = door
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
+        self._request: h11.Request | None = None
+        self._body_bytes = 0
+        self._paused = False
+        self._page: asyncio.Future[Response] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._door.connections) >= self._door.connections_max:
+            self._refuse(Response.text(503, "too many connections; try again later"))
+            return
+        self._door.connections.add(self)
+        self._restart_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._page is not None:
+            self._page.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._http.receive_data(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._restart_timer()
+        self._transport.resume_reading()
+        self._advance()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._door.idle_seconds, self.abort)
+
+    def _advance(self) -> None:
+        """Answers every request that is complete, until there is none, a page takes time or the reader is behind."""
+        while not self._paused and self._page is None and not self._transport.is_closing():
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as error:
+                self._refuse(Response.text(error.error_status_hint, f"this is not an HTTP/1.1 request: {error}"))
+                return
+            if isinstance(event, h11.Request):
+                self._request, self._body_bytes = event, 0
+            elif isinstance(event, h11.Data):
+                self._body_bytes += len(event.data)
+                if self._body_bytes > BODY_BYTES_MAX:
+                    self._refuse(Response.text(413, f"the request's body is larger than {BODY_BYTES_MAX} bytes"))
+            elif isinstance(event, h11.EndOfMessage) and self._request is not None:
+                self._serve(self._request)
+            elif isinstance(event, h11.ConnectionClosed):
+                self._transport.close()
+            else:  # more data is needed, or the next request must wait
+                if self._http.they_are_waiting_for_100_continue:
+                    self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                return
+
+    def _serve(self, request: h11.Request) -> None:
+        target = request.target.decode("ascii", "replace")
+        response = self._door.answer(request.method.decode("ascii", "replace"), target)
+        if isinstance(response, Response):
+            self._finish(request, response)
+        else:
+            self._page = asyncio.ensure_future(response)
+            self._page.add_done_callback(functools.partial(self._serve_later, request, target))
+
+    def _serve_later(self, request: h11.Request, target: str, page: asyncio.Future[Response]) -> None:
+        self._page = None
+        if page.cancelled() or self._transport.is_closing():
+            return
+        error = page.exception()
+        self._finish(request, page.result() if error is None else self._door.failure(target, error))
+        self._advance()
+
+    def _finish(self, request: h11.Request, response: Response) -> None:
+        self._send(response, with_body=request.method != b"HEAD")
+        if self._http.our_state is h11.MUST_CLOSE:
+            self._transport.close()
+        else:
+            self._http.start_next_cycle()
+            self._restart_timer()
+
+    def _refuse(self, response: Response) -> None:
+        """Answers what cannot be served, and hangs up: nothing after it can be trusted to be a request."""
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._send(response, extra=(("Connection", "close"),))
+        self._transport.close()
+
+    def _send(self, response: Response, *, with_body: bool = True, extra: tuple[tuple[str, str], ...] = ()) -> None:
+        headers = [
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+            ("Date", formatdate(usegmt=True)),
+            # The pages change with every request.
+            ("Cache-Control", "no-store"),
+            *response.headers,
+            *extra,
+        ]
+        self._write(
+            h11.Response(status_code=response.status, reason=http.HTTPStatus(response.status).phrase, headers=headers)
+        )
+        if with_body:
+            self._write(h11.Data(data=response.body))
+        self._write(h11.EndOfMessage())
+
+    def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            self._transport.write(data)

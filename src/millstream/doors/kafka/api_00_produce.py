@@ -1,0 +1,111 @@
+"""Produce (key 0), versions 3 to 13.
+
+Batches go to the log as they are. With `flush=always` (the default) the answer comes when they are synced, for acks=1 and
+acks=all alike; requests on one connection overlap in the meantime, so that many share a sync. acks=0 is not answered.
+Topics are not created here: clients ask for metadata first, and that creates them.
+Gaps: no transactions; exactly one batch per partition and request, as the protocol has required since version 3.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk
+from millstream.errors import Code, ProtocolError, RequestError
+from millstream.log.answers import Appended
+from millstream.promise import Promise
+from millstream.records.batch import BatchHeader
+from millstream.wire.kafka import produce
+from millstream.wire.kafka.primitives import Reader
+from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
+
+KEY = 0
+VERSIONS = (3, 13)
+FLEXIBLE_FROM = produce.FLEXIBLE_FROM
+
+
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | None:
+    version = context.version
+    request = produce.decode(reader, version)
+    answers: list[PartitionAnswer] = []
+    waiting = _Waiting(version, answers)
+    for data in request.data:
+        if request.acks not in (-1, 0, 1):
+            answers.append(_refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
+            continue
+        try:
+            header, promise = _append(data, context)
+        except RequestError as error:
+            answers.append(_refused(data, error))
+            continue
+        if promise.done:
+            answers.append(_answered(data, header, promise))
+        else:
+            at = len(answers)
+            answers.append(_PENDING)
+            waiting.count += 1
+            promise.then(partial(waiting.one_done, at, PartitionData(data.topic, data.partition, None), header))
+    if request.acks == 0:
+        failed = next((one for one in answers if one.error), None)
+        if failed is not None:
+            # There is no answer to put the error into; closing is how the protocol tells the producer.
+            raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
+        return None
+    if waiting.count == 0:
+        return [produce.encode(answers, version)]
+    return waiting.promise
+
+
+class _Waiting:
+    """The answer to one request while some of its partitions wait for their sync."""
+
+    __slots__ = ("answers", "count", "promise", "version")
+
+    def __init__(self, version: int, answers: list[PartitionAnswer]) -> None:
+        self.version = version
+        self.answers = answers
+        self.count = 0
+        self.promise: Promise[list[Chunk]] = Promise()
+
+    def one_done(self, at: int, data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> None:
+        self.answers[at] = _answered(data, header, promise)
+        self.count -= 1
+        if self.count == 0:
+            self.promise.settle([produce.encode(self.answers, self.version)])
+
+
+_PENDING = PartitionAnswer("", -1, 0)
+
+
+def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
+    broker = context.broker
+    topic = broker.topics.find(data.topic)
+    if topic is None or not 0 <= data.partition < len(topic.partitions):
+        raise RequestError(
+            Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(data.topic, str) else Code.UNKNOWN_TOPIC_ID,
+            f"there is no partition {data.partition} of topic {data.topic}",
+        )
+    if data.records is None:
+        raise RequestError(Code.INVALID_RECORD, "the request has no batch for this partition")
+    partition = topic.partitions[data.partition]
+    header, promise = partition.append(data.records, broker.clock)
+    if partition.log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
+        context.slow_down = True
+    metrics = broker.metrics
+    metrics.batches_in += 1
+    metrics.records_in += header.count
+    return header, promise
+
+
+def _answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
+    if promise.error is not None:
+        return _refused(data, promise.error)
+    appended = promise.value()
+    append_time = header.max_timestamp if header.attributes & 0x08 else -1
+    return PartitionAnswer(data.topic, data.partition, 0, appended.base_offset, append_time, appended.log_start)
+
+
+def _refused(data: PartitionData, error: BaseException) -> PartitionAnswer:
+    code = error.code if isinstance(error, RequestError) else Code.UNKNOWN_SERVER_ERROR
+    return PartitionAnswer(data.topic, data.partition, int(code), message=str(error))

@@ -1,0 +1,60 @@
+"""ListOffsets (key 2), versions 1 to 11.
+
+The offset of a time: the first record at or after it, the earliest (-2), the latest (-1), the one with the largest timestamp
+(-3), the earliest kept locally (-4, the same as the earliest).
+Gaps: no tiered storage, so -5 (last tiered) answers with no offset; both isolation levels see the same end.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.fetch import LEADER_EPOCH
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.stores.base import PartitionLog
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 2
+VERSIONS = (1, 11)
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {"name": topic.name, "partitions": [await _find(topic.name, one, context) for one in topic.partitions]}
+            for topic in request.topics
+        ],
+    }
+
+
+async def _find(name: str, one: Message, context: Context) -> Fields:
+    answer = {
+        "partition_index": one.partition_index,
+        "error_code": Code.NONE,
+        "timestamp": -1,
+        "offset": -1,
+        "leader_epoch": -1,
+    }
+    topic = context.broker.topics.get(name)
+    if topic is None or not 0 <= one.partition_index < topic.partition_count:
+        return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
+    if (one.current_leader_epoch or 0) > LEADER_EPOCH:
+        return {**answer, "error_code": Code.UNKNOWN_LEADER_EPOCH}
+    try:
+        offset, timestamp = await _look_up(topic.partitions[one.partition_index].log, one.timestamp)
+    except RequestError as error:
+        return {**answer, "error_code": error.code}
+    return {**answer, "offset": offset, "timestamp": timestamp, "leader_epoch": LEADER_EPOCH if offset >= 0 else -1}
+
+
+async def _look_up(log: PartitionLog, timestamp: int) -> tuple[int, int]:
+    if timestamp == LATEST:
+        return log.durable, -1
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return log.start, -1
+    if timestamp < MAX_TIMESTAMP:
+        return -1, -1
+    found = await (log.find_max_time() if timestamp == MAX_TIMESTAMP else log.find_time(timestamp))
+    return found if found is not None else (-1, -1)

@@ -1,0 +1,77 @@
+"""Metadata (key 3), versions 0 to 13.
+
+Brokers, topics and partitions. Creates a missing topic if the client allows it and the broker's `auto_create_topics` is on.
+Gaps: authorized operations are never listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from millstream.broker.topics import Topic
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.wire.kafka import metadata
+from millstream.wire.kafka.metadata import BrokerEntry, MetadataRequest, TopicEntry
+from millstream.wire.kafka.primitives import Reader
+
+KEY = 3
+VERSIONS = (0, 13)
+FLEXIBLE_FROM = metadata.FLEXIBLE_FROM
+NO_ID = UUID(int=0)
+
+
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
+    request = metadata.decode(reader, context.version)
+    topics = context.broker.topics
+    missing = [
+        name
+        for topic_id, name in request.topics or ()
+        if name is not None and topic_id == NO_ID and topics.get(name) is None
+    ]
+    if not (missing and request.allow_auto_create and topics.auto_create):
+        return [_encode(request, context, context.version, {})]
+    created: Promise[list[Chunk]] = Promise()
+    asyncio.ensure_future(_create_and_answer(request, missing, context, context.version, created))
+    return created
+
+
+async def _create_and_answer(
+    request: MetadataRequest, missing: list[str], context: Context, version: int, created: Promise[list[Chunk]]
+) -> None:
+    refused: dict[str, Code] = {}
+    for name in missing:
+        try:
+            await context.broker.topics.ensure(name)
+        except RequestError as error:
+            refused[name] = error.code
+    created.settle([_encode(request, context, version, refused)])
+
+
+def _encode(request: MetadataRequest, context: Context, version: int, refused: dict[str, Code]) -> bytes:
+    broker = context.broker
+    if request.topics is None:
+        entries = [_entry(topic) for topic in broker.topics]
+    else:
+        entries = [_find(topic_id, name, context, refused) for topic_id, name in request.topics]
+    host, port = broker.advertised(context.local_host, context.local_port)
+    brokers = [BrokerEntry(broker.node_id, host, port)]
+    return metadata.encode(version, brokers, broker.cluster_id, broker.node_id, entries)
+
+
+def _find(topic_id: UUID, name: str | None, context: Context, refused: dict[str, Code]) -> TopicEntry:
+    topics = context.broker.topics
+    if topic_id != NO_ID:
+        topic = topics.by_id(topic_id)
+        return _entry(topic) if topic else TopicEntry(Code.UNKNOWN_TOPIC_ID, None, topic_id, 0)
+    topic = topics.get(name) if name is not None else None
+    if topic is not None:
+        return _entry(topic)
+    return TopicEntry(refused.get(name or "", Code.UNKNOWN_TOPIC_OR_PARTITION), name, NO_ID, 0)
+
+
+def _entry(topic: Topic) -> TopicEntry:
+    return TopicEntry(Code.NONE, topic.name, topic.id, topic.partition_count)

@@ -1,0 +1,56 @@
+"""OffsetCommit (key 8), versions 2 to 10.
+
+Stores how far a group has read. Answered when durable; refused from members that lost their place. Topics are named up
+to version 9 and identified by id from 10. Gaps: `retention_time` (up to version 4) is ignored, as in Kafka since 2.1.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.groups import PartitionCommit, TopicCommit
+from millstream.doors.kafka.context import Context
+from millstream.errors import RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 8
+VERSIONS = (2, 10)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    commits = [_commit(topic, context.version) for topic in request.topics]
+    try:
+        codes = await context.broker.groups.commit(
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            commits,
+        )
+    except RequestError as error:
+        codes = [[error.code] * len(commit.partitions) for commit in commits]
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {
+                "name": commit.topic,
+                "topic_id": commit.topic,
+                "partitions": [
+                    {"partition_index": partition.partition, "error_code": code}
+                    for partition, code in zip(commit.partitions, answers, strict=True)
+                ],
+            }
+            for commit, answers in zip(commits, codes, strict=True)
+        ],
+    }
+
+
+def _commit(topic: Message, version: int) -> TopicCommit:
+    partitions = [
+        PartitionCommit(
+            each.partition_index,
+            each.committed_offset,
+            -1 if each.committed_leader_epoch is None else each.committed_leader_epoch,
+            each.committed_metadata or "",
+        )
+        for each in topic.partitions
+    ]
+    return TopicCommit(topic.topic_id if version >= 10 else topic.name, partitions)

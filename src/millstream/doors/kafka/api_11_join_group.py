@@ -1,0 +1,55 @@
+"""JoinGroup (key 11), versions 0 to 9.
+
+A member of the classic protocol enters its group's next generation; the answer waits until all have. Members without a
+`group.instance.id` are given an id first (from version 4). A static leader that returns to a stable group is told to
+skip its assignment (from version 9). Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.groups import Join, Joined
+from millstream.doors.kafka.context import Context
+from millstream.errors import RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 11
+VERSIONS = (0, 9)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    try:
+        joined = await context.broker.groups.join(_join(request, context))
+    except RequestError as error:
+        joined = Joined(request.member_id, error=error.code)
+    nothing = None if context.version >= 7 else ""
+    return {
+        "throttle_time": 0,
+        "error_code": joined.error,
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type,
+        "protocol_name": nothing if joined.protocol_name is None else joined.protocol_name,
+        "leader": joined.leader,
+        "skip_assignment": joined.skip_assignment,
+        "member_id": joined.member_id,
+        "members": [
+            {"member_id": member_id, "group_instance_id": instance_id, "metadata": metadata}
+            for member_id, instance_id, metadata in joined.members
+        ],
+    }
+
+
+def _join(request: Message, context: Context) -> Join:
+    rebalance_ms = request.rebalance_timeout
+    return Join(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+        client_id=context.client_id,
+        client_host=context.client_host,
+        session_ms=request.session_timeout,
+        rebalance_ms=request.session_timeout if rebalance_ms is None or rebalance_ms < 0 else rebalance_ms,
+        protocol_type=request.protocol_type,
+        protocols=tuple((each.name, bytes(each.metadata)) for each in request.protocols),
+        id_required=context.version >= 4,
+        may_skip_assignment=context.version >= 9,
+    )

@@ -1,0 +1,34 @@
+"""SyncGroup (key 14), versions 0 to 5.
+
+The leader hands in the plan; every member's answer waits for it and carries that member's part. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 14
+VERSIONS = (0, 5)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    try:
+        synced = await context.broker.groups.sync(
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            (request.protocol_type, request.protocol_name),
+            {each.member_id: bytes(each.assignment) for each in request.assignments},
+        )
+    except RequestError as error:
+        return {"throttle_time": 0, "error_code": error.code, "assignment": b""}
+    return {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "protocol_type": synced.protocol_type,
+        "protocol_name": synced.protocol_name,
+        "assignment": synced.assignment,
+    }

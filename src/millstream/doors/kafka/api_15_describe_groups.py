@@ -1,0 +1,52 @@
+"""DescribeGroups (key 15), versions 0 to 6.
+
+State and members of classic groups; metadata and assignments are told while the group is stable. What is not a classic
+group is "Dead", and from version 6 an error. Gaps: authorized operations are not told.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 15
+VERSIONS = (0, 6)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in request.groups]}
+
+
+def _describe(group_id: str, context: Context) -> Fields:
+    try:
+        group = context.broker.groups.describe(group_id)
+    except RequestError as error:
+        told = context.version >= 6
+        return {
+            "error_code": error.code if told else Code.NONE,
+            "error_message": error.detail if told else None,
+            "group_id": group_id,
+            "group_state": "Dead",
+            "protocol_type": "",
+            "protocol_data": "",
+            "members": [],
+        }
+    return {
+        "error_code": Code.NONE,
+        "group_id": group_id,
+        "group_state": group.state,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol_name,
+        "members": [
+            {
+                "member_id": member.id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata,
+                "member_assignment": member.assignment,
+            }
+            for member in group.members
+        ],
+    }

@@ -1,0 +1,30 @@
+"""ListGroups (key 16), versions 0 to 5.
+
+All groups of this broker, or those in some states (from version 4) and of some types (from version 5). Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 16
+VERSIONS = (0, 5)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    listed = context.broker.groups.list(request.states_filter or (), request.types_filter or ())
+    return {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "groups": [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type,
+                "group_state": group.state,
+                "group_type": group.type,
+            }
+            for group in listed
+        ],
+    }

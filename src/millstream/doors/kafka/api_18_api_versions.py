@@ -1,0 +1,27 @@
+"""ApiVersions (key 18), versions 0 to 4.
+
+Lists exactly what is served. A newer version of the request is answered in version 0 with UNSUPPORTED_VERSION, as the
+protocol wants it, so that the client can ask again.
+Gaps: no features are listed.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk
+from millstream.errors import Code
+from millstream.wire.kafka import api_versions
+from millstream.wire.kafka.primitives import Reader
+
+KEY = 18
+VERSIONS = (0, 4)
+FLEXIBLE_FROM = api_versions.FLEXIBLE_FROM
+
+
+def answer(reader: Reader, context: Context) -> list[Chunk]:
+    from millstream.doors.kafka.apis import APIS
+
+    supported = context.version <= VERSIONS[1]
+    ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]
+    code = Code.NONE if supported else Code.UNSUPPORTED_VERSION
+    return [api_versions.encode(context.version if supported else 0, code, ranges)]

@@ -1,0 +1,80 @@
+"""CreateTopics (key 19), versions 2 to 7.
+
+Names, numbers of partitions and settings; -1 partitions means the broker's default. Durable when answered.
+Gaps: a replication factor other than 1 (or -1) is refused, as there is one broker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from millstream.broker.settings import SETTINGS
+from millstream.broker.topics import Topic
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 19
+VERSIONS = (2, 7)
+
+TOPIC_SOURCE, DEFAULT_SOURCE = 1, 5
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    repeated = {name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1}
+    results = []
+    for wanted in request.topics:
+        try:
+            if wanted.name in repeated:
+                raise RequestError(Code.INVALID_REQUEST, f"{wanted.name} stands in the request more than once")
+            results.append(await _create(wanted, bool(request.validate_only), context))
+        except RequestError as error:
+            results.append(_result(wanted.name, error.code, error.detail))
+    return {"throttle_time": 0, "topics": results}
+
+
+async def _create(wanted: Message, validate_only: bool, context: Context) -> Fields:
+    topics = context.broker.topics
+    if wanted.replication_factor not in (-1, 1):
+        raise RequestError(
+            Code.INVALID_REPLICATION_FACTOR,
+            f"a replication factor of {wanted.replication_factor} needs as many brokers; there is 1",
+        )
+    count = wanted.num_partitions
+    if wanted.assignments:
+        indexes = sorted(one.partition_index for one in wanted.assignments)
+        if indexes != list(range(len(indexes))) or any(
+            list(one.broker_ids) != [context.broker.node_id] for one in wanted.assignments
+        ):
+            raise RequestError(
+                Code.INVALID_REPLICA_ASSIGNMENT, f"every partition must be assigned to broker {context.broker.node_id}"
+            )
+        count = len(indexes)
+    elif count == -1:
+        count = topics.default_partitions
+    overrides = {config.name: config.value for config in wanted.configs}
+    topic = await topics.create(wanted.name, count, overrides, validate_only)
+    return _result(wanted.name, Code.NONE, None, topic, count)
+
+
+def _result(name: str, code: Code, detail: str | None, topic: Topic | None = None, count: int = -1) -> Fields:
+    return {
+        "name": name,
+        "topic_id": topic.id if topic is not None else None,
+        "error_code": code,
+        "error_message": detail,
+        "topic_config_error_code": 0,
+        "num_partitions": count,
+        "replication_factor": 1 if topic is not None else -1,
+        "configs": [_config(topic, setting) for setting in SETTINGS] if topic is not None else [],
+    }
+
+
+def _config(topic: Topic, name: str) -> Fields:
+    return {
+        "name": name,
+        "value": topic.settings.value(name),
+        "read_only": False,
+        "config_source": TOPIC_SOURCE if name in topic.settings.overrides else DEFAULT_SOURCE,
+        "is_sensitive": False,
+    }

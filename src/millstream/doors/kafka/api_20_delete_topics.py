@@ -1,0 +1,36 @@
+"""DeleteTopics (key 20), versions 1 to 6.
+
+By name or, from version 6, by id. The topic is gone when this is answered; its files follow in the background.
+Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import NO_ID, Fields, Message
+
+KEY = 20
+VERSIONS = (1, 6)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    if request.topics is not None:
+        wanted = [(topic.name, topic.topic_id or NO_ID) for topic in request.topics]
+    else:
+        wanted = [(name, NO_ID) for name in request.topic_names]
+    return {"throttle_time": 0, "responses": [await _delete(name, topic_id, context) for name, topic_id in wanted]}
+
+
+async def _delete(name: str | None, topic_id: object, context: Context) -> Fields:
+    answer: Fields = {"name": name, "topic_id": topic_id, "error_code": Code.NONE, "error_message": None}
+    topics = context.broker.topics
+    topic = topics.by_id(topic_id) if name is None else topics.get(name)  # type: ignore[arg-type]
+    if topic is None:
+        unknown = Code.UNKNOWN_TOPIC_ID if name is None else Code.UNKNOWN_TOPIC_OR_PARTITION
+        return {**answer, "error_code": unknown, "error_message": unknown.text}
+    try:
+        await context.broker.delete_topic(topic.name)
+    except RequestError as error:
+        return {**answer, "error_code": error.code, "error_message": error.detail}
+    return {**answer, "name": topic.name, "topic_id": topic.id}

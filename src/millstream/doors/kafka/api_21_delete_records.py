@@ -1,0 +1,37 @@
+"""DeleteRecords (key 21), versions 0 to 2.
+
+Moves the start of a partition up to an offset, -1 for all there is. Durable when answered.
+Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 21
+VERSIONS = (0, 2)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {"name": topic.name, "partitions": [await _trim(topic.name, one, context) for one in topic.partitions]}
+            for topic in request.topics
+        ],
+    }
+
+
+async def _trim(name: str, one: Message, context: Context) -> Fields:
+    answer: Fields = {"partition_index": one.partition_index, "low_watermark": -1, "error_code": Code.NONE}
+    topic = context.broker.topics.get(name)
+    if topic is None or not 0 <= one.partition_index < topic.partition_count:
+        return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
+    log = topic.partitions[one.partition_index].log
+    try:
+        start = await log.trim(log.durable if one.offset == -1 else one.offset)
+    except RequestError as error:
+        return {**answer, "error_code": error.code}
+    return {**answer, "low_watermark": start}

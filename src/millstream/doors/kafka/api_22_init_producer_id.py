@@ -1,0 +1,33 @@
+"""InitProducerId (key 22), versions 0 to 6.
+
+Gives an idempotent producer its id. A producer that lost its place asks again with its old id and gets a new epoch.
+Gaps: no transactions: a transactional id is refused with INVALID_REQUEST.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 22
+VERSIONS = (0, 6)
+
+EPOCH_MAX = 0x7FFE
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    answer: Fields = {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "producer_id": -1,
+        "producer_epoch": -1,
+        "ongoing_txn_producer_id": -1,
+        "ongoing_txn_producer_epoch": -1,
+    }
+    if request.transactional_id is not None:
+        return {**answer, "error_code": Code.INVALID_REQUEST}
+    known, epoch = request.producer_id, request.producer_epoch
+    if known is not None and known >= 0 and epoch is not None and 0 <= epoch < EPOCH_MAX:
+        return {**answer, "producer_id": known, "producer_epoch": epoch + 1}
+    return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}

@@ -1,0 +1,44 @@
+"""DescribeLogDirs (key 35), versions 1 to 5.
+
+Where the logs live, how large each partition is, and how much room there is.
+Gaps: one directory.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 35
+VERSIONS = (1, 5)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    broker = context.broker
+    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
+    topics = []
+    for topic in broker.topics:
+        if wanted is not None and topic.name not in wanted:
+            continue
+        partitions = [
+            {
+                "partition_index": partition.index,
+                "partition_size": partition.log.size_bytes(),
+                "offset_lag": 0,
+                "is_future_key": False,
+            }
+            for partition in topic.partitions
+            if wanted is None or partition.index in wanted[topic.name]
+        ]
+        topics.append({"name": topic.name, "partitions": partitions})
+    location, total, usable = broker.storage()
+    result = {
+        "error_code": Code.NONE,
+        "log_dir": location,
+        "topics": topics,
+        "total_bytes": total,
+        "usable_bytes": usable,
+        "is_cordoned": False,
+    }
+    return {"throttle_time": 0, "error_code": Code.NONE, "results": [result]}

@@ -1,0 +1,32 @@
+"""CreatePartitions (key 37), versions 0 to 3.
+
+Adds partitions to a topic. Durable when answered.
+Gaps: assignments are checked only for their number, as there is one broker.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 37
+VERSIONS = (0, 3)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    results = []
+    for wanted in request.topics:
+        code, detail = Code.NONE, None
+        try:
+            topic = context.broker.topics.get(wanted.name)
+            added = wanted.count - (topic.partition_count if topic is not None else 0)
+            if wanted.assignments is not None and len(wanted.assignments) != added:
+                raise RequestError(
+                    Code.INVALID_REPLICA_ASSIGNMENT, f"{len(wanted.assignments)} assignments for {added} new partitions"
+                )
+            await context.broker.topics.grow(wanted.name, wanted.count, request.validate_only)
+        except RequestError as error:
+            code, detail = error.code, error.detail
+        results.append({"name": wanted.name, "error_code": code, "error_message": detail})
+    return {"throttle_time": 0, "results": results}

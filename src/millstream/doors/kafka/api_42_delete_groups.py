@@ -1,0 +1,25 @@
+"""DeleteGroups (key 42), versions 0 to 2.
+
+Removes groups that have no members, with the offsets they committed. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 42
+VERSIONS = (0, 2)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    results = []
+    for group_id in request.groups_names:
+        code = Code.NONE
+        try:
+            await context.broker.groups.delete(group_id)
+        except RequestError as error:
+            code = error.code
+        results.append({"group_id": group_id, "error_code": code})
+    return {"throttle_time": 0, "results": results}

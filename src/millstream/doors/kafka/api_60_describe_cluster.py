@@ -1,0 +1,32 @@
+"""DescribeCluster (key 60), versions 0 to 2.
+
+The cluster's id and its brokers.
+Gaps: authorized operations are never listed.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+from millstream.wire.kafka.metadata import NO_OPERATIONS
+
+KEY = 60
+VERSIONS = (0, 2)
+
+BROKERS = 1
+
+
+def handle(request: Message, context: Context) -> Fields:
+    broker = context.broker
+    host, port = broker.advertised(context.local_host, context.local_port)
+    return {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "error_message": None,
+        "endpoint_type": request.endpoint_type or BROKERS,
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.node_id,
+        "brokers": [{"broker_id": broker.node_id, "host": host, "port": port, "rack": None, "is_fenced": False}],
+        "cluster_authorized_operations": NO_OPERATIONS,
+    }

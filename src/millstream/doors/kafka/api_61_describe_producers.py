@@ -1,0 +1,51 @@
+"""DescribeProducers (key 61), version 0.
+
+The idempotent producers that a partition remembers.
+Gaps: no transactions, so none is ever under way.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 61
+VERSIONS = (0, 0)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [_describe(topic.name, index, context) for index in topic.partition_indexes],
+            }
+            for topic in request.topics
+        ],
+    }
+
+
+def _describe(name: str, index: int, context: Context) -> Fields:
+    topic = context.broker.topics.get(name)
+    if topic is None or not 0 <= index < topic.partition_count:
+        code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        return {"partition_index": index, "error_code": code, "error_message": code.text, "active_producers": []}
+    producers = topic.partitions[index].log.producers.by_id
+    return {
+        "partition_index": index,
+        "error_code": Code.NONE,
+        "error_message": None,
+        "active_producers": [
+            {
+                "producer_id": producer_id,
+                "producer_epoch": producer.epoch,
+                "last_sequence": producer.batches[-1][1],
+                "last_timestamp": producer.seen_ms,
+                "coordinator_epoch": -1,
+                "current_txn_start_offset": -1,
+            }
+            for producer_id, producer in producers.items()
+        ],
+    }

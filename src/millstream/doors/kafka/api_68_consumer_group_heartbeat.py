@@ -1,0 +1,60 @@
+"""ConsumerGroupHeartbeat (key 68), versions 0 and 1.
+
+The consumer protocol (KIP-848) in one request: join (epoch 0), live, confirm what was given up, leave (-1, or -2 for a
+static member that will be back). The answer lists partitions when they changed or when the member said everything.
+Patterns are of RE2's kind. Gaps: racks are kept and not used; groups do not migrate while classic members are in them.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.groups import Beat
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 68
+VERSIONS = (0, 1)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    try:
+        answer = await context.broker.groups.consumer_heartbeat(_beat(request, context))
+    except RequestError as error:
+        return {
+            "throttle_time": 0,
+            "error_code": error.code,
+            "error_message": error.detail,
+            "member_epoch": 0,
+            "heartbeat_interval": 0,
+        }
+    assignment = None
+    if answer.assignment is not None:
+        listed = [{"topic_id": topic, "partitions": numbers} for topic, numbers in answer.assignment.items()]
+        assignment = {"topic_partitions": listed}
+    return {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "member_id": answer.member_id,
+        "member_epoch": answer.epoch,
+        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "assignment": assignment,
+    }
+
+
+def _beat(request: Message, context: Context) -> Beat:
+    topics, owned = request.subscribed_topic_names, request.topic_partitions
+    return Beat(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_ms=None if request.rebalance_timeout == -1 else request.rebalance_timeout,
+        topics=None if topics is None else frozenset(topics),
+        pattern=request.subscribed_topic_regex,
+        assignor=request.server_assignor,
+        owned=None if owned is None else frozenset((each.topic_id, n) for each in owned for n in each.partitions),
+        client_id=context.client_id,
+        client_host=context.client_host,
+        id_required=context.version >= 1,
+    )

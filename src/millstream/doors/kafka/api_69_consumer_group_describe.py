@@ -1,0 +1,73 @@
+"""ConsumerGroupDescribe (key 69), versions 0 and 1.
+
+State, epochs and members of consumer-protocol groups: what each has and what it should have. Gaps: authorized
+operations are not told.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.assignors import Partition
+from millstream.broker.groups.consumer_member import by_topic
+from millstream.broker.groups.described import ConsumerMemberView
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 69
+VERSIONS = (0, 1)
+_CONSUMER = 1
+"""The member type of the consumer protocol (0: classic)."""
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in request.group_ids]}
+
+
+def _describe(group_id: str, context: Context) -> Fields:
+    try:
+        group = context.broker.groups.consumer_describe(group_id)
+    except RequestError as error:
+        return {
+            "error_code": error.code,
+            "error_message": error.detail,
+            "group_id": group_id,
+            "group_state": "",
+            "group_epoch": 0,
+            "assignment_epoch": 0,
+            "assignor_name": "",
+            "members": [],
+        }
+    return {
+        "error_code": Code.NONE,
+        "group_id": group_id,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.target_epoch,
+        "assignor_name": group.assignor,
+        "members": [_member(member, context) for member in group.members],
+    }
+
+
+def _member(member: ConsumerMemberView, context: Context) -> Fields:
+    return {
+        "member_id": member.id,
+        "instance_id": member.instance_id,
+        "rack_id": member.rack_id,
+        "member_epoch": member.epoch,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "subscribed_topic_names": member.topics,
+        "subscribed_topic_regex": member.pattern,
+        "assignment": _assignment(member.assigned, context),
+        "target_assignment": _assignment(member.target, context),
+        "member_type": _CONSUMER,
+    }
+
+
+def _assignment(partitions: frozenset[Partition], context: Context) -> Fields:
+    listed = []
+    for topic_id, numbers in by_topic(partitions).items():
+        name = context.broker.groups.topic_name(topic_id)
+        if name is not None:  # deleted meanwhile
+            listed.append({"topic_id": topic_id, "topic_name": name, "partitions": numbers})
+    return {"topic_partitions": listed}

@@ -1,0 +1,69 @@
+"""DescribeTopicPartitions (key 75), version 0.
+
+Topics and partitions page by page: at most `response_partition_limit` partitions an answer, and a cursor to go on from.
+Gaps: authorized operations are never listed.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.topics import Topic
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import NO_ID, Fields, Message
+from millstream.wire.kafka.metadata import NO_OPERATIONS
+
+KEY = 75
+VERSIONS = (0, 0)
+
+PARTITIONS_MAX = 2000
+
+
+def handle(request: Message, context: Context) -> Fields:
+    broker = context.broker
+    names = sorted({topic.name for topic in request.topics} or set(broker.topics.names()))
+    first = 0
+    if request.cursor is not None:
+        names = [name for name in names if name >= request.cursor.topic_name]
+        first = request.cursor.partition_index if names and names[0] == request.cursor.topic_name else 0
+    room = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
+    topics: list[Fields] = []
+    for name in names:
+        if room <= 0:
+            return {"throttle_time": 0, "topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        topic = broker.topics.get(name)
+        if topic is None:
+            topics.append(_topic(name, None, range(0), context))
+            continue
+        shown = range(min(first, topic.partition_count), min(first + room, topic.partition_count))
+        topics.append(_topic(name, topic, shown, context))
+        room -= len(shown)
+        if shown.stop < topic.partition_count:
+            cursor = {"topic_name": name, "partition_index": shown.stop}
+            return {"throttle_time": 0, "topics": topics, "next_cursor": cursor}
+        first = 0
+    return {"throttle_time": 0, "topics": topics, "next_cursor": None}
+
+
+def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> Fields:
+    node = context.broker.node_id
+    return {
+        "error_code": Code.NONE if topic is not None else Code.UNKNOWN_TOPIC_OR_PARTITION,
+        "name": name,
+        "topic_id": topic.id if topic is not None else NO_ID,
+        "is_internal": name.startswith("__"),
+        "partitions": [
+            {
+                "error_code": Code.NONE,
+                "partition_index": index,
+                "leader_id": node,
+                "leader_epoch": 0,
+                "replica_nodes": [node],
+                "isr_nodes": [node],
+                "eligible_leader_replicas": None,
+                "last_known_elr": None,
+                "offline_replicas": [],
+            }
+            for index in indexes
+        ],
+        "topic_authorized_operations": NO_OPERATIONS,
+    }

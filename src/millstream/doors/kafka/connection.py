@@ -1,0 +1,440 @@
+"""One client's connection: frames in, answers out, in the order of the requests.
+
+Receiving. Small requests are read many at a time into one buffer that all connections share, and handled where they lie.
+A frame that is not complete there moves into a buffer of its own, which grows with what really arrives, so that a large
+length in a header costs nothing. Handlers are done with a frame's bytes when they return.
+
+Answering. Every request gets a place in line; answers leave when all before them have left. Produce requests overlap while
+they wait for their sync. Any other answer that is not there at once parks the connection: it is not read until the
+answer is, which is both backpressure and the order that clients expect.
+
+The connection is also not read while its answers pile up in the outbox, while too many of its requests wait, while the
+partitions it produces to have too much unsynced, and while the door's memory is used up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import socket
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from millstream.doors.kafka import api_00_produce, api_18_api_versions
+from millstream.doors.kafka.apis import APIS, Api
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk, Outbox
+from millstream.errors import Code, ProtocolError
+from millstream.promise import Promise
+from millstream.wire.kafka import header, messages
+
+if TYPE_CHECKING:
+    from millstream.doors.kafka.door import KafkaDoor
+
+logger = logging.getLogger(__name__)
+
+IN_LINE_MAX = 1000
+HEADER_READ_BYTES = 4096
+"""How much is read at once where a large frame is expected: just enough for its header, the rest goes where it belongs."""
+
+_SIZE = Struct(">i")
+_ANSWER_HEAD = Struct(">ii")
+_PRODUCE = api_00_produce.KEY
+_API_VERSIONS = api_18_api_versions.KEY
+
+
+class _Place:
+    """A request's place in line: what to send for it, once that is known."""
+
+    __slots__ = ("chunks",)
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] | None = None
+
+
+class Connection:
+    __slots__ = (
+        "_backlog",
+        "_buffer",
+        "_context",
+        "_door",
+        "_expected",
+        "_filled",
+        "_frame_is_large",
+        "_in_line",
+        "_is_parked",
+        "_is_read",
+        "_is_written",
+        "_outbox",
+        "_running",
+        "_socket",
+        "closed",
+        "last_used",
+    )
+
+    def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
+        self._door = door
+        self._socket = connected
+        self._context = context
+        self._outbox = Outbox(connected)
+        self._in_line: deque[_Place] = deque()
+        self._buffer: bytearray | None = None
+        """The frame that is being put together, `_filled` of `_expected` bytes, its length prefix included."""
+        self._filled = 0
+        self._expected = 0
+        self._frame_is_large = False
+        self._backlog: bytes = b""
+        """What was received before the connection was parked, and not handled yet."""
+        self._is_parked = False
+        self._is_read = True
+        self._is_written = False
+        self._running: asyncio.Task[None] | None = None
+        self.closed = False
+        self.last_used = door.clock.monotonic()
+        door.loop.add_reader(connected.fileno(), self._on_readable)
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        if self._is_parked:
+            self._on_readable_while_parked()
+            return
+        try:
+            self._receive()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            logger.exception("a request from %s failed; its connection is closed", self._context.client_host)
+            self.close()
+
+    def _on_readable_while_parked(self) -> None:
+        """Notices a client that went away; otherwise stops looking until the answer is out."""
+        try:
+            if self._socket.recv(1, socket.MSG_PEEK):
+                self._stop_reading()
+            else:
+                self.close()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+
+    def _receive(self) -> None:
+        if self._buffer is not None:
+            self._fill_frame()
+            return
+        shared = self._door.shared
+        view = shared[:HEADER_READ_BYTES] if self._frame_is_large else shared
+        count = self._socket.recv_into(view)
+        if count == 0:
+            self.close()
+            return
+        self._door.metrics.bytes_in += count
+        self._take(view[:count])
+        self._after_handling()
+
+    def _take(self, data: memoryview) -> None:
+        """Handles every whole frame in `data`, and keeps what is left over."""
+        position, end = 0, len(data)
+        self.last_used = self._door.clock.monotonic()
+        while end - position >= 4:
+            if self._is_parked:
+                self._backlog = bytes(data[position:])
+                return
+            (size,) = _SIZE.unpack_from(data, position)
+            if size <= 0 or size > self._door.frame_bytes_max:
+                raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+            if position + 4 + size > end:
+                break
+            self._handle(data[position + 4 : position + 4 + size])
+            position += 4 + size
+        if self.closed or position == end:
+            return
+        if self._is_parked:
+            self._backlog = bytes(data[position:])
+            return
+        self._start_frame(data[position:])
+
+    def _start_frame(self, beginning: memoryview) -> None:
+        """Moves an incomplete frame into a buffer of its own."""
+        size = _SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
+        room = self._door.pool.size_for(min(size, max(len(beginning) * 2, self._door.pool.SMALL)))
+        if not self._reserve(room):
+            self._backlog = bytes(beginning)
+            return
+        self._frame_is_large = size > len(self._door.shared) // 4
+        self._expected = size
+        self._filled = len(beginning)
+        self._buffer = self._door.pool.take(room)
+        self._buffer[: self._filled] = beginning
+
+    def _reserve(self, size: int) -> bool:
+        """Takes bytes out of the door's budget, or parks until there are some."""
+        budget = self._door.budget
+        if budget.take(size):
+            return True
+        self._park()
+
+        def try_again() -> None:
+            budget.give(size)
+            self._unpark()
+
+        budget.wait(size, try_again)
+        return False
+
+    def _fill_frame(self) -> None:
+        buffer = self._buffer
+        assert buffer is not None
+        end = min(self._expected, len(buffer))
+        if self._filled == end:
+            self._grow(buffer)
+            return
+        with memoryview(buffer)[self._filled : end] as room:
+            count = self._socket.recv_into(room)
+        if count == 0:
+            self.close()
+            return
+        self._door.metrics.bytes_in += count
+        self._filled += count
+        if self._filled < end:
+            return
+        self.last_used = self._door.clock.monotonic()
+        if self._expected == 4:
+            # Only the length prefix had arrived; now it is known how much follows.
+            (size,) = _SIZE.unpack_from(buffer)
+            if size <= 0 or size > self._door.frame_bytes_max:
+                raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+            self._expected = size + 4
+            return
+        if self._filled < self._expected:
+            self._grow(buffer)
+            return
+        with memoryview(buffer)[4 : self._expected] as frame:
+            self._buffer = None
+            try:
+                self._handle(frame)
+            finally:
+                self._door.give_buffer(buffer)
+        self._after_handling()
+
+    def _grow(self, buffer: bytearray) -> None:
+        """At least doubles the buffer: memory follows what arrives, not what a header claims."""
+        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+        if not self._reserve(room):
+            return
+        larger = self._door.pool.take(room)
+        larger[: self._filled] = memoryview(buffer)[: self._filled]
+        self._buffer = larger
+        self._door.give_buffer(buffer)
+
+    # -- handling ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, frame: memoryview) -> None:
+        key, version, correlation_id = header.peek(frame)
+        api = APIS.get(key)
+        if api is None or not api.low <= version <= api.high:
+            self._handle_unserved(key, version, correlation_id, frame)
+            return
+        self._door.metrics.requests[key] += 1
+        context = self._context
+        context.version = version
+        flexible = version >= api.flexible_from if api.flexible_from is not None else messages.is_flexible(key, version)
+        context.client_id, reader = header.skip_client(frame, flexible)
+        tags = b"\0" if flexible and key != _API_VERSIONS else b""
+        if api.answer is None:
+            self._handle_message(api, version, correlation_id, tags, bytes(reader.buffer[reader.position :]))
+            return
+        answer = api.answer(reader, context)
+        if answer is None:
+            return
+        if isinstance(answer, Promise) and not answer.done:
+            place = _Place()
+            self._in_line.append(place)
+            answer.then(lambda done: self._fill(place, _frame(correlation_id, tags, done.value())))
+            if key != _PRODUCE or context.slow_down or len(self._in_line) > IN_LINE_MAX:
+                context.slow_down = False
+                self._park()
+            return
+        chunks = _frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer)
+        if self._in_line:
+            place = _Place()
+            place.chunks = chunks
+            self._in_line.append(place)
+        else:
+            for chunk in chunks:
+                self._outbox.put(chunk)
+
+    def _handle_message(self, api: Api, version: int, correlation_id: int, tags: bytes, body: bytes) -> None:
+        request = messages.decode_request(api.key, version, body)
+        assert api.handle is not None
+        fields = api.handle(request, self._context)
+        place = _Place()
+        self._in_line.append(place)
+        if inspect.isawaitable(fields):
+            self._park()
+            self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
+        else:
+            place.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
+            self._drain_line()
+
+    async def _finish(
+        self, place: _Place, api: Api, version: int, correlation_id: int, tags: bytes, awaitable: Any
+    ) -> None:
+        try:
+            body = messages.encode_response(api.key, version, await awaitable)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("%s (version %d) failed; its connection is closed", api.name, version)
+            self.close()
+            return
+        finally:
+            self._running = None
+        self._fill(place, _frame(correlation_id, tags, [body]))
+
+    def _handle_unserved(self, key: int, version: int, correlation_id: int, frame: memoryview) -> None:
+        self._door.metrics.request_errors += 1
+        if key == _API_VERSIONS:
+            self._context.version = version
+            _, reader = header.skip_client(frame, flexible=False)
+            answer = api_18_api_versions.answer(reader, self._context)
+            chunks = _frame(correlation_id, b"", answer)
+        else:
+            tags, body = messages.encode_refusal(key, version, Code.UNSUPPORTED_VERSION)
+            chunks = _frame(correlation_id, tags, [body])
+        place = _Place()
+        place.chunks = chunks
+        self._in_line.append(place)
+        self._drain_line()
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._door.metrics.request_errors += 1
+        logger.warning("closing the connection from %s: %s", self._context.client_host, error)
+        self.close()
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def _fill(self, place: _Place, chunks: list[Chunk]) -> None:
+        """An answer that was waited for is there."""
+        if self.closed:
+            return
+        place.chunks = chunks
+        self._context.cancel = None
+        self._drain_line()
+        self._send()
+        if self._is_parked and not self._in_line:
+            self._unpark()
+
+    def _drain_line(self) -> None:
+        line, outbox = self._in_line, self._outbox
+        while line and line[0].chunks is not None:
+            for chunk in line.popleft().chunks or ():
+                outbox.put(chunk)
+
+    def _after_handling(self) -> None:
+        if self._outbox and not self.closed:
+            self._send()
+
+    def _send(self) -> None:
+        if self._is_written:
+            return
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        if self._outbox:
+            # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
+            self._is_written = True
+            self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
+            self._stop_reading()
+
+    def _on_writable(self) -> None:
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        self.last_used = self._door.clock.monotonic()
+        if not self._outbox:
+            self._door.loop.remove_writer(self._socket.fileno())
+            self._is_written = False
+            if not self._is_parked:
+                self._start_reading()
+
+    # -- parking -----------------------------------------------------------------------------------------------------
+
+    def _park(self) -> None:
+        self._is_parked = True
+
+    def _unpark(self) -> None:
+        """Goes on with what was received before the connection was parked, then with the socket."""
+        self._is_parked = False
+        if self.closed:
+            return
+        backlog, self._backlog = self._backlog, b""
+        if backlog:
+            # In a buffer of its own: this may run while another connection's frame lies in the shared one.
+            try:
+                self._take(memoryview(bytearray(backlog)))
+            except ProtocolError as error:
+                self._refuse(error)
+                return
+            except Exception:
+                logger.exception("a request from %s failed; its connection is closed", self._context.client_host)
+                self.close()
+                return
+            self._after_handling()
+        if not self._is_parked and not self._is_written and not self.closed:
+            self._start_reading()
+
+    def _stop_reading(self) -> None:
+        if self._is_read:
+            self._is_read = False
+            self._door.loop.remove_reader(self._socket.fileno())
+
+    def _start_reading(self) -> None:
+        if not self._is_read:
+            self._is_read = True
+            self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way but perhaps half a frame."""
+        return not (self._is_parked or self._is_written or self._in_line)
+
+    @property
+    def is_inside_frame(self) -> bool:
+        return self._buffer is not None
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._stop_reading()
+        if self._is_written:
+            self._door.loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        if self._context.cancel is not None:
+            self._context.cancel()
+            self._context.cancel = None
+        if self._buffer is not None:
+            self._door.give_buffer(self._buffer)
+            self._buffer = None
+        self._in_line.clear()
+        self._door.forget(self)
+
+
+def _frame(correlation_id: int, tags: bytes, chunks: list[Chunk]) -> list[Chunk]:
+    """The chunks of an answer behind their length and header."""
+    if len(chunks) == 1 and isinstance(chunks[0], bytes):
+        body = chunks[0]
+        return [_ANSWER_HEAD.pack(4 + len(tags) + len(body), correlation_id) + tags + body]
+    size = sum(len(chunk) if isinstance(chunk, bytes) else chunk.size for chunk in chunks)
+    return [_ANSWER_HEAD.pack(4 + len(tags) + size, correlation_id) + tags, *chunks]

@@ -1,0 +1,138 @@
+"""The Kafka door: a listening socket and the connections behind it.
+
+Plain non-blocking sockets on the event loop's readers, not streams or protocols: that halves the work per request, and lets a
+connection decide for itself when it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+
+from millstream.broker.broker import Broker
+from millstream.clock import Timer
+from millstream.config import Address
+from millstream.doors.kafka.connection import Connection
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.memory import Budget, BufferPool
+from millstream.doors.kafka.sessions import FetchSessions
+from millstream.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+SHARED_BYTES = 256 * 1024
+BACKLOG = 1024
+ACCEPTS_PER_TURN = 64
+SWEEP_SECONDS = 10
+IDLE_SECONDS_MAX = 600
+FRAME_SECONDS_MAX = 60
+"""How long a client may stop in the middle of a frame."""
+ACCEPT_PAUSE_SECONDS = 0.1
+
+
+class KafkaDoor:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.loop = asyncio.get_running_loop()
+        self.clock = broker.clock
+        self.metrics = broker.metrics
+        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.shared = memoryview(bytearray(SHARED_BYTES))
+        self.pool = BufferPool()
+        self.budget = Budget(broker.config.inflight_bytes_max)
+        self._sessions = FetchSessions()
+        self._connections: set[Connection] = set()
+        self._listener: socket.socket | None = None
+        self._address = Address("", 0)
+        self._sweeper: Timer | None = None
+
+    def start(self, address: Address) -> Address:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        try:
+            listener.bind((address.host, address.port))
+        except OSError as error:
+            listener.close()
+            raise StartupError(
+                f"cannot listen on {address} for Kafka clients: {error.strerror or error}; "
+                "free the port, or choose another with --kafka HOST:PORT (port 0 takes a free one)"
+            ) from error
+        listener.listen(BACKLOG)
+        self._listener = listener
+        self._address = Address(address.host, listener.getsockname()[1])
+        self.loop.add_reader(listener.fileno(), self._accept)
+        self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
+        return self._address
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connected, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("cannot accept a connection: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._pause_accepting()
+                return
+            if len(self._connections) >= self.broker.config.connections_max:
+                logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+                connected.close()
+                continue
+            self._welcome(connected, peer[0])
+
+    def _pause_accepting(self) -> None:
+        """Out of descriptors: let connections end before looking again, or the loop would spin."""
+        listener = self._listener
+        assert listener is not None
+        self.loop.remove_reader(listener.fileno())
+        self.loop.call_later(
+            ACCEPT_PAUSE_SECONDS,
+            lambda: self.loop.add_reader(listener.fileno(), self._accept) if self._listener is listener else None,
+        )
+
+    def _welcome(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        local_host, local_port = connected.getsockname()[:2]
+        context = Context(self.broker, self._sessions, peer, local_host, local_port)
+        self._connections.add(Connection(self, connected, context))
+        self.metrics.connections_opened += 1
+        self.metrics.connections_active += 1
+
+    def forget(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self.metrics.connections_closed += 1
+            self.metrics.connections_active -= 1
+
+    def give_buffer(self, buffer: bytearray) -> None:
+        self.pool.give(buffer)
+        self.budget.give(len(buffer))
+
+    def _sweep(self) -> None:
+        """Closes connections that have been idle too long, or stuck in the middle of a frame."""
+        now = self.clock.monotonic()
+        for connection in list(self._connections):
+            quiet = now - connection.last_used
+            limit = FRAME_SECONDS_MAX if connection.is_inside_frame else IDLE_SECONDS_MAX
+            if connection.is_idle and quiet > limit:
+                logger.info("closing a connection that was quiet for %d s", quiet)
+                connection.close()
+        self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
+
+    async def close(self) -> None:
+        """Stops accepting, lets answers that are under way leave, then closes every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._listener is not None:
+            self.loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._connections):
+            connection.close()

@@ -1,0 +1,58 @@
+"""What the door may hold in memory: a budget for frames, and a pool so that large ones are not allocated each time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+
+class Budget:
+    """Bytes in flight over all connections. Whoever does not fit waits in line, and its connection is not read."""
+
+    __slots__ = ("_waiting", "free", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.free = limit
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def take(self, size: int) -> bool:
+        if size > self.free or self._waiting:
+            return False
+        self.free -= size
+        return True
+
+    def wait(self, size: int, ready: Callable[[], None]) -> None:
+        """Calls back once `size` bytes are taken for the caller."""
+        self._waiting.append((size, ready))
+
+    def give(self, size: int) -> None:
+        self.free += size
+        while self._waiting and self._waiting[0][0] <= self.free:
+            wanted, ready = self._waiting.popleft()
+            self.free -= wanted
+            ready()
+
+
+class BufferPool:
+    """Buffers of two sizes that are used again: for the beginning of any frame, and for a full batch of most clients."""
+
+    SMALL = 64 << 10
+    LARGE = (1 << 20) + (64 << 10)
+    KEPT_MAX = 8
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[bytearray]] = {self.SMALL: [], self.LARGE: []}
+
+    def size_for(self, size: int) -> int:
+        """How large a buffer for so many bytes will be."""
+        return self.SMALL if size <= self.SMALL else max(size, self.LARGE)
+
+    def take(self, size: int) -> bytearray:
+        kept = self._kept.get(size)
+        return kept.pop() if kept else bytearray(size)
+
+    def give(self, buffer: bytearray) -> None:
+        kept = self._kept.get(len(buffer))
+        if kept is not None and len(kept) < self.KEPT_MAX:
+            kept.append(buffer)

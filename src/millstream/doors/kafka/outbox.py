@@ -1,0 +1,80 @@
+"""The sending side of a connection: bytes and file ranges, in order, without blocking and without copying files."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+
+from millstream.log.slice import Slice
+
+COPY_BYTES_MAX = 16 * 1024
+"""A range up to this size is cheaper to copy next to its header than to send with a system call of its own."""
+Chunk = bytes | Slice
+
+
+class Outbox:
+    __slots__ = ("_chunks", "_done", "socket")
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._chunks: deque[Chunk | memoryview] = deque()
+        self._done = 0
+        """How much of the first chunk, if it is a file range, has been sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def put(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+
+    def send(self) -> int:
+        """Sends what the socket takes and answers with how much; raises OSError if the peer is gone."""
+        sent = 0
+        chunks = self._chunks
+        while chunks:
+            first = chunks[0]
+            count = self._send_range(first) if isinstance(first, Slice) else self._send_bytes()
+            if count < 0:
+                break
+            sent += count
+        return sent
+
+    def _send_bytes(self) -> int:
+        """The run of byte chunks at the front as one send; -1 if the socket is full."""
+        run: list[bytes | memoryview] = []
+        while self._chunks and not isinstance(self._chunks[0], Slice):
+            run.append(self._chunks.popleft())  # type: ignore[arg-type]
+        data = run[0] if len(run) == 1 else b"".join(run)
+        flags = socket.MSG_MORE if self._chunks else 0
+        try:
+            count = self.socket.send(data, flags)
+        except (BlockingIOError, InterruptedError):
+            self._chunks.appendleft(data)
+            return -1
+        if count < len(data):
+            self._chunks.appendleft(memoryview(data)[count:])
+        return count
+
+    def _send_range(self, chunk: Slice) -> int:
+        assert chunk.file is not None
+        try:
+            count = os.sendfile(
+                self.socket.fileno(), chunk.file.fd, chunk.position + self._done, chunk.size - self._done
+            )
+        except (BlockingIOError, InterruptedError):
+            return -1
+        if count == 0:
+            raise ConnectionAbortedError(f"{chunk.file.path} is shorter than the answer that was promised from it")
+        self._done += count
+        if self._done == chunk.size:
+            self._chunks.popleft()
+            self._done = 0
+        return count
+
+
+def pieces(chunk: Slice) -> Chunk:
+    """A slice as it is best sent: small ones and those in memory as bytes."""
+    if chunk.file is None or chunk.size <= COPY_BYTES_MAX:
+        return chunk.to_bytes()
+    return chunk

@@ -1,0 +1,96 @@
+"""The few file operations that durability depends on, behind one object.
+
+Everything that decides what survives a crash goes through a `Disk`: writing, truncating, syncing, renaming. Tests replace
+it with one that forgets whatever was not synced (`millstream.testing.disk.ForgetfulDisk`). Reading does not matter for
+durability and goes straight to the operating system.
+
+Rules of the real disk, which callers rely on:
+- A new name (file, directory, rename) is durable only after `sync_directory` on its parent.
+- `sync` makes a file's bytes and its length durable. If it fails, what was written since the last good sync may be gone
+  although a read still shows it: the caller must stop trusting the file, and must not retry.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+
+from millstream.log.slice import OpenFile
+
+
+class Disk:
+    def open(self, path: str, create: bool = False) -> OpenFile:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OpenFile(path, os.open(path, flags, 0o644))
+
+    def append(self, file: OpenFile, data: memoryview | bytes | bytearray) -> None:
+        """Writes all of `data` at the end of the file; raises OSError with the file possibly longer than before."""
+        written = os.write(file.fd, data)
+        if written != len(data):
+            rest = memoryview(data)[written:]
+            while rest:
+                rest = rest[os.write(file.fd, rest) :]
+
+    def rewrite(self, path: str, position: int, data: memoryview | bytes) -> None:
+        """Writes bytes over the same bytes, in place: makes pages dirty again whose earlier sync may have failed."""
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            while data:
+                written = os.pwrite(fd, data, position)
+                data, position = data[written:], position + written
+        finally:
+            os.close(fd)
+
+    def truncate(self, file: OpenFile, size: int) -> None:
+        os.ftruncate(file.fd, size)
+
+    def sync(self, file: OpenFile) -> None:
+        os.fdatasync(file.fd)
+
+    def map(self, file: OpenFile, size: int) -> mmap.mmap:
+        """Maps the first `size` bytes, growing the file to that size where it is shorter."""
+        if os.fstat(file.fd).st_size < size:
+            os.ftruncate(file.fd, size)
+        return mmap.mmap(file.fd, size)
+
+    def sync_map(self, file: OpenFile, mapped: mmap.mmap) -> None:
+        mapped.flush()
+        os.fsync(file.fd)
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory and its parents; each new name is durable when this returns."""
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for directory in reversed(missing):
+            os.mkdir(directory)
+            self.sync_directory(os.path.dirname(directory))
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Gives a file new content as one step: after a crash it holds the old content or the new."""
+        temporary = path + ".new"
+        if os.path.exists(temporary):
+            self.remove(temporary)
+        file = self.open(temporary, create=True)
+        self.append(file, data)
+        self.sync(file)
+        self.rename(temporary, path)
+        self.sync_directory(os.path.dirname(path))

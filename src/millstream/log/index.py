@@ -1,0 +1,130 @@
+"""The sparse index of one segment, for offsets and for times at once.
+
+    offset  size  field
+         0     4  base offset of a batch, relative to the segment's
+         4     4  position of that batch in the segment file
+         8     8  largest timestamp of all batches before it in the segment
+
+One entry about every `index.interval.bytes`; entries only grow in all three fields, so one bisection serves "where is
+offset N", "where may time T begin" and "which batch starts below position P". The file is memory-mapped and grows by
+doubling; behind the last entry it is zero.
+
+Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last checkpoint,
+which syncs them; what lies above is written again while the tail is scanned. A reader that finds an entry pointing at
+anything but the batch it names has the whole index rebuilt.
+"""
+
+from __future__ import annotations
+
+import os
+from mmap import mmap
+from struct import Struct
+
+from millstream.log.disk import Disk
+from millstream.log.slice import OpenFile
+
+_ENTRY = Struct(">IIq")
+ENTRY_BYTES = _ENTRY.size
+_FIRST_CAPACITY = 256
+NO_TIME = -1
+
+
+class Index:
+    __slots__ = ("_capacity", "_disk", "_file", "_map", "count", "path")
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        """An index over what may be on disk already. The file is opened, or made, with the first use."""
+        self._disk = disk
+        self.path = path
+        self._file: OpenFile | None = None
+        self._map: mmap | None = None
+        self._capacity = 0
+        self.count = 0
+
+    def load(self, size_max: int) -> bool:
+        """Takes over the entries on disk that lie below a position; False if there is no usable file."""
+        try:
+            size = os.stat(self.path).st_size
+        except FileNotFoundError:
+            return False
+        if size % ENTRY_BYTES or size == 0:
+            return False
+        self._open(size // ENTRY_BYTES)
+        # Entries grow and are never at position 0, so the zeros behind the last one end the run.
+        low, high = 0, self._capacity
+        while low < high:
+            middle = (low + high) // 2
+            if 0 < self.entry(middle)[1] < size_max:
+                low = middle + 1
+            else:
+                high = middle
+        self.count = low
+        return True
+
+    def entry(self, at: int) -> tuple[int, int, int]:
+        """Relative offset, position, and largest timestamp before it."""
+        if self._map is None:
+            self._open(self.count)
+        relative, position, timestamp = _ENTRY.unpack_from(self._map, at * ENTRY_BYTES)  # type: ignore[arg-type]
+        return relative, position, timestamp
+
+    def add(self, relative: int, position: int, timestamp: int) -> None:
+        if self.count >= self._capacity:
+            self._open(max(_FIRST_CAPACITY, self.count * 2))
+        assert self._map is not None
+        _ENTRY.pack_into(self._map, self.count * ENTRY_BYTES, relative, position, timestamp)
+        self.count += 1
+
+    def position_of(self, relative: int) -> int:
+        """A position at or before the batch that holds a relative offset."""
+        return self._last_at_most(0, relative)
+
+    def position_below(self, position: int) -> int:
+        """The last indexed batch that starts at or before a position."""
+        return self._last_at_most(1, position)
+
+    def position_of_time(self, timestamp: int) -> int:
+        """A position before which every record is older than `timestamp`."""
+        return self._last_at_most(2, timestamp - 1)
+
+    def _last_at_most(self, field: int, value: int) -> int:
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[field] <= value:
+                low = middle + 1
+            else:
+                high = middle
+        return self.entry(low - 1)[1] if low else 0
+
+    def cut(self, position: int) -> None:
+        """Forgets the entries of batches that start at or behind a position."""
+        while self.count and self.entry(self.count - 1)[1] >= position:
+            self.count -= 1
+        self.close()
+
+    def clear(self) -> None:
+        self.count = 0
+        if self._map is None and os.path.exists(self.path):
+            self._open(1)
+        self.close()
+
+    def sync(self) -> None:
+        if self._map is not None and self._file is not None:
+            self._disk.sync_map(self._file, self._map)
+
+    def close(self) -> None:
+        """Lets go of the file until the next use, cut to its entries so that nothing stale lies behind them."""
+        if self._map is not None and self._file is not None:
+            self._map.close()
+            self._disk.truncate(self._file, self.count * ENTRY_BYTES)
+        self._map = self._file = None
+        self._capacity = 0
+
+    def _open(self, capacity: int) -> None:
+        if self._map is not None:
+            self._map.close()
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+        self._map = self._disk.map(self._file, capacity * ENTRY_BYTES)
+        self._capacity = capacity

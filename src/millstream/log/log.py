@@ -1,0 +1,512 @@
+"""One partition on disk: segments, and the rules by which they grow.
+
+    start          durable            end
+      |---- readers ----|-- unsynced --|
+
+Rules
+-----
+1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when a sync
+   that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
+2. Readers see nothing at or above `durable`.
+3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
+   retried, because after a failed sync the operating system may report success without having written anything.
+4. A failed write (disk full) costs its request: the file is cut back to where it was, or the log goes read-only.
+5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
+
+Recovery lives in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+
+from millstream.clock import Clock
+from millstream.errors import Code, LogReadOnly, RequestError
+from millstream.log.answers import Appended, TimedOffset
+from millstream.log.checkpoint import Checkpoint
+from millstream.log.config import LogConfig
+from millstream.log.disk import Disk
+from millstream.log.flusher import Flusher
+from millstream.log.producers import Producers
+from millstream.log.segment import RELATIVE_OFFSET_MAX, Segment
+from millstream.log.slice import OpenFile, Slice
+from millstream.promise import Promise
+from millstream.records import codec
+from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
+
+logger = logging.getLogger(__name__)
+
+LEADER_EPOCH = 0
+CHECKPOINT_BYTES = 64 << 20
+"""How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
+CURSORS_MAX = 64
+"""Remembered places where readers left off, so that reading on needs no search."""
+
+
+class Log:
+    """Implements `stores.base.PartitionLog` on files."""
+
+    __slots__ = (
+        "_checkpoint_due",
+        "_cursors",
+        "_directory_dirty",
+        "_disk",
+        "_durable_mark",
+        "_flush_timer",
+        "_flusher",
+        "_sync_target",
+        "_synced",
+        "_unsynced_batches",
+        "_unsynced_segments",
+        "_waiting",
+        "_wakers",
+        "clock",
+        "closed",
+        "compacted_to",
+        "config",
+        "directory",
+        "durable",
+        "end",
+        "failure",
+        "name",
+        "producers",
+        "segments",
+        "start",
+        "unsynced_bytes",
+    )
+
+    def __init__(
+        self, name: str, directory: str, config: LogConfig, disk: Disk, clock: Clock, flusher: Flusher
+    ) -> None:
+        self.name = name
+        self.directory = directory
+        self.config = config
+        self._disk = disk
+        self.clock = clock
+        self._flusher = flusher
+        self.segments: list[Segment] = []
+        self.start = 0
+        self.durable = 0
+        self.end = 0
+        self.producers = Producers()
+        self.failure: str | None = None
+        self.closed = False
+        self.compacted_to = 0
+        """Below this offset compaction has nothing to do; found anew after a restart."""
+        self.unsynced_bytes = 0
+        self._unsynced_batches = 0
+        self._unsynced_segments: list[Segment] = []
+        self._directory_dirty = False
+        self._durable_mark: tuple[int, int] = (0, 0)
+        """Base offset of the segment and the position in it up to which readers may read."""
+        self._synced: tuple[int, int, int] = (0, 0, 0)
+        """The offset, and segment and position, up to which the disk has everything: what a checkpoint may say."""
+        self._sync_target: tuple[int, tuple[int, int], int, int] | None = None
+        self._waiting: deque[tuple[int, Promise[Appended], Appended]] = deque()
+        self._wakers: dict[Callable[[], None], None] | None = None
+        self._cursors: dict[int, tuple[Segment, int]] | None = None
+        self._checkpoint_due = 0
+        self._flush_timer = False
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        if self.failure is not None:
+            return Promise.failed(LogReadOnly(self.name, self.failure))
+        if self.closed:
+            return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed"))
+        if header.producer_id != NO_PRODUCER:
+            try:
+                repeated = self.producers.find_repeat(header)
+            except RequestError as error:
+                return Promise.failed(error)
+            if repeated is not None:
+                return self._when_durable(repeated + header.last_offset_delta + 1, Appended(repeated, self.start, True))
+        base = self.end
+        patch_offset(batch, base, header.length, LEADER_EPOCH)
+        try:
+            segment = self._segment_for(len(batch))
+            segment.append(batch, header, base, self.config.index_interval_bytes)
+        except OSError as error:
+            return Promise.failed(self._undo_write(error))
+        self.end = base + header.last_offset_delta + 1
+        if header.producer_id != NO_PRODUCER:
+            self.producers.note(header, base, self.clock.now_ms())
+        self.unsynced_bytes += len(batch)
+        self._unsynced_batches += 1
+        answer = Appended(base, self.start)
+        flush = self.config.flush
+        if flush.batches == 1:
+            self._flusher.request(self)
+            return self._when_durable(self.end, answer)
+        self._publish(self.end, (segment.base_offset, segment.size))
+        if flush.batches is not None and self._unsynced_batches >= flush.batches:
+            self._flusher.request(self)
+        elif flush.ms is not None and not self._flush_timer:
+            self._flush_timer = True
+            self.clock.call_later(flush.ms / 1000, self._flush_by_time)
+        return Promise.of(answer)
+
+    def _when_durable(self, offset: int, answer: Appended) -> Promise[Appended]:
+        if offset <= self.durable:
+            return Promise.of(answer)
+        promise: Promise[Appended] = Promise()
+        self._waiting.append((offset, promise, answer))
+        return promise
+
+    def _segment_for(self, size: int) -> Segment:
+        if self.segments:
+            active = self.segments[-1]
+            fits = active.size + size <= self.config.segment_bytes
+            if active.size == 0 or (fits and self.end - active.base_offset < RELATIVE_OFFSET_MAX):
+                return active
+        return self.roll()
+
+    def roll(self) -> Segment:
+        """Starts a new segment at `end`."""
+        if not self.segments:
+            self._disk.make_directory(self.directory)
+        segment = Segment(self._disk, self.directory, self.end, 0)
+        segment.create()
+        self._directory_dirty = True
+        if self.segments:
+            self._unsynced_segments.append(self.segments[-1])
+        self.segments.append(segment)
+        if len(self.segments) == 1:
+            self._durable_mark = (segment.base_offset, 0)
+            self._synced = (self.end, segment.base_offset, 0)
+            self._checkpoint_due = CHECKPOINT_BYTES
+        return segment
+
+    def _undo_write(self, error: OSError) -> RequestError:
+        """After a failed write: cut the file back, so that the next batch does not follow half of this one."""
+        try:
+            if self.segments:
+                active = self.segments[-1]
+                self._disk.truncate(active.file, active.size)
+        except OSError:
+            return self._fail(error)
+        logger.error("cannot append to %s: %s", self.name, error)
+        return RequestError(Code.KAFKA_STORAGE_ERROR, f"cannot append to {self.name}: {error}")
+
+    # -- flushing ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> Promise[None]:
+        if self.failure is not None:
+            return Promise.failed(LogReadOnly(self.name, self.failure))
+        done: Promise[None] = Promise()
+        if not self.unsynced_bytes:
+            done.settle(None)
+            return done
+        synced: Promise[Appended] = Promise()
+        synced.then(lambda promise: done.fail(promise.error) if promise.error else done.settle(None))
+        # Settled by the sync itself, also where readers may see the bytes already (flush=os): hence an offset of its own.
+        self._waiting.append((self.end, synced, Appended(self.end, self.start)))
+        self._flusher.request(self)
+        return done
+
+    def _flush_by_time(self) -> None:
+        self._flush_timer = False
+        if self.unsynced_bytes and self.failure is None and not self.closed:
+            self._flusher.request(self)
+
+    def begin_sync(self) -> Callable[[], None] | None:
+        if self.failure is not None or not self.segments or not self.unsynced_bytes or self.closed:
+            return None
+        active = self.segments[-1]
+        self._sync_target = (
+            self.end,
+            (active.base_offset, active.size),
+            self.unsynced_bytes,
+            self._unsynced_batches,
+        )
+        older, self._unsynced_segments = self._unsynced_segments, []
+        directory = self.directory if self._directory_dirty else None
+        self._directory_dirty = False
+        return lambda: self._sync([segment.file for segment in older], active.file, directory)
+
+    def _sync(self, older: list[OpenFile], active: OpenFile, directory: str | None) -> None:
+        """Runs in a thread: touches nothing but the files it is given."""
+        for file in older:
+            self._disk.sync(file)
+        self._disk.sync(active)
+        if directory is not None:
+            self._disk.sync_directory(directory)
+
+    def end_sync(self, error: OSError | None) -> None:
+        assert self._sync_target is not None
+        end, mark, synced_bytes, synced_batches = self._sync_target
+        self._sync_target = None
+        if error is not None:
+            self._fail(error)
+            return
+        self.unsynced_bytes -= synced_bytes
+        self._unsynced_batches -= synced_batches
+        self._checkpoint_due -= synced_bytes
+        self._synced = (end, *mark)
+        waiting = self._waiting
+        ready = []
+        while waiting and waiting[0][0] <= end:
+            ready.append(waiting.popleft())
+        if end > self.durable:
+            self._publish(end, mark)
+        for _, promise, answer in ready:
+            promise.settle(answer)
+
+    def _publish(self, end: int, mark: tuple[int, int]) -> None:
+        self.durable = end
+        self._durable_mark = mark
+        if self._wakers:
+            for waker in list(self._wakers):
+                waker()
+
+    def _fail(self, error: OSError) -> RequestError:
+        self.failure = str(error)
+        refusal = LogReadOnly(self.name, self.failure)
+        logger.critical("%s is read-only until the broker restarts: %s", self.name, error)
+        waiting, self._waiting = self._waiting, deque()
+        for _, promise, _ in waiting:
+            promise.fail(refusal)
+        for waker in list(self._wakers or ()):
+            waker()
+        return refusal
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        if offset < self.start or offset > self.end:
+            return Promise.failed(
+                RequestError(
+                    Code.OFFSET_OUT_OF_RANGE, f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
+                )
+            )
+        if offset >= self.durable:
+            return Promise.of(Slice(0, offset))
+        place = self._find(offset)
+        if place is None:
+            return Promise.of(Slice(0, offset))
+        segment, position = place
+        limit = self._limit(segment)
+        if limit - position <= bytes_max:
+            end, next_offset = limit, self._offset_behind(segment)
+        else:
+            end, next_offset = segment.cut_at_batch(position, bytes_max, limit)
+        self._remember(next_offset, segment, end)
+        return Promise.of(Slice(end - position, next_offset, file=segment.file, position=position))
+
+    def _limit(self, segment: Segment) -> int:
+        base, position = self._durable_mark
+        return segment.size if segment.base_offset < base else position if segment.base_offset == base else 0
+
+    def _offset_behind(self, segment: Segment) -> int:
+        """The offset that comes after everything readable in a segment."""
+        if segment.base_offset == self._durable_mark[0]:
+            return self.durable
+        at = self._segment_index(segment.base_offset)
+        return self.segments[at + 1].base_offset if at + 1 < len(self.segments) else self.end
+
+    def _segment_index(self, offset: int) -> int:
+        return bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1
+
+    def _find(self, offset: int) -> tuple[Segment, int] | None:
+        """The segment and position of the first readable batch that reaches `offset`."""
+        if self._cursors is not None:
+            place = self._cursors.get(offset)
+            if place is not None and place[1] < self._limit(place[0]):
+                return place
+        at = max(self._segment_index(offset), 0)
+        while at < len(self.segments):
+            segment = self.segments[at]
+            found = segment.locate(offset, self._limit(segment))
+            if found is not None:
+                return segment, found[0]
+            at += 1
+        return None
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        if self._cursors is None:
+            self._cursors = {}
+        elif len(self._cursors) >= CURSORS_MAX and offset not in self._cursors:
+            del self._cursors[next(iter(self._cursors))]
+        self._cursors[offset] = (segment, position)
+
+    def forget_cursors(self) -> None:
+        """Whenever segments are replaced or removed."""
+        self._cursors = None
+
+    def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
+        for segment in self.segments:
+            limit = self._limit(segment)
+            if limit == 0 or segment.max_timestamp < timestamp:
+                continue
+            segment.load_index()
+            for position, header in segment.walk(segment.index.position_of_time(timestamp), limit):
+                if header.max_timestamp < timestamp or header.last_offset < self.start:
+                    continue
+                for record in codec.decode(self._batch(segment, position, header)):
+                    if record.timestamp >= timestamp and record.offset >= self.start:
+                        return Promise.of(TimedOffset(record.offset, record.timestamp))
+        return Promise.of(None)
+
+    def find_max_time(self) -> Promise[TimedOffset | None]:
+        newest = max((s.max_timestamp for s in self.segments if self._limit(s)), default=-1)
+        return self.find_time(newest) if newest >= 0 else Promise.of(None)
+
+    def _batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
+        return Slice(header.size, 0, file=segment.file, position=position).to_bytes()
+
+    # -- shrinking ---------------------------------------------------------------------------------------------------
+
+    def trim(self, offset: int) -> Promise[int]:
+        if offset > self.durable or offset < 0:
+            detail = f"{self.name} ends at {self.durable}; it cannot be trimmed to {offset}"
+            return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
+        if offset > self.start:
+            self.start = offset
+            self.write_checkpoint()
+            self.drop_segments_below(offset)
+        return Promise.of(self.start)
+
+    def drop_segments_below(self, offset: int) -> None:
+        """Removes whole segments that lie below an offset; the last segment always stays."""
+        dropped = False
+        while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
+            segment = self.segments.pop(0)
+            if segment in self._unsynced_segments:
+                self._unsynced_segments.remove(segment)
+            self.remove_files(segment)
+            dropped = True
+        if dropped:
+            self.forget_cursors()
+            self._directory_dirty = True
+
+    def drop_from_front(self, offset: int) -> int:
+        """Retention's way to `trim`: whole segments only; answers with how many bytes went."""
+        before = self.size_bytes()
+        # The name of the segment that stays must be durable first: it is what tells the end of an emptied log.
+        self._disk.sync_directory(self.directory)
+        self.start = max(self.start, offset)
+        self.drop_segments_below(offset)
+        return before - self.size_bytes()
+
+    def remove_files(self, segment: Segment) -> None:
+        segment.let_go()
+        for path in (segment.path, segment.index.path):
+            try:
+                self._disk.remove(path)
+            except FileNotFoundError:
+                continue
+
+    def truncate(self, offset: int) -> Promise[int]:
+        if offset >= self.end:
+            return Promise.of(self.end)
+        if self._sync_target is not None or self._waiting:
+            return Promise.failed(RequestError(Code.INVALID_REQUEST, f"{self.name} has appends in flight"))
+        while len(self.segments) > 1 and self.segments[-1].base_offset >= offset:
+            self.remove_files(self.segments.pop())
+        active = self.segments[-1]
+        found = active.locate(offset, active.size)
+        position = found[0] if found is not None else active.size
+        if found is not None and found[1].base_offset < offset:
+            # Batches are never split: the whole batch that holds the offset goes.
+            offset = found[1].base_offset
+        self._disk.truncate(active.file, position)
+        active.size = position
+        active.index.cut(position)
+        active.resume_index()
+        self._disk.sync(active.file)
+        self.end = self.durable = max(offset, active.base_offset)
+        self._durable_mark = (active.base_offset, position)
+        self._synced = (self.end, *self._durable_mark)
+        self.start = min(self.start, self.end)
+        self.producers.forget_from(self.end)
+        self.unsynced_bytes = self._unsynced_batches = 0
+        self.forget_cursors()
+        self.write_checkpoint()
+        return Promise.of(self.end)
+
+    # -- the books ---------------------------------------------------------------------------------------------------
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        if self._wakers is None:
+            self._wakers = {}
+        wakers = self._wakers
+        wakers[callback] = None
+        return lambda: wakers.pop(callback, None)
+
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    def keep_checkpoint(self) -> None:
+        """Now and then: a new checkpoint where one is due, or first the sync that it needs."""
+        if self.failure is not None or self.closed:
+            return
+        if self._checkpoint_due < 0:
+            self.write_checkpoint()
+        elif self.unsynced_bytes > CHECKPOINT_BYTES:
+            self._flusher.request(self)
+
+    def checkpoint_reaches(self, segment: Segment) -> bool:
+        return self._synced[1] > segment.base_offset
+
+    def write_checkpoint(self) -> None:
+        """Records what is synced as sound. Never more than that: appends may be in flight."""
+        if not self.segments:
+            return
+        for segment in self.segments:
+            if segment.is_open:
+                segment.index.sync()
+        offset, base, position = self._synced
+        Checkpoint(self.start, base, position, offset, self._producers_at(offset)).write(self._disk, self.directory)
+        self._checkpoint_due = CHECKPOINT_BYTES
+
+    def _producers_at(self, offset: int) -> list[list[object]]:
+        if offset == self.end:
+            return self.producers.to_state()
+        settled = Producers.from_state(self.producers.to_state())
+        settled.forget_from(offset)
+        return settled.to_state()
+
+    def restore(self, start: int, end: int, producers: Producers) -> None:
+        """Takes over what recovery found: everything in the segments is sound and synced."""
+        self.start, self.end, self.durable = start, end, end
+        self.producers = producers
+        if self.segments:
+            self._durable_mark = (self.segments[-1].base_offset, self.segments[-1].size)
+            self.segments[-1].resume_index()
+        self._synced = (end, *self._durable_mark)
+        self._checkpoint_due = CHECKPOINT_BYTES
+
+    def close(self) -> None:
+        """A clean shutdown: everything synced and checkpointed, so that the next start scans nothing."""
+        if self.closed:
+            return
+        if self.failure is None and self.segments:
+            for segment in [*self._unsynced_segments, self.segments[-1]]:
+                self._disk.sync(segment.file)
+            self._publish(self.end, (self.segments[-1].base_offset, self.segments[-1].size))
+            self._synced = (self.end, *self._durable_mark)
+            self.write_checkpoint()
+        self.closed = True
+        for segment in self.segments:
+            segment.let_go()
+
+    def abandon(self) -> None:
+        """The topic is gone: whoever waits is told so, and nothing is written any more."""
+        self.closed = True
+        waiting, self._waiting = self._waiting, deque()
+        for _, promise, _ in waiting:
+            promise.fail(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted"))
+        for waker in list(self._wakers or ()):
+            waker()
+        self.let_go_of_idle_segments()
+        if self.segments:
+            self.segments[-1].let_go()
+
+    def let_go_of_idle_segments(self) -> None:
+        """Closes the descriptors of all but the last segment; a reader opens them again when it comes by."""
+        for segment in self.segments[:-1]:
+            segment.let_go()

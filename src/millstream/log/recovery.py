@@ -1,0 +1,177 @@
+"""Opening a log: what a crash may have left, and what is made of it.
+
+| found | what is done |
+|---|---|
+| a checkpoint, and nothing behind it | nothing is scanned: the time does not depend on how much is stored |
+| bytes behind the checkpoint | walked batch by batch with checksums, written again in place and synced; then a new checkpoint |
+| a torn or damaged batch among them | the segment is cut there; what was cut is set aside unless it is only zeros |
+| segments behind a cut | set aside: below them is a hole |
+| no checkpoint, or a damaged one | the whole log is walked; a damaged one is set aside |
+| temporary files of our own (`.new`, `.cleaned`) | removed: they are written again from what they were made of |
+| any other file | set aside |
+
+Why accepted bytes are written again: if the broker died of a failed sync, the operating system may hold pages that look
+written and are not. Writing them again and syncing makes true what readers are about to be told.
+
+"Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+from millstream.log import checkpoint as checkpoints
+from millstream.log.checkpoint import Checkpoint
+from millstream.log.disk import Disk
+from millstream.log.log import Log
+from millstream.log.producers import Producers
+from millstream.log.segment import Segment
+from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, is_sound, read_header
+
+logger = logging.getLogger(__name__)
+
+_SEGMENT_NAME = re.compile(r"(\d{20})\.log")
+_INDEX_NAME = re.compile(r"\d{20}\.index")
+_TEMPORARY = (".new", ".cleaned")
+_READ_BYTES = 1 << 20
+
+
+class Recovery:
+    """Opens one log. `scanned_bytes` and `cut_bytes` say what it took."""
+
+    def __init__(self, log: Log, disk: Disk, set_aside: str) -> None:
+        self._log = log
+        self._disk = disk
+        self._set_aside = set_aside
+        self._scanned: list[Segment] = []
+        self.scanned_bytes = 0
+        self.cut_bytes = 0
+
+    def run(self) -> None:
+        log = self._log
+        if not os.path.isdir(log.directory):
+            return
+        known = self._read_checkpoint()
+        point = known or Checkpoint()
+        bases = self._list_segments()
+        producers = Producers.from_state(point.producers)
+        next_offset = point.next_offset
+        for at, base in enumerate(bases):
+            size = os.stat(os.path.join(log.directory, f"{base:020d}.log")).st_size
+            segment = Segment(self._disk, log.directory, base, size)
+            if known is not None and base < point.segment:
+                log.segments.append(segment)
+                continue
+            position = point.position if base == point.segment and known is not None else 0
+            if position > size:
+                logger.error("%s is shorter than its checkpoint says; walking all of it", segment.path)
+                position, next_offset = 0, base
+            if base != point.segment or known is None:
+                if log.segments and base < next_offset:
+                    self._put_aside(segment.path, "it overlaps the segment before it")
+                    continue
+                next_offset = base
+            log.segments.append(segment)
+            sound, next_offset = self._walk(segment, position, next_offset, producers)
+            if not sound:
+                for behind in bases[at + 1 :]:
+                    self._put_aside(os.path.join(log.directory, f"{behind:020d}.log"), "there is a hole below it")
+                break
+        end = max(next_offset, log.segments[-1].base_offset) if log.segments else next_offset
+        start = max(point.start, log.segments[0].base_offset if log.segments else end)
+        log.restore(min(start, end), end, producers)
+        if self.scanned_bytes or known is None:
+            self._settle()
+        log.drop_segments_below(log.start)
+
+    def _walk(self, segment: Segment, position: int, next_offset: int, producers: Producers) -> tuple[bool, int]:
+        """Takes in the sound batches from a position on and cuts what follows them; whether nothing had to be cut."""
+        size, segment.size = segment.size, position
+        segment.index.load(position)
+        segment.index.close()
+        if position == size:
+            return True, next_offset
+        segment.resume_index()
+        now = self._log.clock.now_ms()
+        with open(segment.path, "rb") as file:
+            while segment.size < size:
+                file.seek(segment.size)
+                batch = memoryview(file.read(HEADER_BYTES))
+                if len(batch) < HEADER_BYTES:
+                    break
+                header = read_header(batch)
+                if header.magic != 2 or header.base_offset < next_offset or header.length < HEADER_BYTES - PREFIX_BYTES:
+                    break
+                if segment.size + header.size > size:
+                    break
+                file.seek(segment.size)
+                batch = memoryview(file.read(header.size))
+                if not is_sound(batch, header):
+                    break
+                self._disk.rewrite(segment.path, segment.size, batch)
+                segment.note(header, header.base_offset, header.size, self._log.config.index_interval_bytes)
+                producers.note(header, header.base_offset, now)
+                next_offset = header.next_offset
+        self._scanned.append(segment)
+        self.scanned_bytes += size - position
+        if segment.size == size:
+            return True, next_offset
+        self._cut(segment, size)
+        return False, next_offset
+
+    def _cut(self, segment: Segment, size: int) -> None:
+        with open(segment.path, "rb") as file:
+            file.seek(segment.size)
+            tail = file.read(size - segment.size)
+        self.cut_bytes += len(tail)
+        if tail.strip(b"\0"):
+            name = self._free_name(f"{os.path.basename(segment.path)}.from-{segment.size}")
+            self._disk.replace(name, tail)
+            logger.warning(
+                "%s: cut %d bytes behind the last sound batch; they are kept in %s", segment.path, len(tail), name
+            )
+        self._disk.truncate(segment.file, segment.size)
+
+    def _settle(self) -> None:
+        """Syncs what was accepted and says so in a checkpoint, so that the next start need not look again."""
+        for segment in self._scanned:
+            self._disk.sync(segment.file)
+        self._disk.sync_directory(self._log.directory)
+        self._log.write_checkpoint()
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        try:
+            return Checkpoint.read(self._log.directory)
+        except (ValueError, TypeError) as error:
+            self._put_aside(os.path.join(self._log.directory, checkpoints.FILE_NAME), str(error))
+            return None
+
+    def _list_segments(self) -> list[int]:
+        bases = []
+        for name in sorted(os.listdir(self._log.directory)):
+            path = os.path.join(self._log.directory, name)
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match:
+                bases.append(int(match[1]))
+            elif name.endswith(_TEMPORARY):
+                self._disk.remove(path)
+            elif name != checkpoints.FILE_NAME and not _INDEX_NAME.fullmatch(name):
+                self._put_aside(path, "it is no file of a log")
+        return bases
+
+    def _put_aside(self, path: str, why: str) -> None:
+        target = self._free_name(os.path.basename(path))
+        self._disk.rename(path, target)
+        self._disk.sync_directory(os.path.dirname(path))
+        logger.warning("set %s aside as %s: %s", path, target, why)
+
+    def _free_name(self, name: str) -> str:
+        self._disk.make_directory(self._set_aside)
+        stem = os.path.join(self._set_aside, f"{self._log.name}.{name}")
+        candidate, number = stem, 1
+        while os.path.exists(candidate):
+            number += 1
+            candidate = f"{stem}.{number}"
+        return candidate

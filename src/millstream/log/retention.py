@@ -1,0 +1,40 @@
+"""What a log drops by itself: whole segments, oldest first, by age and by size."""
+
+from __future__ import annotations
+
+import logging
+
+from millstream.log.log import Log
+
+logger = logging.getLogger(__name__)
+
+
+def expire(log: Log) -> None:
+    """Rolls a segment that is old enough, then removes what `retention.ms` and `retention.bytes` no longer allow."""
+    if not log.segments:
+        return
+    config, now = log.config, log.clock.now_ms()
+    active = log.segments[-1]
+    if active.size and now - active.first_timestamp >= config.segment_ms:
+        log.roll()
+    if not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
+        return
+    oldest = now - config.retention_ms if config.retention_ms >= 0 else None
+    total = log.size_bytes()
+    keep_from = log.segments[0].base_offset
+    for segment in log.segments:
+        if segment.size == 0:
+            break
+        too_old = oldest is not None and segment.max_timestamp < oldest
+        too_much = 0 <= config.retention_bytes <= total - segment.size
+        if not (too_old or too_much):
+            break
+        total -= segment.size
+        following = [other.base_offset for other in log.segments if other.base_offset > segment.base_offset]
+        keep_from = following[0] if following else log.end
+    keep_from = min(keep_from, log.durable)
+    if keep_from > log.segments[0].base_offset:
+        if keep_from > log.segments[-1].base_offset:
+            log.roll()
+        dropped = log.drop_from_front(keep_from)
+        logger.info("%s: retention removed %d bytes; it starts at %d now", log.name, dropped, log.start)

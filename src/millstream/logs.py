@@ -1,0 +1,117 @@
+"""Structured logs on the standard library's logging: text for a person at a terminal, a JSON object a line otherwise.
+
+A line says what happened in words that never vary, and carries what varies as fields:
+
+    log = Log(__name__)
+    log.error("log is read-only", partition="orders-3", cause=error)
+
+    14:02:11.093 ERROR log is read-only  partition=orders-3 cause="[Errno 5] Input/output error"
+    {"time": "2025-11-04T14:02:11.093Z", "level": "error", "logger": "millstream.log", "event": "log is read-only", ...}
+
+Everything goes to standard error: standard output belongs to the line `ready ...`. Records of plain `logging` loggers
+(libraries, asyncio) come out the same way, without fields. No structlog: it costs 4 MB and 50 ms at start.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+_FIELDS = "millstream_fields"
+_COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
+
+
+class Log:
+    """A logger whose methods take fields by name. Levels that are off cost one comparison."""
+
+    __slots__ = ("logger",)
+
+    def __init__(self, name: str) -> None:
+        self.logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        self._log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, error: BaseException | None = None, **fields: object) -> None:
+        """For errors nobody expected: with the traceback of `error`, or of the exception that is being handled."""
+        self._log(logging.ERROR, event, fields, trace=error or True)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], trace: BaseException | bool = False) -> None:
+        if self.logger.isEnabledFor(level):
+            # `%` in the event is text: arguments are never interpolated into it.
+            self.logger.log(level, "%s", event, exc_info=trace, extra={_FIELDS: fields})
+
+
+def configure(level: str, form: str = "auto", stream: TextIO | None = None) -> None:
+    """Sets up logging for this process; `form` is `text`, `json`, or `auto`: by whether `stream` is a terminal."""
+    stream = stream if stream is not None else sys.stderr
+    terminal = stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        TextFormatter(colour=terminal) if form == "text" or (form == "auto" and terminal) else JsonFormatter()
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields = getattr(record, _FIELDS, None)
+    return fields if isinstance(fields, dict) else {}
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, colour: bool = False) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = f"{record.levelname:<7}"
+        if self._colour and (code := _COLOURS.get(record.levelname)):
+            level = f"{code}{level}\x1b[0m"
+        line = f"{clock}.{int(record.msecs):03d} {level} {_one_line(record.getMessage())}"
+        if fields := _fields(record):
+            line += "  " + " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        # A field must not hide what every line has.
+        line.update((name if name not in line else f"{name}_", value) for name, value in _fields(record).items())
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    # Client ids and topic names come from outside: what could break the line or drive the terminal is escaped.
+    plain = text and text.isprintable() and not any(mark in text for mark in ' "=')
+    return text if plain else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)[1:-1]

@@ -1,0 +1,293 @@
+"""What the broker counts, and how a scrape turns it into Prometheus text.
+
+The hot path only adds to plain integers (`metrics.bytes_in += n`); nothing is labelled, locked or formatted there. At
+a scrape a collector reads them, pulls what the broker knows anyway (offsets, groups) through callables, and
+`prometheus_client` writes the text. That library is imported at the first scrape: a broker that nobody scrapes does
+not carry its 5 MB.
+
+Two families of names: `millstream_...` for what only we have, and the names and labels of kafka_exporter (`kafka_...`)
+for offsets and lag, so that existing dashboards and alerts work without a change. As there, "current" is the first
+offset that readers cannot see yet, so lag counts what a group could have read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+API_KEYS = 128
+"""Kafka's keys are far below; a key that is refused as unknown is not counted here, so hostile ones cost nothing."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Histogram:
+    """Counts in fixed buckets from 50 µs to 10 s: a sync on an NVMe disk up to one on a disk that is about to fail."""
+
+    BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def buckets(self) -> Iterator[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        total = 0
+        for bound, count in zip((*map(str, self.BOUNDS), "+Inf"), self.counts, strict=True):
+            total += count
+            yield bound, total
+
+
+class Metrics:
+    """One per broker; belongs to its event loop."""
+
+    __slots__ = (
+        "batches_in",
+        "bytes_in",
+        "bytes_out",
+        "connections_active",
+        "connections_closed",
+        "connections_opened",
+        "fetch_waits",
+        "produce_seconds",
+        "records_in",
+        "recovered_bytes",
+        "recovered_logs",
+        "request_errors",
+        "requests",
+        "sync_seconds",
+        "syncs",
+        "torn_bytes",
+        "torn_logs",
+    )
+
+    def __init__(self) -> None:
+        self.connections_opened = 0
+        self.connections_closed = 0
+        self.connections_active = 0
+        self.requests = [0] * API_KEYS
+        """Indexed by API key."""
+        self.request_errors = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.records_in = 0
+        """As the batches' headers say; nobody decodes records to count them."""
+        self.batches_in = 0
+        self.fetch_waits = 0
+        """Fetches that found nothing and were parked."""
+        self.syncs = 0
+        self.sync_seconds = Histogram()
+        self.produce_seconds = Histogram()
+        """From the decoded request to the answer, the wait for the sync included."""
+        self.recovered_logs = 0
+        """Logs that were not closed cleanly and had to be scanned."""
+        self.recovered_bytes = 0
+        self.torn_logs = 0
+        """Logs that ended in a batch that was not whole."""
+        self.torn_bytes = 0
+
+
+COUNTERS = {
+    "connections_opened": "Connections accepted.",
+    "connections_closed": "Connections closed, by either side.",
+    "request_errors": "Requests answered with an error.",
+    "bytes_in": "Bytes received from clients.",
+    "bytes_out": "Bytes sent to clients.",
+    "records_in": "Records appended.",
+    "batches_in": "Record batches appended.",
+    "fetch_waits": "Fetches that had to wait for records.",
+    "syncs": "Syncs of log files.",
+    "recovered_logs": "Logs scanned at start because they were not closed cleanly.",
+    "recovered_bytes": "Bytes scanned at start because their log was not closed cleanly.",
+    "torn_logs": "Logs whose torn tail was cut at start.",
+    "torn_bytes": "Bytes of torn tails cut at start.",
+}
+
+
+class PartitionFigures(NamedTuple):
+    topic: str
+    partition: int
+    start: int
+    durable: int
+    """The first offset that readers cannot see yet."""
+    end: int
+    size_bytes: int
+
+
+class Committed(NamedTuple):
+    group: str
+    topic: str
+    partition: int
+    offset: int
+
+
+class GroupFigures(NamedTuple):
+    group: str
+    state: str
+    members: int
+
+
+class Snapshot(NamedTuple):
+    """What the callables gave at one moment, so that the text can be written on another thread."""
+
+    partitions: list[PartitionFigures]
+    committed: list[Committed]
+    groups: list[GroupFigures]
+    brokers: int
+
+
+class Scrape:
+    """The text of `/metrics`. `snapshot` asks the callables (they may give plain tuples) and runs on the event loop."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        topics: Callable[[], Iterable[tuple[str, int, int, int, int, int]]],
+        committed: Callable[[], Iterable[tuple[str, str, int, int]]],
+        groups: Callable[[], Iterable[tuple[str, str, int]]],
+        api_name: Callable[[int], str] = str,
+        brokers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._metrics = metrics
+        self._topics = topics
+        self._committed = committed
+        self._groups = groups
+        self._brokers = brokers
+        self._api_name = api_name
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            [PartitionFigures._make(figures) for figures in self._topics()],
+            [Committed._make(figures) for figures in self._committed()],
+            [GroupFigures._make(figures) for figures in self._groups()],
+            self._brokers(),
+        )
+
+    def text(self, snapshot: Snapshot | None = None) -> bytes:
+        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+        # Not the library's global registry: two brokers in one process (tests, notebooks) must not collide.
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(_Collector(self._metrics, snapshot or self.snapshot(), self._api_name))
+        return generate_latest(registry)
+
+
+class _Collector:
+    """What `prometheus_client` asks during one scrape."""
+
+    def __init__(self, metrics: Metrics, snapshot: Snapshot, api_name: Callable[[int], str]) -> None:
+        self._metrics = metrics
+        self._snapshot = snapshot
+        self._api_name = api_name
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: or `prometheus_client` would collect once just to learn the names."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counted()
+        ends: dict[tuple[str, int], int] = {}
+        yield from self._partitions(ends)
+        yield from self._lag(ends)
+        yield from self._members()
+
+    def _counted(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        metrics = self._metrics
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"millstream_{name}", text, value=getattr(metrics, name))
+        yield GaugeMetricFamily("millstream_connections", "Connections open now.", value=metrics.connections_active)
+        requests = CounterMetricFamily("millstream_requests", "Requests by API.", labels=["api"])
+        for key, count in enumerate(metrics.requests):
+            if count:
+                requests.add_metric([self._api_name(key)], count)
+        yield requests
+        for name, text, histogram in (
+            ("sync_seconds", "Time a sync of a log file took.", metrics.sync_seconds),
+            ("produce_seconds", "Time from a produce request to its answer.", metrics.produce_seconds),
+        ):
+            yield HistogramMetricFamily(
+                f"millstream_{name}", text, buckets=list(histogram.buckets()), sum_value=histogram.sum
+            )
+        yield GaugeMetricFamily("kafka_brokers", "Brokers in the cluster.", value=self._snapshot.brokers)
+
+    def _partitions(self, ends: dict[tuple[str, int], int]) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        labels = ["topic", "partition"]
+        current = GaugeMetricFamily("kafka_topic_partition_current_offset", "Offset of the next record.", labels=labels)
+        oldest = GaugeMetricFamily("kafka_topic_partition_oldest_offset", "Offset of the oldest record.", labels=labels)
+        size = GaugeMetricFamily("millstream_partition_size_bytes", "Bytes the partition's log takes.", labels=labels)
+        unsynced = GaugeMetricFamily(
+            "millstream_partition_unsynced_records", "Records appended but not yet durable.", labels=labels
+        )
+        partitions: Counter[str] = Counter()
+        for figures in self._snapshot.partitions:
+            where = [figures.topic, str(figures.partition)]
+            partitions[figures.topic] += 1
+            ends[figures.topic, figures.partition] = figures.durable
+            current.add_metric(where, figures.durable)
+            oldest.add_metric(where, figures.start)
+            size.add_metric(where, figures.size_bytes)
+            unsynced.add_metric(where, figures.end - figures.durable)
+        count = GaugeMetricFamily("kafka_topic_partitions", "Partitions of the topic.", labels=["topic"])
+        for topic, number in partitions.items():
+            count.add_metric([topic], number)
+        yield from (count, current, oldest, size, unsynced)
+
+    def _lag(self, ends: dict[tuple[str, int], int]) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        labels = ["consumergroup", "topic", "partition"]
+        offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Offset the group committed.", labels=labels)
+        lag = GaugeMetricFamily("kafka_consumergroup_lag", "Records the group has still to read.", labels=labels)
+        offset_sum: Counter[tuple[str, str]] = Counter()
+        lag_sum: Counter[tuple[str, str]] = Counter()
+        for committed in self._snapshot.committed:
+            end = ends.get((committed.topic, committed.partition))
+            if end is None:  # the topic is gone, its offsets not yet
+                continue
+            where = [committed.group, committed.topic, str(committed.partition)]
+            behind = max(0, end - committed.offset)
+            offset.add_metric(where, committed.offset)
+            lag.add_metric(where, behind)
+            offset_sum[committed.group, committed.topic] += committed.offset
+            lag_sum[committed.group, committed.topic] += behind
+        yield from (offset, lag)
+        for name, text, sums in (
+            ("kafka_consumergroup_current_offset_sum", "Offsets the group committed, summed by topic.", offset_sum),
+            ("kafka_consumergroup_lag_sum", "Records the group has still to read, summed by topic.", lag_sum),
+        ):
+            family = GaugeMetricFamily(name, text, labels=labels[:2])
+            for (group, topic), total in sums.items():
+                family.add_metric([group, topic], total)
+            yield family
+
+    def _members(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        members = GaugeMetricFamily("kafka_consumergroup_members", "Members of the group.", labels=["consumergroup"])
+        states: Counter[str] = Counter()
+        for figures in self._snapshot.groups:
+            members.add_metric([figures.group], figures.members)
+            states[figures.state] += 1
+        by_state = GaugeMetricFamily("millstream_groups", "Groups by state.", labels=["state"])
+        for state, number in states.items():
+            by_state.add_metric([state], number)
+        yield from (members, by_state)

@@ -1,0 +1,212 @@
+"""Whole batches to records and back.
+
+What a batch is stands in `batch.py`, what a record is in `pure.py`. This module opens a batch (header, checksum,
+compression), hands what is inside to a kernel, and closes batches the same way.
+
+There are two kernels with the same functions: the compiled one where it imports, else its twin in Python.
+`MILLSTREAM_PURE=1` in the environment forces the twin; `KERNEL` says which one is at work.
+
+The checksum is verified by default: compaction writes what it has read under a new checksum, and must not turn a
+broken record into one that looks sound. `check_crc=False` is for batches that were verified a moment ago.
+
+Everything raises `CorruptBatch` for bytes that are not a batch, and `bytes_max` bounds what a batch may decompress to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import Any, Protocol
+
+from crc32c import crc32c
+
+from millstream.records import pure
+from millstream.records.batch import (
+    CODEC_MASK,
+    CRC_START,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    NO_PRODUCER,
+    PREFIX_BYTES,
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    read_header,
+    read_prefix,
+)
+from millstream.records.columns import ALL, DATA_BYTES_MAX, Columns, ColumnsTooLarge, Filled, mask
+from millstream.records.compression import Codec, compress, decompress
+from millstream.records.record import Record, Section
+
+BYTES_MAX = 256 << 20
+"""What one batch may decompress to unless the caller says otherwise: far above any sane `max.message.bytes`."""
+OFFSET_DELTA_MAX = 2**31 - 1
+
+_HEADER = Struct(">qiibIhiqqqhii")
+_CRC = Struct(">I")
+_CRC_POSITION = 17
+
+
+class Kernel(Protocol):
+    def decode(self, section: Section) -> list[Record]: ...
+    def keys(self, section: Section) -> list[tuple[int, bytes | None, bool]]: ...
+    def find_time(self, section: Section, timestamp: int) -> tuple[int, int] | None: ...
+    def fill(self, sections: Iterable[Section], columns: int) -> Filled: ...
+    def encode(
+        self, records: Iterable[tuple[Any, ...]], base_offset: int | None, lead: int
+    ) -> tuple[bytearray, int, int, int, int]: ...
+
+
+def _pick() -> tuple[Kernel, str]:
+    if os.environ.get("MILLSTREAM_PURE") != "1":
+        try:
+            from millstream.records import _kernel
+        except ImportError:
+            return pure, "pure"
+        return _kernel, "compiled"
+    return pure, "pure"
+
+
+kernel, KERNEL = _pick()
+
+
+def decode(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> list[Record]:
+    """The records of one whole batch, with absolute offsets and timestamps."""
+    return kernel.decode(_open_one(batch, bytes_max, check_crc))
+
+
+def keys(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> list[tuple[int, bytes | None, bool]]:
+    """Offset, key and whether the value is null (a tombstone) of every record of one whole batch."""
+    return kernel.keys(_open_one(batch, bytes_max, check_crc))
+
+
+def find_time(
+    batch: Buffer, timestamp: int, bytes_max: int = BYTES_MAX, *, check_crc: bool = True
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record in one whole batch that is at or after a timestamp."""
+    return kernel.find_time(_open_one(batch, bytes_max, check_crc), timestamp)
+
+
+def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:
+    """Every record of batches that follow each other. Control batches are passed over, a partial last one ends it."""
+    for header, batch in _split(data):
+        if not header.is_control:
+            yield from kernel.decode(_open(header, batch, bytes_max, check_crc))
+
+
+def decode_columns(
+    data: Buffer, *, columns: Iterable[str] = ALL, bytes_max: int = BYTES_MAX, check_crc: bool = True
+) -> Columns:
+    """Like `iterate`, as columns. Here `bytes_max` bounds all batches together: more raises `ColumnsTooLarge`."""
+    if not 0 <= bytes_max <= DATA_BYTES_MAX:
+        raise ValueError(f"bytes_max is {bytes_max}; columns with 32-bit ends hold at most {DATA_BYTES_MAX}")
+    next_offset: int | None = None
+
+    def sections() -> Iterator[Section]:
+        nonlocal next_offset
+        total = 0
+        for header, batch in _split(data):
+            if not header.is_control:
+                section = _open(header, batch, bytes_max, check_crc)
+                total += len(section.body)
+                if total > bytes_max:
+                    raise ColumnsTooLarge(bytes_max)
+                yield section
+            next_offset = header.next_offset
+
+    filled = kernel.fill(sections(), mask(columns))
+    return Columns(*filled, next_offset)
+
+
+def encode(
+    records: Sequence[Record | tuple[Any, ...]],
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    base_offset: int | None = None,
+    attributes: int = 0,
+    last_offset_delta: int | None = None,
+) -> bytearray:
+    """One whole batch with its checksum.
+
+    Records are tuples of offset, timestamp, key, value and, where there are some, headers. Without a base offset they
+    are numbered from 0 and their own offsets do not count. With one they keep their offsets, gaps included, and
+    `last_offset_delta` keeps the span of the batch that they came from, even when no record is left.
+    """
+    if not records and last_offset_delta is None:
+        raise ValueError("a batch without records needs a last_offset_delta: it stands for offsets that are gone")
+    out, base_timestamp, max_timestamp, last_delta, count = kernel.encode(records, base_offset, HEADER_BYTES)
+    if last_offset_delta is None:
+        last_offset_delta = last_delta
+    elif not max(last_delta, 0) <= last_offset_delta <= OFFSET_DELTA_MAX:
+        raise ValueError(f"last_offset_delta is {last_offset_delta}, but the last record is at {last_delta}")
+    if not count:
+        codec = Codec.NONE
+    if codec is not Codec.NONE:
+        body = compress(codec, memoryview(out)[HEADER_BYTES:])
+        out = bytearray(HEADER_BYTES)
+        out += body
+    _HEADER.pack_into(
+        out,
+        0,
+        base_offset or 0,
+        len(out) - PREFIX_BYTES,
+        -1,
+        2,
+        0,
+        attributes & ~CODEC_MASK | codec,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+    _CRC.pack_into(out, _CRC_POSITION, crc32c(memoryview(out)[CRC_START:]))
+    return out
+
+
+def _split(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Whole batches, one after the other. Fetch responses may be cut anywhere, so a partial last one is no error."""
+    view = memoryview(data)
+    position = 0
+    while len(view) - position >= HEADER_BYTES:
+        size = read_prefix(view, position)[1]
+        if size < HEADER_BYTES:
+            raise CorruptBatch(f"the batch says it has {size} bytes, less than its header")
+        if size > len(view) - position:
+            return
+        yield read_header(view, position), view[position : position + size]
+        position += size
+
+
+def _open_one(batch: Buffer, bytes_max: int, check_crc: bool) -> Section:
+    view = memoryview(batch)
+    if len(view) < HEADER_BYTES:
+        raise CorruptBatch(f"a batch needs at least {HEADER_BYTES} bytes, got {len(view)}")
+    header = read_header(view)
+    if header.size != len(view):
+        raise CorruptBatch(f"the batch says it has {header.size} bytes, but {len(view)} are there")
+    return _open(header, view, bytes_max, check_crc)
+
+
+def _open(header: BatchHeader, batch: memoryview, bytes_max: int, check_crc: bool) -> Section:
+    if header.magic != 2:
+        raise CorruptBatch(f"record format {header.magic} is not served, only format 2 is")
+    if check_crc and crc32c(batch[CRC_START:]) != header.crc:
+        raise CorruptBatch("the batch's CRC-32C does not match its bytes")
+    if header.base_offset < 0 or header.last_offset_delta < 0:
+        raise CorruptBatch(f"the batch says offsets {header.base_offset} to {header.last_offset}")
+    return Section(
+        decompress(header.codec, batch[HEADER_BYTES:], bytes_max),
+        header.count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        bool(header.attributes & LOG_APPEND_TIME),
+    )

@@ -1,0 +1,329 @@
+"""Records out of a section's bytes and back, in Python: the twin of `_kernel.pyx`.
+
+    record:   length varint | attributes int8 | timestamp delta varlong | offset delta varint
+              | key length varint | key | value length varint | value | header count varint | headers
+    header:   name length varint | name | value length varint | value
+
+Varints are zigzag, seven bits to a byte, lowest first, in at most 5 bytes (varint) or 10 (varlong); -1 as the length
+of a key or a value means null.
+
+Rules, the same in both twins and checked in this order, so that they fail alike
+--------------------------------------------------------------------------------
+1. The count must fit: a record takes at least 7 bytes. Only then is anything allocated for it.
+2. A length is checked against what is left of the record before it is used, and a record must be used up exactly, as
+   must the body. Bits beyond 32 or 64 in a varint are refused, not dropped.
+3. Offset deltas rise, from 0 or more to no more than the batch's last one. Gaps are fine: compaction leaves them.
+4. Sums stay within 64 bits.
+5. Every function checks whole records, headers included, so what one of them accepts they all do. `find_time` stops
+   where it has its answer.
+
+Broken rules raise `CorruptBatch`; what a caller of `encode` gets wrong raises `TypeError`, `ValueError` or
+`OverflowError`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from millstream.records.batch import CorruptBatch
+from millstream.records.columns import (
+    DATA_BYTES_MAX,
+    HEADERS,
+    KEY,
+    OFFSET,
+    TIMESTAMP,
+    TIMESTAMP_TYPE,
+    VALUE,
+    Binary,
+    ColumnsTooLarge,
+    Filled,
+    HeaderLists,
+)
+from millstream.records.record import Record, Section
+
+RECORD_BYTES_MIN = 7
+LENGTH_MIN = 6
+HEADER_BYTES_MIN = 2
+BODY_BYTES_MAX = 2**31 - 1 - 61
+"""The header's length field is an int32 and counts most of the header too."""
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+INT64_MIN = -(2**63)
+
+(
+    BAD_COUNT,
+    BAD_NUMBER,
+    BAD_LENGTH,
+    BAD_OFFSET,
+    BAD_TIMESTAMP,
+    BAD_KEY,
+    BAD_VALUE,
+    BAD_HEADER_COUNT,
+    BAD_HEADER_NAME,
+    BAD_HEADER_VALUE,
+    BAD_REST,
+    BAD_TAIL,
+) = range(1, 13)
+
+_REASONS = (
+    "",
+    "the batch says more records than its bytes can hold",
+    "a number does not end, or is too large",
+    "its length is not within the batch",
+    "its offset is outside the batch's, or not after the one before",
+    "its timestamp is out of range",
+    "its key is not within the record",
+    "its value is not within the record",
+    "its headers are not within the record",
+    "a header's name is not within the record",
+    "a header's value is not within the record",
+    "there are bytes after its last field",
+    "there are bytes after the last record",
+)
+
+
+def corrupt(reason: int, index: int) -> CorruptBatch:
+    """The error for a record; both twins raise the same."""
+    return CorruptBatch(f"record {index} of the batch: {_REASONS[reason]}")
+
+
+_Step = tuple[int, int, int, int, int, int, int, int]
+"""Offset, timestamp, where key, value and headers start, the lengths of key and value (-1: null), count of headers."""
+
+
+def _varint(
+    body: bytes, position: int, end: int, index: int, last_shift: int = 28, last_max: int = 0x0F
+) -> tuple[int, int]:
+    """A zigzag number and the position after it. The last possible byte has few bits left and may not go on."""
+    value = shift = 0
+    while position < end:
+        byte = body[position]
+        position += 1
+        if shift == last_shift and byte > last_max:
+            break
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), position
+        shift += 7
+    raise corrupt(BAD_NUMBER, index)
+
+
+def _walk(body: bytes, section: Section) -> Iterator[_Step]:
+    _, count, base_offset, span, base_timestamp, max_timestamp, is_append_time = section
+    end = len(body)
+    if count < 0 or count > end // RECORD_BYTES_MIN:
+        raise corrupt(BAD_COUNT, 0)
+    if base_offset > INT64_MAX - max(span, 0):
+        raise corrupt(BAD_OFFSET, 0)
+    position = delta_min = 0
+    for index in range(count):
+        length, position = _varint(body, position, end, index)
+        if length < LENGTH_MIN or length > end - position:
+            raise corrupt(BAD_LENGTH, index)
+        stop = position + length
+        time_delta, position = _varint(body, position + 1, stop, index, 63, 0x01)
+        delta, position = _varint(body, position, stop, index)
+        if delta < delta_min or delta > span:
+            raise corrupt(BAD_OFFSET, index)
+        delta_min = delta + 1
+        timestamp = max_timestamp if is_append_time else base_timestamp + time_delta
+        if not INT64_MIN <= timestamp <= INT64_MAX:
+            raise corrupt(BAD_TIMESTAMP, index)
+        key_bytes, key = _varint(body, position, stop, index)
+        if key_bytes < -1 or key_bytes > stop - key:
+            raise corrupt(BAD_KEY, index)
+        value_bytes, value = _varint(body, key + max(key_bytes, 0), stop, index)
+        if value_bytes < -1 or value_bytes > stop - value:
+            raise corrupt(BAD_VALUE, index)
+        header_count, headers = _varint(body, value + max(value_bytes, 0), stop, index)
+        position = headers
+        if header_count:
+            if header_count < 0 or header_count > (stop - headers) // HEADER_BYTES_MIN:
+                raise corrupt(BAD_HEADER_COUNT, index)
+            position = _check_headers(body, headers, stop, header_count, index)
+        if position != stop:
+            raise corrupt(BAD_REST, index)
+        yield base_offset + delta, timestamp, key, value, headers, key_bytes, value_bytes, header_count
+    if position != end:
+        raise corrupt(BAD_TAIL, count)
+
+
+def _check_headers(body: bytes, position: int, stop: int, count: int, index: int) -> int:
+    for _ in range(count):
+        size, position = _varint(body, position, stop, index)
+        if size < 0 or size > stop - position:
+            raise corrupt(BAD_HEADER_NAME, index)
+        size, position = _varint(body, position + size, stop, index)
+        if size < -1 or size > stop - position:
+            raise corrupt(BAD_HEADER_VALUE, index)
+        position += max(size, 0)
+    return position
+
+
+def _headers(body: bytes, position: int, count: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Headers that `_walk` has checked."""
+    end = len(body)
+    for _ in range(count):
+        size, position = _varint(body, position, end, 0)
+        name = body[position : position + size]
+        size, position = _varint(body, position + size, end, 0)
+        yield name, _slice(body, position, size)
+        position += max(size, 0)
+
+
+def _slice(body: bytes, start: int, size: int) -> bytes | None:
+    return None if size < 0 else body[start : start + size]
+
+
+def decode(section: Section) -> list[Record]:
+    body = bytes(section.body)
+    return [
+        Record(
+            offset,
+            timestamp,
+            _slice(body, key, key_bytes),
+            _slice(body, value, value_bytes),
+            tuple(
+                (name.decode(errors="surrogateescape"), held) for name, held in _headers(body, headers, header_count)
+            ),
+        )
+        for offset, timestamp, key, value, headers, key_bytes, value_bytes, header_count in _walk(body, section)
+    ]
+
+
+def keys(section: Section) -> list[tuple[int, bytes | None, bool]]:
+    """Offset, key and whether the value is null."""
+    body = bytes(section.body)
+    return [(step[0], _slice(body, step[2], step[5]), step[6] < 0) for step in _walk(body, section)]
+
+
+def find_time(section: Section, timestamp: int) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record at or after a timestamp."""
+    for step in _walk(bytes(section.body), section):
+        if step[1] >= timestamp:
+            return step[0], step[1]
+    return None
+
+
+class _BinaryColumn:
+    def __init__(self) -> None:
+        self.null_count = 0
+        self.validity: list[bool] = []
+        self.ends = array("i", [0])
+        self.data = bytearray()
+
+    def add(self, value: bytes | None) -> None:
+        self.validity.append(value is not None)
+        if value is None:
+            self.null_count += 1
+        elif len(value) > DATA_BYTES_MAX - len(self.data):
+            raise ColumnsTooLarge(DATA_BYTES_MAX)
+        else:
+            self.data += value
+        self.ends.append(len(self.data))
+
+    def finish(self) -> Binary:
+        bitmap = bytearray((len(self.validity) + 7) // 8)
+        for index, is_there in enumerate(self.validity):
+            if is_there:
+                bitmap[index >> 3] |= 1 << (index & 7)
+        return Binary(self.null_count, bitmap, bytearray(self.ends.tobytes()), self.data)
+
+
+def fill(sections: Iterable[Section], columns: int) -> Filled:
+    """The records of sections as columns; `columns` are the bits of `columns.mask`."""
+    offsets, timestamps, kinds, list_ends = array("q"), array("q"), bytearray(), array("i", [0])
+    key, value, names, held = _BinaryColumn(), _BinaryColumn(), _BinaryColumn(), _BinaryColumn()
+    count = 0
+    for section in sections:
+        body = bytes(section.body)
+        for step in _walk(body, section):
+            count += 1
+            if columns & OFFSET:
+                offsets.append(step[0])
+            if columns & TIMESTAMP:
+                timestamps.append(step[1])
+            if columns & KEY:
+                key.add(_slice(body, step[2], step[5]))
+            if columns & VALUE:
+                value.add(_slice(body, step[3], step[6]))
+            if columns & HEADERS:
+                for header_name, header_value in _headers(body, step[4], step[7]):
+                    names.add(header_name)
+                    held.add(header_value)
+                list_ends.append(len(names.validity))
+        kinds += bytes([section.is_append_time]) * section.record_count
+    return Filled(
+        count,
+        bytearray(offsets.tobytes()) if columns & OFFSET else None,
+        bytearray(timestamps.tobytes()) if columns & TIMESTAMP else None,
+        kinds if columns & TIMESTAMP_TYPE else None,
+        key.finish() if columns & KEY else None,
+        value.finish() if columns & VALUE else None,
+        HeaderLists(bytearray(list_ends.tobytes()), names.finish(), held.finish()) if columns & HEADERS else None,
+    )
+
+
+def _put(out: bytearray, value: int) -> None:
+    value = value << 1 ^ value >> 63
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _put_bytes(out: bytearray, value: Any) -> None:
+    if value is None:
+        out.append(1)
+        return
+    # Through a memoryview, because bytes(5) is not an error and bytes("x") would ask for an encoding.
+    value = value if type(value) is bytes else bytes(memoryview(value))
+    _put(out, len(value))
+    out += value
+
+
+def _put_headers(out: bytearray, headers: Sequence[tuple[str, Any]]) -> None:
+    _put(out, len(headers))
+    for name, value in headers:
+        _put_bytes(out, name.encode(errors="surrogateescape"))
+        _put_bytes(out, value)
+
+
+def encode(
+    records: Iterable[tuple[Any, ...]], base_offset: int | None, lead: int
+) -> tuple[bytearray, int, int, int, int]:
+    """A buffer of `lead` free bytes and the records, then base and largest timestamp, last offset delta and count."""
+    out = bytearray(lead)
+    base_timestamp = max_timestamp = -1
+    last_delta = index = -1
+    for index, record in enumerate(records):
+        if not isinstance(record, tuple):
+            raise TypeError(f"record {index} is not a tuple but a {type(record).__name__}")
+        if not 4 <= len(record) <= 5:
+            raise ValueError(f"record {index} has {len(record)} fields, not 4 or 5")
+        timestamp = record[1]
+        if not INT64_MIN <= timestamp <= INT64_MAX:
+            raise OverflowError(f"record {index}: its timestamp is out of range")
+        if index == 0:
+            base_timestamp = max_timestamp = timestamp
+        time_delta = timestamp - base_timestamp
+        if not INT64_MIN <= time_delta <= INT64_MAX:
+            raise ValueError(f"record {index}: its timestamp is too far from the first one's")
+        max_timestamp = max(max_timestamp, timestamp)
+        delta = index if base_offset is None else record[0] - base_offset
+        if delta <= last_delta or delta > INT32_MAX:
+            raise ValueError(f"record {index}: its offset is not after the one before, or too far from the first")
+        last_delta = delta
+        fields = bytearray(1)
+        _put(fields, time_delta)
+        _put(fields, delta)
+        _put_bytes(fields, record[2])
+        _put_bytes(fields, record[3])
+        _put_headers(fields, record[4] if len(record) == 5 else ())
+        if len(fields) > BODY_BYTES_MAX - len(out):
+            raise ValueError(f"record {index}: the batch would be larger than 2 GiB")
+        _put(out, len(fields))
+        out += fields
+    return out, base_timestamp, max_timestamp, last_delta, index + 1

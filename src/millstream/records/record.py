@@ -1,0 +1,37 @@
+"""What the codecs hand out and take in.
+
+`Record` is one record with its absolute offset and timestamp. `Section` is what stands between a batch and its records:
+the batch's body, already decompressed, with the few header fields that say how to read it. The kernels work on sections
+only, so neither of them knows about compression or checksums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.records.batch import Buffer
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Record(NamedTuple):
+    """Timestamps are milliseconds since 1970; header names that are not UTF-8 keep their bytes as lone surrogates."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+class Section(NamedTuple):
+    """The records of one batch, decompressed."""
+
+    body: Buffer
+    record_count: int
+    base_offset: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    is_append_time: bool
+    """The broker's time counts for all records (`max_timestamp`), their own timestamps do not."""

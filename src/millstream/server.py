@@ -1,0 +1,131 @@
+"""A broker as a process: the store, the broker and its doors, from start to a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+from collections.abc import Iterator
+
+from millstream.broker.broker import Broker
+from millstream.clock import Clock, SystemClock
+from millstream.config import Address, Config
+from millstream.doors.http.door import HttpDoor
+from millstream.doors.http.pages import routes
+from millstream.doors.kafka.apis import APIS
+from millstream.doors.kafka.door import KafkaDoor
+from millstream.metrics import GroupFigures, Metrics, PartitionFigures, Scrape
+from millstream.stores.url import open_store
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """`start` and `stop`; in between, the doors serve on the running event loop."""
+
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.metrics = Metrics()
+        self.addresses: dict[str, Address] = {}
+        """Every open door, by name, in the order of the `ready` line."""
+        self._broker: Broker | None = None
+        self._kafka: KafkaDoor | None = None
+        self._http: HttpDoor | None = None
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "the server is not started"
+        return self._broker
+
+    async def start(self) -> None:
+        logs, meta = open_store(self.config.store, self.clock, self._observe_sync)
+        self._broker = Broker(self.config, logs, meta, self.clock, self.metrics)
+        try:
+            await self._broker.start()
+            self._kafka = KafkaDoor(self._broker)
+            self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
+            await self._open_http()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _open_http(self) -> None:
+        address = self.config.http_address
+        if address is None:
+            return
+        scrape = Scrape(
+            self.metrics,
+            topics=self._partition_figures,
+            committed=self.broker.groups.committed,
+            groups=self._group_figures,
+            api_name=_api_name,
+        )
+        pages = routes(scrape, lambda: list(self.broker.failures()), lambda: "http" in self.addresses)
+        self._http = HttpDoor(address.host, address.port, pages)
+        self.addresses["http"] = Address(*await self._http.start())
+
+    async def stop(self) -> None:
+        self.addresses.pop("http", None)
+        if self._kafka is not None:
+            await self._kafka.close()
+        if self._broker is not None:
+            await self._broker.close()
+        if self._http is not None:
+            await self._http.close()
+
+    def ready_line(self) -> str:
+        return "ready " + " ".join(f"{door}={address}" for door, address in self.addresses.items())
+
+    def _observe_sync(self, seconds: float) -> None:
+        self.metrics.syncs += 1
+        self.metrics.sync_seconds.observe(seconds)
+
+    def _partition_figures(self) -> Iterator[PartitionFigures]:
+        for topic in self.broker.topics:
+            for partition in topic.partitions:
+                log = partition.log
+                yield PartitionFigures(topic.name, partition.index, log.start, log.durable, log.end, log.size_bytes())
+
+    def _group_figures(self) -> Iterator[GroupFigures]:
+        for group in self.broker.groups.list():
+            yield GroupFigures(group.group_id, group.state, 0)
+
+
+def _api_name(key: int) -> str:
+    return APIS[key].name.split("_", 2)[2] if key in APIS else str(key)
+
+
+def run(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT; prints one line on standard output when clients can connect."""
+    import uvloop
+
+    _raise_file_limit()
+    return uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = Server(config)
+    await server.start()
+    # What exists now lives as long as the process: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    print(server.ready_line(), flush=True)
+    await stopping.wait()
+    logger.info("stopping")
+    await server.stop()
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """A partition that is in use holds a descriptor or two, and so does every client: the soft limit is too low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,75 @@
+"""Versioned keys in memory: what `memory:` is, and what `file:` keeps in front of SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from millstream.errors import RevisionConflict
+from millstream.promise import Promise
+from millstream.stores.base import Delete, Put, Versioned
+
+Change = tuple[str, Versioned | None]
+
+
+class Keys:
+    """The keys as they are durable, with watchers. `plan` decides about a transaction, `apply` carries it out."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Versioned] = {}
+        self.revision = 0
+        self._watchers: dict[int, tuple[str, Callable[[str, Versioned | None], None]]] = {}
+        self._next_watcher = 0
+
+    def plan(
+        self, operations: Sequence[Put | Delete], revision: int, pending: dict[str, Versioned | None]
+    ) -> dict[str, Versioned | None]:
+        """The changes that a transaction makes on top of `pending` ones; raises `RevisionConflict`."""
+        changes: dict[str, Versioned | None] = {}
+        for operation in operations:
+            key = operation.key
+            current = pending[key] if key in pending else self.values.get(key)
+            if operation.if_revision is not None:
+                found = current.revision if current is not None else 0
+                if found != operation.if_revision:
+                    raise RevisionConflict(key, operation.if_revision, found)
+            changes[key] = Versioned(operation.value, revision) if isinstance(operation, Put) else None
+        return changes
+
+    def apply(self, changes: dict[str, Versioned | None], revision: int) -> None:
+        self.revision = revision
+        for key, versioned in changes.items():
+            if versioned is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = versioned
+        for prefix, callback in list(self._watchers.values()):
+            for key, versioned in changes.items():
+                if key.startswith(prefix):
+                    callback(key, versioned)
+
+    def get(self, key: str) -> Promise[Versioned | None]:
+        return Promise.of(self.values.get(key))
+
+    def list(self, prefix: str) -> Promise[Sequence[tuple[str, Versioned]]]:
+        return Promise.of(sorted(item for item in self.values.items() if item[0].startswith(prefix)))
+
+    def watch(self, prefix: str, callback: Callable[[str, Versioned | None], None]) -> Callable[[], None]:
+        number = self._next_watcher
+        self._next_watcher += 1
+        self._watchers[number] = (prefix, callback)
+        return lambda: self._watchers.pop(number, None) and None
+
+
+class MemoryMeta(Keys):
+    """Implements `stores.base.MetaStore` for `memory:`."""
+
+    def transact(self, *operations: Put | Delete) -> Promise[int]:
+        try:
+            changes = self.plan(operations, self.revision + 1, {})
+        except RevisionConflict as conflict:
+            return Promise.failed(conflict)
+        self.apply(changes, self.revision + 1)
+        return Promise.of(self.revision)
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,139 @@
+"""`file:DIR`: segment files, with metadata in SQLite beside them.
+
+DIR/lock                        held by the broker that has the directory open
+DIR/meta.db                     topics, configurations, committed offsets (see `sqlite_meta.py`)
+DIR/logs/TOPIC-ID/PARTITION/    the segments of one partition (see `log/`)
+DIR/trash/                      logs of deleted topics, on their way out; emptied at every start
+DIR/set-aside/                  what recovery found and did not understand; never touched again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+
+from millstream.clock import Clock
+from millstream.errors import StartupError, StoreInUse
+from millstream.log.compaction import compact
+from millstream.log.config import LogConfig
+from millstream.log.disk import Disk
+from millstream.log.flusher import Flusher
+from millstream.log.log import Log
+from millstream.log.recovery import Recovery
+from millstream.log.retention import expire
+
+logger = logging.getLogger(__name__)
+
+
+class DirectoryLock:
+    """An exclusive lock that the kernel takes back when the process ends, however it ends."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, "lock")
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StoreInUse(directory, holder) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class LocalLogStore:
+    def __init__(self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None) -> None:
+        self.location = self.directory = os.path.abspath(directory)
+        self._clock = clock
+        self._flusher = flusher
+        self._disk = disk or Disk()
+        self._logs: dict[tuple[str, str], dict[int, Log]] = {}
+        self._lock: DirectoryLock | None = None
+        self.scanned_bytes = 0
+        self.cut_bytes = 0
+
+    def lock(self) -> None:
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            self._lock = DirectoryLock(self.directory)
+        except OSError as error:
+            raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
+        self._disk.make_directory(self._path("logs"))
+        if os.path.isdir(self._path("trash")):
+            self._disk.remove_tree(self._path("trash"))
+
+    def _path(self, *parts: str) -> str:
+        return os.path.join(self.directory, *parts)
+
+    def _topic_path(self, topic: str, topic_id: str) -> str:
+        return self._path("logs", f"{topic}-{topic_id[:8]}")
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Log:
+        logs = self._logs.setdefault((topic, topic_id), {})
+        if partition in logs:
+            return logs[partition]
+        directory = os.path.join(self._topic_path(topic, topic_id), str(partition))
+        log = Log(f"{topic}-{partition}", directory, config, self._disk, self._clock, self._flusher)
+        recovery = Recovery(log, self._disk, self._path("set-aside"))
+        recovery.run()
+        if recovery.scanned_bytes:
+            logger.info(
+                "recovered %s: scanned %d bytes, cut %d, ends at %d",
+                log.name, recovery.scanned_bytes, recovery.cut_bytes, log.end,
+            )  # fmt: skip
+        self.scanned_bytes += recovery.scanned_bytes
+        self.cut_bytes += recovery.cut_bytes
+        logs[partition] = log
+        return log
+
+    def room(self) -> tuple[int, int]:
+        usage = shutil.disk_usage(self.directory)
+        return usage.total, usage.free
+
+    def opened_all(self) -> None:
+        known = {os.path.basename(self._topic_path(*key)) for key in self._logs}
+        for name in sorted(set(os.listdir(self._path("logs"))) - known):
+            self._disk.make_directory(self._path("set-aside"))
+            target = self._path("set-aside", f"{name}.{self._clock.now_ms()}")
+            self._disk.rename(self._path("logs", name), target)
+            logger.warning("set %s aside as %s: no topic of that name and id is known", name, target)
+
+    async def discard(self, topic: str, topic_id: str) -> None:
+        for log in self._logs.pop((topic, topic_id), {}).values():
+            log.abandon()
+        source = self._topic_path(topic, topic_id)
+        if not os.path.isdir(source):
+            return
+        self._disk.make_directory(self._path("trash"))
+        target = self._path("trash", os.path.basename(source))
+        self._disk.rename(source, target)
+        await asyncio.get_running_loop().run_in_executor(None, self._disk.remove_tree, target)
+
+    async def housekeep(self) -> None:
+        for log in self._every_log():
+            if log.failure is None and not log.closed:
+                expire(log)
+                if log.config.compact:
+                    await compact(log, self._disk)
+                log.keep_checkpoint()
+                log.let_go_of_idle_segments()
+            await asyncio.sleep(0)
+
+    def _every_log(self) -> list[Log]:
+        return [log for logs in self._logs.values() for log in logs.values()]
+
+    async def close(self) -> None:
+        logs = self._every_log()
+        await asyncio.gather(*(log.flush() for log in logs if log.unsynced_bytes), return_exceptions=True)
+        for log in logs:
+            log.close()
+        self._flusher.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -1,0 +1,149 @@
+"""`memory:`: logs that live as long as the process. For tests, and for whoever wants a broker without a trace."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.log.answers import Appended, TimedOffset
+from millstream.log.config import LogConfig
+from millstream.log.producers import Producers
+from millstream.log.slice import Slice
+from millstream.promise import Promise
+from millstream.records import codec
+from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
+
+
+class MemoryLog:
+    """Implements `stores.base.PartitionLog`: one bytes object per batch."""
+
+    __slots__ = (
+        "_batches", "_clock", "_last_offsets", "_wakers", "config", "durable", "end", "failure", "producers", "start",
+        "unsynced_bytes",
+    )  # fmt: skip
+
+    def __init__(self, config: LogConfig, clock: Clock) -> None:
+        self.config = config
+        self.failure: str | None = None
+        self.start = self.durable = self.end = self.unsynced_bytes = 0
+        self._clock = clock
+        self._batches: list[bytes] = []
+        self._last_offsets: list[int] = []
+        self.producers = Producers()
+        self._wakers: dict[Callable[[], None], None] = {}
+
+    def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        if header.producer_id != NO_PRODUCER:
+            try:
+                repeated = self.producers.find_repeat(header)
+            except RequestError as error:
+                return Promise.failed(error)
+            if repeated is not None:
+                return Promise.of(Appended(repeated, self.start, True))
+        base = self.end
+        patch_offset(batch, base, header.length, 0)
+        self._batches.append(bytes(batch))
+        self.end = self.durable = base + header.last_offset_delta + 1
+        self._last_offsets.append(self.end - 1)
+        self.producers.note(header, base, self._clock.now_ms())
+        for waker in list(self._wakers):
+            waker()
+        return Promise.of(Appended(base, self.start))
+
+    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        if offset < self.start or offset > self.end:
+            detail = f"the log holds offsets {self.start} to {self.end}, not {offset}"
+            return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
+        at = bisect_left(self._last_offsets, offset)
+        taken: list[bytes] = []
+        size, next_offset = 0, offset
+        while at < len(self._batches) and (not taken or size + len(self._batches[at]) <= bytes_max):
+            taken.append(self._batches[at])
+            size += len(self._batches[at])
+            next_offset = self._last_offsets[at] + 1
+            at += 1
+        return Promise.of(Slice(size, next_offset, data=taken[0] if len(taken) == 1 else b"".join(taken)))
+
+    def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
+        for batch in self._batches:
+            if read_header(batch).max_timestamp < timestamp:
+                continue
+            for record in codec.decode(batch):
+                if record.timestamp >= timestamp and record.offset >= self.start:
+                    return Promise.of(TimedOffset(record.offset, record.timestamp))
+        return Promise.of(None)
+
+    def find_max_time(self) -> Promise[TimedOffset | None]:
+        newest = max((read_header(batch).max_timestamp for batch in self._batches), default=-1)
+        return self.find_time(newest) if newest >= 0 else Promise.of(None)
+
+    def trim(self, offset: int) -> Promise[int]:
+        if offset > self.durable or offset < 0:
+            detail = f"the log ends at {self.durable}; it cannot be trimmed to {offset}"
+            return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
+        if offset > self.start:
+            self.start = offset
+            gone = bisect_left(self._last_offsets, offset)
+            del self._batches[:gone], self._last_offsets[:gone]
+        return Promise.of(self.start)
+
+    def truncate(self, offset: int) -> Promise[int]:
+        keep = bisect_right(self._last_offsets, offset - 1)
+        del self._batches[keep:], self._last_offsets[keep:]
+        if offset < self.end:
+            self.end = self.durable = self._last_offsets[-1] + 1 if self._last_offsets else self.start
+            self.producers.forget_from(self.end)
+        return Promise.of(self.end)
+
+    def flush(self) -> Promise[None]:
+        return Promise.of(None)
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._wakers[callback] = None
+        return lambda: self._wakers.pop(callback, None)
+
+    def size_bytes(self) -> int:
+        return sum(map(len, self._batches))
+
+    def expire(self) -> None:
+        """Retention by age and size, batch by batch."""
+        oldest = self._clock.now_ms() - self.config.retention_ms
+        size, gone = self.size_bytes(), 0
+        for batch in self._batches if self.config.delete else ():
+            too_old = self.config.retention_ms >= 0 and read_header(batch).max_timestamp < oldest
+            too_much = 0 <= self.config.retention_bytes < size
+            if not (too_old or too_much):
+                break
+            size -= len(batch)
+            gone += 1
+        if gone:
+            self.trim(self._last_offsets[gone - 1] + 1)
+
+
+class MemoryLogStore:
+    def __init__(self, clock: Clock) -> None:
+        self.location = "memory"
+        self._clock = clock
+        self._logs: dict[tuple[str, int], MemoryLog] = {}
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> MemoryLog:
+        return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock))
+
+    def opened_all(self) -> None:
+        return None
+
+    def room(self) -> tuple[int, int]:
+        return -1, -1
+
+    async def discard(self, topic: str, topic_id: str) -> None:
+        for key in [key for key in self._logs if key[0] == topic_id]:
+            del self._logs[key]
+
+    async def housekeep(self) -> None:
+        for log in self._logs.values():
+            log.expire()
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,132 @@
+"""`MetaStore` for `file:`: keys in memory for reading, in SQLite for keeping.
+
+Transactions queue on the loop; a single thread writes all that queued up as one SQLite transaction (WAL,
+synchronous=FULL, so one sync), then they take effect in memory and are answered. Memory never shows what is not on disk yet.
+
+If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
+after a failed sync. What is on disk can still be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.promise import Promise
+from millstream.stores.base import Delete, Put, Versioned
+from millstream.stores.keys import Keys
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+_SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
+
+
+class SqliteMeta(Keys):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.failure: str | None = None
+        self._path = path
+        self._database = self._open(path)
+        self._queue: list[tuple[tuple[Put | Delete, ...], Promise[int]]] = []
+        self._busy = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meta")
+        for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
+            self.values[key] = Versioned(value, revision)
+            self.revision = max(self.revision, revision)
+
+    def _open(self, path: str) -> sqlite3.Connection:
+        try:
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise StartupError(f"{path} was written by a newer Millstream (schema {version}); upgrade this one")
+            database.executescript(_SCHEMA.read_text())
+            database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except sqlite3.DatabaseError as error:
+            raise StartupError(f"{path} cannot be opened as a metadata store: {error}") from error
+        return database
+
+    def transact(self, *operations: Put | Delete) -> Promise[int]:
+        if self.failure is not None:
+            return Promise.failed(self._refusal())
+        promise: Promise[int] = Promise()
+        self._queue.append((operations, promise))
+        if not self._busy:
+            self._busy = True
+            # At the end of this turn of the loop, so that what else arrives in it shares the commit.
+            asyncio.get_running_loop().call_soon(self._commit_queued)
+        return promise
+
+    def _commit_queued(self) -> None:
+        queue, self._queue = self._queue, []
+        revision = self.revision
+        changes: dict[str, Versioned | None] = {}
+        accepted: list[tuple[Promise[int], int]] = []
+        refused: list[tuple[Promise[int], RevisionConflict]] = []
+        for operations, promise in queue:
+            try:
+                changes.update(self.plan(operations, revision + 1, changes))
+            except RevisionConflict as conflict:
+                refused.append((promise, conflict))
+                continue
+            revision += 1
+            accepted.append((promise, revision))
+        if not changes:
+            self._finish(None, changes, revision, accepted, refused)
+            return
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(self._thread, self._write, changes)
+        writing.add_done_callback(lambda done: self._finish(done.exception(), changes, revision, accepted, refused))
+
+    def _write(self, changes: dict[str, Versioned | None]) -> None:
+        puts = [(key, item.value, item.revision) for key, item in changes.items() if item is not None]
+        deletes = [(key,) for key, item in changes.items() if item is None]
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", puts)
+            self._database.executemany("DELETE FROM meta WHERE key = ?", deletes)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _finish(
+        self,
+        error: BaseException | None,
+        changes: dict[str, Versioned | None],
+        revision: int,
+        accepted: list[tuple[Promise[int], int]],
+        refused: list[tuple[Promise[int], RevisionConflict]],
+    ) -> None:
+        if error is not None:
+            self.failure = str(error)
+            logger.critical("%s takes no more changes until the broker restarts: %s", self._path, error)
+            waiting, self._queue = self._queue, []
+            for promise in [promise for promise, _ in accepted] + [promise for _, promise in waiting]:
+                promise.fail(self._refusal())
+        else:
+            self.apply(changes, revision)
+            for promise, at in accepted:
+                promise.settle(at)
+        for promise, conflict in refused:
+            promise.fail(conflict)
+        self._busy = bool(self._queue)
+        if self._queue:
+            self._commit_queued()
+
+    def _refusal(self) -> RequestError:
+        return RequestError(Code.KAFKA_STORAGE_ERROR, f"the metadata store is read-only: {self.failure}")
+
+    async def close(self) -> None:
+        if self._busy:
+            await self.transact()  # an empty transaction is answered after all that queued before it
+        self._thread.shutdown()
+        self._database.close()

@@ -1,0 +1,27 @@
+"""Store URLs: `file:DIR` and `memory:`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from millstream.clock import Clock
+from millstream.errors import StartupError
+from millstream.log.flusher import Flusher
+from millstream.stores.base import LogStore, MetaStore
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.local import LocalLogStore
+from millstream.stores.memory import MemoryLogStore
+from millstream.stores.sqlite_meta import SqliteMeta
+
+
+def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) -> tuple[LogStore, MetaStore]:
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory" and not rest:
+        return MemoryLogStore(clock), MemoryMeta()
+    if scheme == "file" and rest:
+        logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync))
+        logs.lock()
+        return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
+    raise StartupError(f"the store {url} is not known: use file:DIR (or --data DIR) or memory:")

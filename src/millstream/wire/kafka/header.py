@@ -1,0 +1,39 @@
+"""The header in front of every request."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from millstream.errors import ProtocolError
+from millstream.wire.kafka.primitives import Reader
+
+_FIXED = Struct(">hhi")
+FIXED_BYTES = _FIXED.size
+
+
+class RequestHeader:
+    __slots__ = ("client_id", "correlation_id", "key", "version")
+
+    def __init__(self, key: int, version: int, correlation_id: int, client_id: str) -> None:
+        self.key = key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+
+
+def peek(frame: memoryview) -> tuple[int, int, int]:
+    """API key, version and correlation id: enough to know how to go on."""
+    if len(frame) < FIXED_BYTES:
+        raise ProtocolError(f"a request of {len(frame)} bytes has no header")
+    key, version, correlation_id = _FIXED.unpack_from(frame)
+    return key, version, correlation_id
+
+
+def skip_client(frame: memoryview, flexible: bool) -> tuple[str, Reader]:
+    """The client id, and a reader that stands at the request's body."""
+    reader = Reader(frame, FIXED_BYTES)
+    # Even in flexible versions the client id keeps its old form, so that any broker can read any header.
+    client_id = reader.string(compact=False) or ""
+    if flexible:
+        reader.skip_tags()
+    return client_id, reader

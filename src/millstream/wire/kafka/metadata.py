@@ -1,0 +1,103 @@
+"""Metadata (key 3), by hand: clients ask for it often, and with a thousand partitions its answer is long."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.wire.kafka.primitives import Reader, array_length, i32_array, string
+
+FLEXIBLE_FROM = 9
+NO_OPERATIONS = -(1 << 31)
+_NO_ID = UUID(int=0)
+
+
+class MetadataRequest(NamedTuple):
+    topics: list[tuple[UUID, str | None]] | None
+    """None: all topics."""
+    allow_auto_create: bool
+
+
+class BrokerEntry(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+
+
+class TopicEntry(NamedTuple):
+    error: int
+    name: str | None
+    topic_id: UUID
+    partition_count: int
+
+
+def decode(reader: Reader, version: int) -> MetadataRequest:
+    compact = version >= FLEXIBLE_FROM
+    count = reader.count(compact, 2)
+    topics: list[tuple[UUID, str | None]] | None = None
+    if count >= 0 and not (version == 0 and count == 0):
+        topics = []
+        for _ in range(count):
+            topic_id = reader.uuid() if version >= 10 else _NO_ID
+            topics.append((topic_id, reader.string(compact)))
+            if compact:
+                reader.skip_tags()
+    allow_auto_create = reader.boolean() if version >= 4 else True
+    return MetadataRequest(topics, allow_auto_create)
+
+
+_PARTITION_V0 = Struct(">hii")
+_PARTITION_V7 = Struct(">hiii")
+_I16 = Struct(">h")
+_I32 = Struct(">i")
+
+
+def encode(
+    version: int, brokers: list[BrokerEntry], cluster_id: str, controller_id: int, topics: list[TopicEntry]
+) -> bytes:
+    """Every partition is led by the controller: there is one broker."""
+    compact = version >= FLEXIBLE_FROM
+    tags = b"\0" if compact else b""
+    parts = [_I32.pack(0)] if version >= 3 else []
+    parts.append(array_length(len(brokers), compact))
+    for broker in brokers:
+        parts += [_I32.pack(broker.node_id), string(broker.host, compact), _I32.pack(broker.port)]
+        parts.append((string(None, compact) if version >= 1 else b"") + tags)
+    if version >= 2:
+        parts.append(string(cluster_id, compact))
+    if version >= 1:
+        parts.append(_I32.pack(controller_id))
+    parts.append(array_length(len(topics), compact))
+    for topic in topics:
+        parts.append(_encode_topic(version, topic, controller_id, compact, tags))
+    if 8 <= version <= 10:
+        parts.append(_I32.pack(NO_OPERATIONS))
+    if version >= 13:
+        parts.append(_I16.pack(0))
+    parts.append(tags)
+    return b"".join(parts)
+
+
+def _encode_topic(version: int, topic: TopicEntry, leader: int, compact: bool, tags: bytes) -> bytes:
+    # An unknown topic id has no name, but only versions 12 and newer can say so.
+    name = topic.name if topic.name is not None or version >= 12 else ""
+    parts = [_I16.pack(topic.error), string(name, compact)]
+    if version >= 10:
+        parts.append(topic.topic_id.bytes)
+    if version >= 1:
+        parts.append(b"\1" if (topic.name or "").startswith("__") else b"\0")
+    parts.append(array_length(topic.partition_count, compact))
+    replicas = i32_array((leader,), compact) * 2
+    if version >= 5:
+        replicas += i32_array((), compact)
+    for index in range(topic.partition_count):
+        if version >= 7:
+            parts.append(_PARTITION_V7.pack(0, index, leader, 0))
+        else:
+            parts.append(_PARTITION_V0.pack(0, index, leader))
+        parts.append(replicas + tags)
+    if version >= 8:
+        parts.append(_I32.pack(NO_OPERATIONS))
+    parts.append(tags)
+    return b"".join(parts)

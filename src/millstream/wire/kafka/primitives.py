@@ -1,0 +1,133 @@
+"""Kafka's primitive types, for the few messages that are decoded and encoded by hand.
+
+Decoding goes through a `Reader`, which checks every length against the bytes that are left before it uses it. "Compact"
+types belong to the flexible versions of a message: lengths are unsigned varints of the length plus one (0 is null), and
+every structure ends with tagged fields.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from uuid import UUID
+
+from millstream.errors import ProtocolError
+
+_I8 = Struct(">b")
+_I16 = Struct(">h")
+_I32 = Struct(">i")
+_I64 = Struct(">q")
+
+
+class Reader:
+    __slots__ = ("buffer", "end", "position")
+
+    def __init__(self, buffer: memoryview, position: int = 0) -> None:
+        self.buffer = buffer
+        self.position = position
+        self.end = len(buffer)
+
+    def unpack(self, layout: Struct) -> tuple[int, ...]:
+        position = self._advance(layout.size)
+        return layout.unpack_from(self.buffer, position)
+
+    def _advance(self, size: int) -> int:
+        position = self.position
+        if size < 0 or position + size > self.end:
+            raise ProtocolError(f"a field of {size} bytes does not fit into the {self.end - position} that are left")
+        self.position = position + size
+        return position
+
+    def i8(self) -> int:
+        value: int = _I8.unpack_from(self.buffer, self._advance(1))[0]
+        return value
+
+    def i16(self) -> int:
+        value: int = _I16.unpack_from(self.buffer, self._advance(2))[0]
+        return value
+
+    def i32(self) -> int:
+        value: int = _I32.unpack_from(self.buffer, self._advance(4))[0]
+        return value
+
+    def i64(self) -> int:
+        value: int = _I64.unpack_from(self.buffer, self._advance(8))[0]
+        return value
+
+    def boolean(self) -> bool:
+        return self.i8() != 0
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.buffer[self._advance(1)]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise ProtocolError("a varint is longer than five bytes")
+
+    def raw(self, size: int) -> memoryview:
+        position = self._advance(size)
+        return self.buffer[position : position + size]
+
+    def uuid(self) -> UUID:
+        return UUID(bytes=bytes(self.raw(16)))
+
+    def string(self, compact: bool) -> str | None:
+        size = self.uvarint() - 1 if compact else self.i16()
+        if size < 0:
+            return None
+        try:
+            return str(self.raw(size), "utf-8")
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"a string is not UTF-8: {error}") from error
+
+    def text(self, compact: bool) -> str:
+        """A string that may not be null."""
+        value = self.string(compact)
+        if value is None:
+            raise ProtocolError("a string is null where it may not be")
+        return value
+
+    def blob(self, compact: bool) -> memoryview | None:
+        size = self.uvarint() - 1 if compact else self.i32()
+        return None if size < 0 else self.raw(size)
+
+    def count(self, compact: bool, item_bytes_min: int) -> int:
+        """The length of an array, -1 for null; refused if the bytes that are left cannot hold so many items."""
+        count = self.uvarint() - 1 if compact else self.i32()
+        if count * item_bytes_min > self.end - self.position:
+            raise ProtocolError(f"an array claims {count} items, which do not fit into the message")
+        return count
+
+    def skip_tags(self) -> None:
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self._advance(self.uvarint())
+
+
+def uvarint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append((value & 0x7F) | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def string(value: str | None, compact: bool) -> bytes:
+    if value is None:
+        return b"\0" if compact else b"\xff\xff"
+    encoded = value.encode()
+    return (uvarint(len(encoded) + 1) if compact else _I16.pack(len(encoded))) + encoded
+
+
+def array_length(count: int, compact: bool) -> bytes:
+    return uvarint(count + 1) if compact else _I32.pack(count)
+
+
+def i32_array(values: list[int] | tuple[int, ...], compact: bool) -> bytes:
+    return array_length(len(values), compact) + Struct(f">{len(values)}i").pack(*values)

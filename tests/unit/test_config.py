@@ -1,0 +1,180 @@
+"""Configuration: precedence, sources, and what is said about a mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream import logs
+from millstream.config import FIELDS, Address, Config, check_listeners, doc, load
+from millstream.errors import StartupError
+
+
+def write(directory: Path, text: str, name: str = "millstream.toml") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def refusal(flags: dict[str, object], environ: dict[str, str], directory: Path) -> str:
+    with pytest.raises(StartupError) as caught:
+        load(flags, environ, directory)
+    return str(caught.value)
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    write(tmp_path, 'kafka = "127.0.0.1:1"\nnode_id = 1\nflush = "os"\n')
+    config, sources = load(
+        {"kafka": "127.0.0.1:3", "http": None},
+        {"MILLSTREAM_KAFKA": "127.0.0.1:2", "MILLSTREAM_NODE_ID": "2", "PATH": "/bin"},
+        tmp_path,
+    )
+    assert (config.kafka, config.node_id, config.flush, config.http) == ("127.0.0.1:3", 2, "os", "127.0.0.1:8092")
+    assert sources["kafka"] == "flag --kafka"
+    assert sources["node_id"] == "environment MILLSTREAM_NODE_ID"
+    assert sources["flush"] == f"file {tmp_path / 'millstream.toml'}"
+    assert sources["http"] == "default"
+    assert set(sources) == set(FIELDS)
+
+
+def test_the_file_is_the_named_one_then_the_environments_then_the_local_one(tmp_path: Path) -> None:
+    write(tmp_path, "node_id = 1")
+    two, three = write(tmp_path, "node_id = 2", "two.toml"), write(tmp_path, "node_id = 3", "three.toml")
+    assert load({}, {}, tmp_path)[0].node_id == 1
+    assert load({}, {"MILLSTREAM_CONFIG": str(two)}, tmp_path)[0].node_id == 2
+    assert load({"config": three}, {"MILLSTREAM_CONFIG": str(two)}, tmp_path)[0].node_id == 3
+
+
+def test_a_named_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    assert "nowhere.toml cannot be read" in refusal({"config": "nowhere.toml"}, {}, tmp_path)
+
+
+def test_data_is_short_for_a_file_store(tmp_path: Path) -> None:
+    config, sources = load({"data": "here"}, {"MILLSTREAM_STORE": "memory:"}, tmp_path)
+    assert config.store == "file:here" and sources["store"] == "flag --data"
+    assert load({}, {"MILLSTREAM_DATA": "there"}, tmp_path)[0].store == "file:there"
+    assert "--data and flag --store contradict" in refusal({"data": "a", "store": "memory:"}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("retenton_ms = 5", "retenton_ms is not a setting; did you mean retention_ms?"),
+        ("zzz = 5", "`millstream config show` lists what there is"),
+        ('node_id = "one"', "millstream.toml: node_id must be a whole number, not 'one'"),
+        ("node_id = true", "node_id must be a whole number, not true"),
+        ("kafka = 9092", "kafka must be a string, not 9092"),
+        ("auto_create_topics = 1", "auto_create_topics must be true or false, not 1"),
+        ("[kafka]\nport = 1", "kafka must be a string, not a table"),
+        ("default_partitions = 0", "default_partitions must be at least 1, not 0"),
+        ('log_format = "xml"', "log_format must be one of auto, text, json, not 'xml'"),
+        ('flush = "never"', "flush=never is not known"),
+        ("node_id = ", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_key(tmp_path: Path, text: str, sentence: str) -> None:
+    write(tmp_path, text)
+    assert sentence in refusal({}, {}, tmp_path)
+
+
+def test_a_mistake_in_the_environment_is_named_with_its_variable(tmp_path: Path) -> None:
+    assert "did you mean MILLSTREAM_KAFKA?" in refusal({}, {"MILLSTREAM_KAFKAS": "x"}, tmp_path)
+    assert "MILLSTREAM_NODE_ID must be a whole number" in refusal({}, {"MILLSTREAM_NODE_ID": "x"}, tmp_path)
+    assert "must be true or false" in refusal({}, {"MILLSTREAM_AUTO_CREATE_TOPICS": "maybe"}, tmp_path)
+    load({}, {"MILLSTREAM_BROKER": "127.0.0.1:9092", "MILLSTREAM_DEBUG": "1"}, tmp_path)
+
+
+def test_booleans_in_the_environment_are_words(tmp_path: Path) -> None:
+    for text, value in (("true", True), ("ON", True), ("1", True), ("no", False), ("0", False)):
+        assert load({}, {"MILLSTREAM_AUTO_CREATE_TOPICS": text}, tmp_path)[0].auto_create_topics is value
+
+
+def test_every_field_has_a_sentence_and_numbers_carry_their_unit() -> None:
+    for name, field in FIELDS.items():
+        assert len(doc(name)) > 10
+        if isinstance(field.default, int) and field.default > 1_000_000:
+            assert "bytes" in name or "_ms" in name
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9092", ("127.0.0.1", 9092)),
+        ("[::1]:0", ("::1", 0)),
+        ("broker.example.org:65535", ("broker.example.org", 65535)),
+    ],
+)
+def test_addresses_are_read_and_written_back(text: str, address: tuple[str, int]) -> None:
+    assert Address.parse(text) == address
+    assert str(Address.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["9092", ":9092", "host:", "host:x", "host:65536", "::1:9092", "host:-1", "host:²", ""]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(StartupError, match="HOST:PORT"):
+        Address.parse(text)
+    with pytest.raises(StartupError, match="kafka"):
+        Config(kafka=text)
+
+
+def test_http_can_be_turned_off() -> None:
+    assert Config(http="off").http_address is None
+    assert Config(http="").http_address is None
+    assert Config().http_address == ("127.0.0.1", 8092)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.168.1.7", "broker.example.org"])
+def test_a_listener_beyond_loopback_without_authentication_is_refused_until_told(host: str) -> None:
+    for door in ("kafka", "http"):
+        with pytest.raises(StartupError, match=rf"{door}=.*--allow-unauthenticated"):
+            check_listeners(Config(**{door: f"{host}:9092"}))
+        check_listeners(Config(**{door: f"{host}:9092"}, allow_unauthenticated=True))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "[::1]", "localhost"])
+def test_loopback_needs_no_permission(host: str) -> None:
+    check_listeners(Config(kafka=f"{host}:0", http=f"{host}:0"))
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_logs_are_one_json_object_a_line_when_nobody_watches() -> None:
+    stream = io.StringIO()
+    logs.configure("info", stream=stream)
+    log = logs.Log("millstream.log")
+    log.debug("not shown")
+    log.error("100% read-only", partition="orders-3", cause=OSError(5, "Input/output error"), event="x\ny")
+    logging.getLogger("library").warning("plain %s", "words")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("failed")
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["event"], first["partition"]) == ("error", "100% read-only", "orders-3")
+    assert first["cause"] == "[Errno 5] Input/output error" and first["event_"] == "x\ny"
+    assert second["event"] == "plain words"
+    assert "ValueError: odd" in third["traceback"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_name_from_outside_cannot_break_a_text_line() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream)
+    logs.Log("millstream").info("client connected", client="evil\x1b[2J\nERROR fake", address="10.0.0.1:5")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(r'INFO    client connected  client="evil\u001b[2J\nERROR fake" address=10.0.0.1:5')

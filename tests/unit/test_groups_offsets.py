@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from test_groups_classic import stable_group
+from test_groups_kit import Bench, code_of, start, turn
+
+from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
+from millstream.broker.groups.offsets import Committed, decode, encode
+from millstream.broker.groups.record import group_key, group_of, offset_key, offset_of
+from millstream.errors import Code
+
+DAY = 24 * 3600
+
+
+async def test_a_commit_is_answered_and_seen_when_it_is_durable_and_not_before() -> None:
+    bench = Bench()
+    bench.meta.holding = True
+    commit = bench.commit(42)
+    await turn()
+    assert not commit.done()
+    assert bench.committed() is None
+    bench.meta.land()
+    assert await commit == [[Code.NONE]]
+    assert bench.committed() == 42
+
+
+async def test_a_commit_that_cannot_be_stored_is_refused_and_not_seen() -> None:
+    bench = Bench()
+    bench.meta.holding = True
+    commit = bench.commit(42)
+    await turn()
+    bench.meta.lose()
+    assert await code_of(commit) == Code.COORDINATOR_NOT_AVAILABLE
+    assert bench.committed() is None
+
+
+async def test_commits_that_wait_for_the_store_leave_together_and_the_last_one_counts() -> None:
+    bench = Bench()
+    bench.meta.holding = True
+    commits = [bench.commit(offset) for offset in (1, 2, 3)]
+    await turn()
+    bench.meta.land()
+    await turn()
+    assert [commit.done() for commit in commits] == [True, False, False]
+    [(operations, _)] = bench.meta.held
+    assert len(operations) == 1
+    bench.meta.land()
+    await turn()
+    assert bench.committed() == 3
+
+
+async def test_a_member_that_loses_its_place_while_its_commit_waits_is_refused() -> None:
+    bench = Bench()
+    (leader,) = await stable_group(bench, 1)
+    bench.meta.holding = True
+    other = bench.commit(1, group="other")
+    await turn()
+    late = bench.commit(2, leader, 1)
+    await turn()
+    bench.groups.leave("g", [(leader, None)])
+    bench.meta.holding = False
+    bench.meta.land()
+    assert await other == [[Code.NONE]]
+    assert await code_of(late) == Code.UNKNOWN_MEMBER_ID
+    assert bench.committed() is None
+
+
+async def test_an_expiry_beside_a_commit_does_not_delete_it() -> None:
+    bench = Bench()
+    await bench.groups.start()
+    await bench.commit(1)
+    bench.clock.advance(7 * DAY - 300)
+    bench.meta.holding = True
+    first = bench.commit(1, group="other")
+    await turn()
+    second = bench.commit(2)
+    await turn()
+    bench.clock.advance(900)
+    bench.meta.holding = False
+    bench.meta.land()
+    assert [await first, await second] == [[[Code.NONE]], [[Code.NONE]]]
+    assert bench.committed() == 2
+    await bench.restart()
+    assert bench.committed() == 2
+
+
+async def test_one_request_is_one_transaction_and_bad_partitions_do_not_spoil_good_ones() -> None:
+    bench = Bench()
+    bench.meta.holding = True
+    commits = [
+        TopicCommit("orders", [PartitionCommit(0, 1), PartitionCommit(3, 2, 5, "note"), PartitionCommit(4, 3)]),
+        TopicCommit("nowhere", [PartitionCommit(0, 1)]),
+        TopicCommit(uuid.uuid4(), [PartitionCommit(0, 1)]),
+        TopicCommit("orders", [PartitionCommit(1, 1, -1, "x" * 4097)]),
+    ]
+    task = start(bench.groups.commit("g", "", None, -1, commits))
+    await turn()
+    assert len(bench.meta.held) == 1
+    bench.meta.land()
+    assert await task == [
+        [Code.NONE, Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION],
+        [Code.UNKNOWN_TOPIC_OR_PARTITION],
+        [Code.UNKNOWN_TOPIC_ID],
+        [Code.OFFSET_METADATA_TOO_LARGE],
+    ]
+    [fetched] = bench.groups.fetch("g", None)
+    assert [(number, each.offset, each.leader_epoch, each.metadata) for number, each, _ in fetched.partitions if each] == [
+        (0, 1, -1, ""),
+        (3, 2, 5, "note"),
+    ]
+
+
+async def test_offsets_survive_a_restart_under_any_group_id() -> None:
+    bench = Bench()
+    names = ["g", "", "a/b", "a%2Fb", "ü \n", "groups/"]
+    for offset, name in enumerate(names):
+        assert await bench.commit(offset, group=name) == [[Code.NONE]]
+    await bench.restart()
+    assert [bench.committed(name) for name in names] == list(range(len(names)))
+    assert sorted(bench.groups.committed()) == sorted((name, "orders", 0, at) for at, name in enumerate(names))
+
+
+def test_keys_and_values_can_be_read_back() -> None:
+    for group in ("g", "a/b", "%", "/"):
+        assert offset_of(offset_key(group, "orders", 7)) == (group, "orders", 7)
+        assert group_of(group_key(group)) == group
+    committed = Committed(5, 2, "ü", 1_700_000_000_000, uuid.uuid4())
+    assert decode(encode(committed)) == committed
+
+
+async def test_without_a_member_id_only_an_empty_group_may_be_committed_to() -> None:
+    bench = Bench()
+    assert await bench.commit(1) == [[Code.NONE]]
+    assert await code_of(bench.commit(1, "somebody", 3, group="unknown")) == Code.ILLEGAL_GENERATION
+    (leader,) = await stable_group(bench, 1)
+    assert await code_of(bench.commit(2)) == Code.UNKNOWN_MEMBER_ID
+    bench.groups.leave("g", [(leader, None)])
+    assert await bench.commit(2) == [[Code.NONE]]
+
+
+async def test_offsets_go_with_their_topic_and_a_new_topic_of_that_name_starts_without() -> None:
+    bench = Bench(orders=4, bills=1)
+    await bench.commit(5)
+    await bench.commit(6, topic="bills")
+    bench.topics.set("orders", 0)
+    assert [fetched.topic for fetched in bench.groups.fetch("g", None)] == ["bills"]
+    bench.topics.set("orders", 1)
+    assert bench.committed() is None
+    assert [key for key in bench.meta.values if key.startswith("offsets/")] == ["offsets/g/bills/0"]
+
+
+async def test_offsets_of_a_topic_that_went_while_the_broker_was_down_are_dropped_at_the_start() -> None:
+    bench = Bench()
+    await bench.commit(5)
+    bench.groups.close()
+    bench.topics.set("orders", 0)
+    bench.topics.set("orders", 4)
+    await bench.restart()
+    assert bench.committed() is None
+
+
+async def test_offsets_may_be_deleted_unless_a_member_subscribes_to_the_topic() -> None:
+    bench = Bench(orders=4, bills=1)
+    assert await code_of(bench.groups.delete_offsets("g", [("orders", [0])])) == Code.GROUP_ID_NOT_FOUND
+    await bench.commit(1)
+    await bench.commit(2, topic="bills")
+    (leader,) = await stable_group(bench, 1)
+    codes = await bench.groups.delete_offsets("g", [("orders", [0]), ("bills", [0]), ("nowhere", [0])])
+    assert codes == [[Code.GROUP_SUBSCRIBED_TO_TOPIC], [Code.NONE], [Code.UNKNOWN_TOPIC_OR_PARTITION]]
+    assert (bench.committed(), bench.committed(topic="bills")) == (1, None)
+    bench.groups.leave("g", [(leader, None)])
+    assert await bench.groups.delete_offsets("g", [("orders", [0, 1])]) == [[Code.NONE, Code.NONE]]
+    assert bench.committed() is None
+
+
+async def test_a_group_is_deleted_with_its_offsets_when_nobody_is_in_it() -> None:
+    bench = Bench()
+    assert await code_of(bench.groups.delete("g")) == Code.GROUP_ID_NOT_FOUND
+    await bench.commit(1)
+    (leader,) = await stable_group(bench, 1)
+    assert await code_of(bench.groups.delete("g")) == Code.NON_EMPTY_GROUP
+    bench.groups.leave("g", [(leader, None)])
+    await bench.groups.delete("g")
+    assert bench.groups.list() == []
+    assert bench.meta.values == {}
+
+
+async def test_offsets_of_an_empty_group_expire_a_week_after_it_became_empty() -> None:
+    bench = Bench()
+    await bench.groups.start()
+    (leader,) = await stable_group(bench, 1)
+    await bench.commit(1, leader, 1)
+    bench.groups.leave("g", [(leader, None)])
+    bench.clock.advance(6 * DAY)
+    assert bench.committed() == 1
+    await bench.restart()
+    bench.clock.advance(2 * DAY)
+    assert bench.committed() is None
+    assert bench.groups.list() == []
+    assert bench.meta.values == {}
+
+
+async def test_offsets_of_a_group_with_members_never_expire() -> None:
+    bench = Bench(GroupSettings(offsets_retention_ms=60_000, offsets_check_ms=1_000))
+    await bench.groups.start()
+    (leader,) = await stable_group(bench, 1)
+    await bench.commit(1, leader, 1)
+    for _ in range(20):
+        bench.clock.advance(9)
+        bench.groups.heartbeat("g", leader, None, 1)
+    assert bench.committed() == 1
+
+
+async def test_offsets_that_were_committed_without_members_expire_a_week_after_their_commit() -> None:
+    bench = Bench()
+    await bench.groups.start()
+    await bench.commit(1)
+    bench.clock.advance(7 * DAY - 60)
+    assert bench.committed() == 1
+    bench.clock.advance(900)
+    assert bench.committed() is None
+    assert bench.meta.values == {}
+
+
+@pytest.mark.parametrize(("states", "types", "found"), [((), (), 2), (("empty",), (), 1), ((), ("Consumer",), 0)])
+async def test_groups_are_listed_by_state_and_type(states: tuple[str], types: tuple[str], found: int) -> None:
+    bench = Bench()
+    await bench.commit(1, group="simple")
+    await stable_group(bench, 1)
+    assert len(bench.groups.list(states, types)) == found

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.broker.groups.pattern import Pattern
+from millstream.errors import Code, RequestError
+
+atoms = st.sampled_from(["a", "b", "-", "_", r"\.", ".", "[ab]", "[^a]", "[a-c]", r"\d", r"\w", r"[\w-]", "^", "$", "[]a]"])
+patterns = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}", "{1,}", "*?"])).map(
+            lambda pair: f"(?:{pair[0]}){pair[1]}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(patterns, st.text("abc-_.1", min_size=1, max_size=6))
+def test_matches_what_the_standard_library_matches(text: str, name: str) -> None:
+    assert Pattern(text, 256).matches(name) == (re.fullmatch(text, name) is not None)
+
+
+@pytest.mark.parametrize("text", ["(a*)*b", "(a|a)*b", "(a|aa)+$b", ".*.*.*.*.*.*.*.*.*.*b", "(.*a){20}b", "((a?){40}){40}b"])
+def test_patterns_that_make_backtracking_explode_are_quick(text: str) -> None:
+    started = time.perf_counter()
+    try:
+        assert not Pattern(text, 256).matches("a" * 249)
+    except RequestError as error:
+        assert error.code == Code.INVALID_REGULAR_EXPRESSION
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(", ")", "[", "[a", "*", "a**", "a{", "a{2,1}", "a{9999}", r"(a)\1", "(?=a)", "(?i)a", "\\", r"\q", "[z-a]", "[[:alpha:]]"]
+    + ["((((){1000}){1000}){1000}){1000}", "((a{1000}){1000}){1000}", "a" * 257, "(" * 200],
+)
+def test_what_is_no_pattern_or_not_of_re2s_kind_is_refused(text: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        Pattern(text, 256)
+    assert raised.value.code == Code.INVALID_REGULAR_EXPRESSION
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_pattern_or_refused(text: str) -> None:
+    try:
+        Pattern(text, 256).matches("orders")
+    except RequestError as error:
+        assert error.code == Code.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_pattern_must_match_the_whole_name() -> None:
+    assert Pattern("^ord.*", 256).matches("orders")
+    assert Pattern("^orders$", 256).matches("orders")
+    assert not Pattern("ord", 256).matches("orders")
+    assert Pattern("(?:orders|bills)-[0-9]{1,3}", 256).matches("bills-42")

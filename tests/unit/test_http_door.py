@@ -1,0 +1,202 @@
+"""The HTTP door over real sockets: pages, refusals, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from millstream.doors.http import HttpDoor, Response, pages
+from millstream.doors.http.door import BODY_BYTES_MAX, HEADER_BYTES_MAX
+from millstream.errors import StartupError
+from millstream.metrics import Histogram, Metrics, Scrape
+
+METRICS = Metrics()
+SCRAPE = Scrape(
+    METRICS,
+    topics=lambda: [("orders", 0, 5, 100, 104, 4096), ("orders", 1, 0, 7, 7, 512)],
+    committed=lambda: [("billing", "orders", 0, 90), ("billing", "orders", 1, 7), ("billing", "deleted", 0, 3)],
+    groups=lambda: [("billing", "Stable", 2), ("audit", "Empty", 0)],
+    api_name=lambda key: {0: "Produce", 1: "Fetch"}[key],
+)
+
+
+async def broken_later() -> Response:
+    await asyncio.sleep(0)
+    return Response.text(200, str(1 // 0))
+
+
+@asynccontextmanager
+async def opened(failures: list[str] | None = None, ready: bool = True, **bounds: Any) -> AsyncIterator[HttpDoor]:
+    routes = pages.routes(SCRAPE, lambda: failures or [], lambda: ready)
+    routes["/broken"] = lambda: Response.text(200, str(1 // 0))
+    routes["/broken/later"] = broken_later
+    routes["/large"] = lambda: Response(200, bytes(20_000_000))
+    door = HttpDoor("127.0.0.1", 0, routes, **bounds)
+    await door.start()
+    try:
+        yield door
+    finally:
+        await door.close()
+
+
+async def talk(door: HttpDoor, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Sends bytes, reads until the door hangs up, and gives the last answer's status, headers and body."""
+    reader, writer = await asyncio.open_connection(door.host, door.port)
+    writer.write(request)
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, body
+
+
+def get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+
+
+async def test_metrics_speak_the_names_that_kafka_dashboards_use() -> None:
+    METRICS.requests[0] += 3
+    async with opened() as door:
+        status, headers, body = await talk(door, get("/metrics?x=1"))
+    text = body.decode()
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        'kafka_consumergroup_lag{consumergroup="billing",partition="0",topic="orders"} 10.0',
+        'kafka_consumergroup_lag_sum{consumergroup="billing",topic="orders"} 10.0',
+        'kafka_consumergroup_current_offset{consumergroup="billing",partition="1",topic="orders"} 7.0',
+        'kafka_topic_partition_current_offset{partition="0",topic="orders"} 100.0',
+        'kafka_topic_partition_oldest_offset{partition="0",topic="orders"} 5.0',
+        'kafka_topic_partitions{topic="orders"} 2.0',
+        'kafka_consumergroup_members{consumergroup="billing"} 2.0',
+        "kafka_brokers 1.0",
+        'millstream_requests_total{api="Produce"} 3.0',
+        'millstream_partition_unsynced_records{partition="0",topic="orders"} 4.0',
+        'millstream_groups{state="Stable"} 1.0',
+    ):
+        assert sorted_labels(line) in {sorted_labels(found) for found in text.splitlines()}, line
+    assert "deleted" not in text
+    assert "process_resident_memory_bytes" in text
+
+
+def sorted_labels(line: str) -> str:
+    name, brace, rest = line.partition("{")
+    labels, _, value = rest.partition("} ")
+    return name + brace + ",".join(sorted(labels.split(","))) + value
+
+
+def test_a_histogram_counts_each_observation_in_its_bucket_and_above() -> None:
+    histogram = Histogram()
+    for seconds in (0.00001, 0.001, 0.3, 99):
+        histogram.observe(seconds)
+    buckets = dict(histogram.buckets())
+    assert (buckets["5e-05"], buckets["0.001"], buckets["0.5"], buckets["10.0"], buckets["+Inf"]) == (1, 2, 3, 3, 4)
+    assert histogram.count == 4
+
+
+async def test_health_follows_what_failed_and_readiness_follows_serving() -> None:
+    async with opened() as door:
+        assert (await talk(door, get("/healthz")))[0] == 200
+        assert (await talk(door, get("/readyz")))[0] == 200
+    async with opened(failures=["orders-0 is read-only"], ready=False) as door:
+        status, _, body = await talk(door, get("/healthz"))
+        assert status == 503 and b"orders-0 is read-only" in body
+        assert (await talk(door, get("/readyz")))[0] == 503
+
+
+async def test_an_unknown_path_is_told_which_there_are() -> None:
+    async with opened() as door:
+        status, _, body = await talk(door, get("/metric"))
+    assert status == 404 and b"/metrics" in body
+
+
+async def test_another_method_is_told_which_are_allowed() -> None:
+    async with opened() as door:
+        status, headers, _ = await talk(door, get("/metrics", "DELETE"))
+    assert status == 405 and headers["allow"] == "get, head"
+
+
+async def test_head_gives_the_headers_without_the_body() -> None:
+    async with opened() as door:
+        status, headers, body = await talk(door, get("/healthz", "HEAD"))
+    assert status == 200 and int(headers["content-length"]) > 0 and body == b""
+
+
+async def test_a_page_that_fails_costs_its_request_and_not_the_door() -> None:
+    async with opened() as door:
+        for path in ("/broken", "/broken/later"):
+            status, _, body = await talk(door, get(path))
+            assert status == 500 and b"ZeroDivision" not in body
+        assert (await talk(door, get("/healthz")))[0] == 200
+
+
+async def test_one_connection_serves_many_requests_even_pipelined() -> None:
+    async with opened() as door:
+        reader, writer = await asyncio.open_connection(door.host, door.port)
+        both = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"/healthz", b"/metrics"))
+        writer.write(both * 25 + get("/readyz"))
+        answers = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200 OK") == 51
+
+
+async def test_a_slow_reader_holds_one_answer_in_memory_and_still_gets_all() -> None:
+    async with opened() as door:
+        reader, writer = await asyncio.open_connection(door.host, door.port)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + get("/readyz"))
+        await asyncio.sleep(0.1)
+        (connection,) = door.connections
+        assert connection._transport.get_write_buffer_size() < 21_000_000
+        answers = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    assert len(answers) > 60_000_000 and answers.count(b"HTTP/1.1 200 OK") == 4
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x00\x00\x00\x1a\x00\x12\x00\x03garbage\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * HEADER_BYTES_MAX, 431),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"x" * (BODY_BYTES_MAX + 1), 413),
+    ],
+    ids=["not http", "no host", "headers too large", "body too large"],
+)
+async def test_what_is_not_a_request_is_refused_and_costs_the_connection(request_bytes: bytes, status: int) -> None:
+    async with opened() as door:
+        assert (await talk(door, request_bytes))[0] == status
+        assert (await talk(door, get("/healthz")))[0] == 200
+
+
+async def test_connections_beyond_the_bound_are_turned_away() -> None:
+    async with opened(connections_max=2) as door:
+        held = [await asyncio.open_connection(door.host, door.port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert (await talk(door, b""))[0] == 503
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert (await talk(door, get("/healthz")))[0] == 200
+
+
+async def test_a_client_that_drips_bytes_is_hung_up_on() -> None:
+    async with opened(idle_seconds=0.2) as door:
+        reader, writer = await asyncio.open_connection(door.host, door.port)
+        for byte in b"GET /healthz HTTP/1.1\r\n":
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(reader.read(), 5)
+            writer.write(b"x")
+            await writer.drain()
+            raise ConnectionError  # a clean end of file is as good
+        assert not door.connections
+
+
+async def test_a_taken_port_is_named_with_what_to_do() -> None:
+    async with opened() as door:
+        with pytest.raises(StartupError, match="choose another with --http"):
+            await HttpDoor("127.0.0.1", door.port, {}).start()

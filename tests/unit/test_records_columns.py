@@ -1,0 +1,134 @@
+"""Columns say what records say."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from array import array
+from itertools import pairwise
+
+import pytest
+
+from millstream.records import codec, pure
+from millstream.records.batch import CONTROL, LOG_APPEND_TIME, CorruptBatch
+from millstream.records.columns import ALL, Binary, ColumnsTooLarge
+from millstream.records.compression import Codec
+from millstream.records.record import Record
+
+_kernel = pytest.importorskip("millstream.records._kernel")
+
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture(params=[_kernel, pure], ids=["compiled", "pure"], autouse=True)
+def kernel(request, monkeypatch):
+    monkeypatch.setattr(codec, "kernel", request.param)
+
+
+def _random_records(rng, count, base):
+    def blob():
+        return rng.choice((None, b"", rng.randbytes(rng.randrange(60)), rng.randbytes(8)))
+
+    return [
+        Record(
+            base + i,
+            NOW + rng.randrange(-500, 500),
+            blob(),
+            blob(),
+            tuple((f"h{n}", blob()) for n in range(rng.choice((0, 0, 0, 1, 3)))),
+        )
+        for i in range(count)
+    ]
+
+
+def _binary(column: Binary) -> list[bytes | None]:
+    ends = array("i", bytes(column.ends))
+    found = [bytes(column.data[start:end]) for start, end in pairwise(ends)]
+    there = [bool(column.validity[i >> 3] >> (i & 7) & 1) for i in range(len(found))]
+    assert there.count(False) == column.null_count
+    assert len(column.validity) == (len(found) + 7) // 8
+    return [value if ok else None for value, ok in zip(found, there, strict=True)]
+
+
+def _rows(columns):
+    ends = array("i", bytes(columns.headers.ends))
+    pairs = list(zip(_binary(columns.headers.key), _binary(columns.headers.value), strict=True))
+    headers = [tuple((name.decode(), value) for name, value in pairs[start:end]) for start, end in pairwise(ends)]
+    fields = (array("q", bytes(columns.offset)), array("q", bytes(columns.timestamp)))
+    return [Record(*row) for row in zip(*fields, _binary(columns.key), _binary(columns.value), headers, strict=True)]
+
+
+def test_columns_hold_the_records_of_batches_with_all_compressions():
+    rng = random.Random(1)
+    data, expected = bytearray(), []
+    for step in range(30):
+        records = _random_records(rng, rng.choice((1, 7, 8, 9, 300)), 10_000 * step)
+        expected += records
+        data += codec.encode(records, base_offset=10_000 * step, codec=Codec(step % 5))
+    columns = codec.decode_columns(data)
+    assert columns.rows == len(expected) and _rows(columns) == expected
+    assert columns.next_offset == expected[-1].offset + 1
+    assert columns.timestamp_type == bytes(len(expected))
+
+
+def test_only_the_columns_that_were_asked_for_are_built():
+    data = codec.encode(_random_records(random.Random(2), 20, 0))
+    whole = codec.decode_columns(data)
+    for name in ALL:
+        some = codec.decode_columns(data, columns=[name])
+        assert some.rows == 20
+        assert {other for other in ALL if getattr(some, other) is not None} == {name}
+        assert getattr(some, name) == getattr(whole, name)
+    with pytest.raises(ValueError, match="no column 'offsets'"):
+        codec.decode_columns(data, columns=["offsets"])
+
+
+def test_control_batches_move_the_next_offset_but_give_no_rows():
+    first = codec.encode([Record(0, NOW, b"k", b"v")], attributes=LOG_APPEND_TIME)
+    control = codec.encode([Record(1, NOW, b"", b"")], base_offset=1, attributes=CONTROL)
+    partial = codec.encode([Record(2, NOW, b"", b"")], base_offset=2)[:-1]
+    columns = codec.decode_columns(first + control + partial)
+    assert (columns.rows, columns.next_offset, columns.timestamp_type) == (1, 2, b"\x01")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 11])
+def test_nothing_gives_empty_columns(data):
+    columns = codec.decode_columns(data)
+    assert columns.rows == 0 and columns.next_offset is None
+    assert _rows(columns) == [] and columns.key.ends == b"\0" * 4
+
+
+def test_more_bytes_than_the_bound_are_refused():
+    batch = codec.encode([Record(0, NOW, None, b"x" * 1000)])
+    assert codec.decode_columns(batch, bytes_max=1100).rows == 1
+    with pytest.raises(ColumnsTooLarge, match="more than 1100 bytes"):
+        codec.decode_columns(batch * 2, bytes_max=1100)
+    with pytest.raises(CorruptBatch):
+        codec.decode_columns(batch, bytes_max=900)
+    with pytest.raises(ValueError, match="32-bit"):
+        codec.decode_columns(batch, bytes_max=2**31)
+
+
+def test_columns_need_no_pyarrow_until_they_become_arrow():
+    code = "import sys; from millstream.records import codec; codec.decode_columns(codec.encode([(0, 1, None, b'x')]));"
+    subprocess.run([sys.executable, "-c", code + "assert 'pyarrow' not in sys.modules"], check=True)
+
+
+def test_to_arrow_says_the_same():
+    pa = pytest.importorskip("pyarrow")
+    records = _random_records(random.Random(3), 500, 0)
+    table = codec.decode_columns(codec.encode(records)).to_arrow()
+    table.validate(full=True)
+    assert table.schema.field("timestamp").type == pa.timestamp("ms", tz="UTC")
+    rows = zip(
+        table["offset"].to_pylist(),
+        table["timestamp"].cast(pa.int64()).to_pylist(),
+        table["key"].to_pylist(),
+        table["value"].to_pylist(),
+        (tuple((h["key"], h["value"]) for h in headers) for headers in table["headers"].to_pylist()),
+        strict=True,
+    )
+    assert [Record(*row) for row in rows] == records
+    odd = codec.decode_columns(codec.encode([Record(0, NOW, None, None, (("\udcff", b""),))])).to_arrow()
+    assert odd["headers"].to_pylist() == [[{"key": "�", "value": b""}]]

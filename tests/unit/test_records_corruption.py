@@ -1,0 +1,184 @@
+"""Hostile bytes: always `CorruptBatch` or a result, and always the same from both kernels."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.records import codec, columns, pure
+from millstream.records.batch import CRC_START, HEADER_BYTES, CorruptBatch
+from millstream.records.compression import Codec
+from millstream.records.record import Record, Section
+
+_kernel = pytest.importorskip("millstream.records._kernel")
+
+NOW = 1_700_000_000_000
+RECORDS = [
+    Record(0, NOW, b"k", b"value"),
+    Record(2, NOW + 300, None, b"x" * 70, (("h", b"1"), ("name", None))),
+    Record(70, NOW - 1, b"gone", None),
+    Record(71, NOW, b"", b"", (("", b""),)),
+    Record(9000, NOW, None, None),
+]
+BATCH = bytes(codec.encode(RECORDS, base_offset=0))
+BODY = BATCH[HEADER_BYTES:]
+MUTATIONS = 20_000
+ALL_COLUMNS = columns.mask(columns.ALL)
+
+
+def _section(body, count=5, base_offset=5, last_delta=9000, base=NOW, largest=NOW, is_append_time=False):
+    return Section(body, count, base_offset, last_delta, base, largest, is_append_time)
+
+
+def _outcome(run, *arguments):
+    try:
+        return run(*arguments)
+    except CorruptBatch as error:
+        return str(error)
+
+
+def _assert_twins_agree(section, *, deep=True):
+    """Every function gives the same from both, and what one function accepts the others do as well."""
+    decoded = _outcome(_kernel.decode, section)
+    assert decoded == _outcome(pure.decode, section)
+    filled = _outcome(_kernel.fill, [section], ALL_COLUMNS)
+    keys = _outcome(_kernel.keys, section)
+    assert isinstance(decoded, str) == isinstance(filled, str) == isinstance(keys, str)
+    if isinstance(decoded, str):
+        assert decoded == filled == keys
+    else:
+        assert filled.rows == len(decoded) == len(keys)
+    if deep:
+        assert filled == _outcome(pure.fill, [section], ALL_COLUMNS)
+        assert keys == _outcome(pure.keys, section)
+        assert _outcome(_kernel.find_time, section, NOW + 1) == _outcome(pure.find_time, section, NOW + 1)
+    return decoded
+
+
+def _mutate(rng, body):
+    """A few edits of the kinds that reach different checks: bits, lengths, cuts, repeats, long numbers."""
+    body = bytearray(body)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(body)) if body else 0
+        match rng.randrange(7):
+            case 0 if body:
+                body[at] ^= 1 << rng.randrange(8)
+            case 1 if body:
+                body[at] = rng.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFE, 0xFF, rng.randrange(256)))
+            case 2:
+                del body[at : at + rng.choice((1, 1, 2, 8, 100))]
+            case 3:
+                body[at:at] = bytes(rng.choices((0, 1, 0x80, 0xFF), k=rng.choice((1, 1, 2, 9))))
+            case 4:
+                body[at : at + 5] = b"\xff\xff\xff\xff" + bytes([rng.choice((0x0F, 0x10, 0x7F))])
+            case 5:
+                body[at : at + 10] = b"\xff" * 9 + bytes([rng.choice((0, 1, 2, 0x7F))])
+            case _:
+                body[at:at] = body[: rng.randrange(40)]
+    return bytes(body)
+
+
+def test_twins_agree_on_20000_mutated_bodies():
+    rng = random.Random(20_240_601)
+    accepted = 0
+    for case in range(MUTATIONS):
+        section = _section(
+            _mutate(rng, BODY),
+            count=rng.choice((5, 5, 5, 5, 4, 6, 0, -1, 2**31 - 1)) if case % 4 == 0 else 5,
+            base_offset=rng.choice((0, 5, 2**63 - 9001, 2**63 - 1)),
+            base=rng.choice((NOW, NOW, 0, 2**63 - 1, -(2**63))),
+            is_append_time=rng.random() < 0.1,
+        )
+        accepted += not isinstance(_assert_twins_agree(section, deep=case % 4 == 0), str)
+    assert accepted > MUTATIONS // 100, "too few mutations survive to say anything about what is accepted"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80), st.integers(-1, 12), st.integers(-1, 10), st.integers(0, 2**63 - 1))
+def test_twins_agree_on_any_bytes(body, count, last_delta, base_offset):
+    _assert_twins_agree(_section(body, count, base_offset, last_delta))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_twins_agree_on_records_with_any_fields(data):
+    """Built field by field, so that arbitrary numbers stand where numbers are expected."""
+    small = st.integers(-2, 6) | st.integers(-(2**31), 2**31 - 1) | st.integers(-(2**63), 2**63 - 1)
+    body = bytearray()
+    count = data.draw(st.integers(1, 3))
+    for _ in range(count):
+        fields = bytearray(1)
+        for _ in range(data.draw(st.integers(4, 8))):
+            pure._put(fields, data.draw(small))
+            fields += data.draw(st.binary(max_size=4))
+        pure._put(body, data.draw(st.just(len(fields)) | small))
+        body += fields
+    _assert_twins_agree(_section(bytes(body), count, 0, 10))
+
+
+@pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
+def test_every_cut_of_a_body_is_refused(kernel):
+    for cut in range(len(BODY)):
+        with pytest.raises(CorruptBatch):
+            kernel.decode(_section(BODY[:cut]))
+        with pytest.raises(CorruptBatch):
+            kernel.fill([_section(BODY[:cut])], ALL_COLUMNS)
+    assert len(kernel.decode(_section(BODY))) == 5
+
+
+def test_every_value_of_every_byte_gets_the_same_answer_from_both():
+    for at in range(len(BODY)):
+        for value in (0, 1, 2, 0x7E, 0x7F, 0x80, 0x81, 0xFF, BODY[at] ^ 1, BODY[at] ^ 0x80):
+            _assert_twins_agree(_section(BODY[:at] + bytes([value]) + BODY[at + 1 :]), deep=False)
+
+
+def _decode_all_ways(batch):
+    for read in (codec.decode, codec.keys, lambda b: list(codec.iterate(b)), codec.decode_columns):
+        try:
+            read(batch)
+        except CorruptBatch:
+            continue
+
+
+@pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
+@pytest.mark.parametrize("compression", Codec)
+def test_every_broken_byte_of_a_batch_is_refused_or_read(kernel, compression, monkeypatch):
+    """With the checksum in place only fields outside it pass; with the checksum made right nothing may crash."""
+    monkeypatch.setattr(codec, "kernel", kernel)
+    batch = codec.encode(RECORDS, base_offset=0, codec=compression)
+    for at in range(len(batch)):
+        broken = bytearray(batch)
+        broken[at] ^= 0x55
+        if at >= CRC_START:
+            with pytest.raises(CorruptBatch, match="CRC"):
+                codec.decode(broken)
+            broken[17:21] = crc32c(memoryview(broken)[CRC_START:]).to_bytes(4, "big")
+        _decode_all_ways(broken)
+        with pytest.raises(CorruptBatch):
+            codec.decode(batch[:at])
+
+
+def test_a_count_beyond_the_bytes_allocates_nothing():
+    for kernel in (_kernel, pure):
+        with pytest.raises(CorruptBatch, match="more records than its bytes"):
+            kernel.decode(_section(b"\x0c" + b"\0" * 6, count=2**31 - 1))
+
+
+def test_header_names_that_are_not_utf8_survive_a_rewrite():
+    for kernel in (_kernel, pure):
+        out, *_ = kernel.encode([(0, NOW, None, None, (("\udcfe", b""),))], None, 0)
+        assert b"\xfe" in out
+        (record,) = kernel.decode(_section(out, 1, 0, 0))
+        assert kernel.encode([record], 0, 0)[0] == out
+
+
+def test_the_kernel_holds_the_buffer_only_while_it_reads():
+    body = bytearray(BODY)
+    _kernel.decode(_section(body))
+    with pytest.raises(CorruptBatch):
+        _kernel.decode(_section(memoryview(body)[:-1]))
+    body += b"x"  # raises BufferError while something still exports the buffer
