@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.markup import escape
 
@@ -21,6 +22,7 @@ from bench.measure import Measure, Result, Scale, run
 
 MODULES = (produce, fetch, small_requests, flush, peer, decode, memory)
 ROUNDS_MIN = 3
+BUSY_PERCENT_MAX = 10.0
 LOG_WIDTH = 160  # where there is no terminal to ask
 
 
@@ -60,6 +62,10 @@ def main() -> int:
     options = parse()
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     scale = Scale(options.rounds, options.quick)
+    if (busy := psutil.cpu_percent(1.0)) > BUSY_PERCENT_MAX:
+        console.print(
+            f"[yellow]other programs use {busy:.0f} % of this machine: throughput and round trips will be off[/]"
+        )
     chosen = [measure for measure in all_measures() if not options.only or measure.key in options.only]
     results = [measure_one(measure, scale, console) for measure in chosen]
     report.write(results, scale, console)

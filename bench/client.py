@@ -32,10 +32,12 @@ SETTINGS: dict[str, Any] = {
     "message.timeout.ms": int(SECONDS_MAX * 1000),
     "socket.send.buffer.bytes": 1 << 20,
 }
+QUIET: dict[str, Any] = {"log_level": 2, "log.connection.close": False}
+"""Every sample ends with its broker going away, which librdkafka would report each time."""
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
     created = admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=30)
     for future in created.values():
         future.result(30)
@@ -46,7 +48,7 @@ class Feeder:
 
     def __init__(self, bootstrap: str, topic: str, record_bytes: int, **settings: Any) -> None:
         self.bootstrap, self.topic, self.record_bytes = bootstrap, topic, record_bytes
-        self.producer = Producer({"bootstrap.servers": bootstrap, **SETTINGS, **settings})
+        self.producer = Producer({"bootstrap.servers": bootstrap, **SETTINGS, **QUIET, **settings})
         values = [os.urandom(record_bytes) for _ in range(PAYLOADS)]
         self.call_records = max(1, CALL_BYTES // record_bytes)
         self.messages = [{"value": values[i % PAYLOADS]} for i in range(self.call_records)]
@@ -76,8 +78,14 @@ class Feeder:
 
     def check_arrived(self) -> None:
         """A fast broker that loses records is not fast."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bench", "enable.auto.commit": False})
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bench", **QUIET})
         low, high = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=30)
         consumer.close()
         if high - low != self.sent:
             raise RuntimeError(f"{self.sent} records were acknowledged, the broker has {high - low}")
+
+    def __enter__(self) -> Feeder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.producer.close(5)

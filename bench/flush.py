@@ -25,10 +25,10 @@ def _throughput(flush: str | None, payload_bytes: int) -> float:
     records = payload_bytes // RECORD_BYTES
     with servers.millstream(flush) as server:
         client.create_topic(server.bootstrap, TOPIC)
-        feeder = client.Feeder(server.bootstrap, TOPIC, RECORD_BYTES, acks="all")
-        feeder.feed(records // 20)
-        seconds = feeder.feed(records)
-        feeder.check_arrived()
+        with client.Feeder(server.bootstrap, TOPIC, RECORD_BYTES, acks="all") as feeder:
+            feeder.feed(records // 20)
+            seconds = feeder.feed(records)
+            feeder.check_arrived()
     return records * RECORD_BYTES / 1e6 / seconds
 
 

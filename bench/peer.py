@@ -38,10 +38,10 @@ IN_FLIGHT = 5
 def _librdkafka(records: int) -> float:
     with servers.millstream(flush=None) as server:
         client.create_topic(server.bootstrap, TOPIC)
-        feeder = client.Feeder(server.bootstrap, TOPIC, RECORD_BYTES)
-        feeder.feed(records // 50)
-        seconds = feeder.feed(records)
-        feeder.check_arrived()
+        with client.Feeder(server.bootstrap, TOPIC, RECORD_BYTES) as feeder:
+            feeder.feed(records // 50)
+            seconds = feeder.feed(records)
+            feeder.check_arrived()
     return records / seconds
 
 

@@ -43,12 +43,12 @@ def _broker(payload_bytes: int, record_bytes: int) -> float:
     records = payload_bytes // record_bytes
     with servers.millstream(flush="os") as server:
         client.create_topic(server.bootstrap, TOPIC)
-        feeder = client.Feeder(server.bootstrap, TOPIC, record_bytes)
-        feeder.feed(records // 50)
-        before = server.cpu_seconds()
-        feeder.feed(records)
-        cpu = server.cpu_seconds() - before
-        feeder.check_arrived()
+        with client.Feeder(server.bootstrap, TOPIC, record_bytes) as feeder:
+            feeder.feed(records // 50)
+            before = server.cpu_seconds()
+            feeder.feed(records)
+            cpu = server.cpu_seconds() - before
+            feeder.check_arrived()
     return cpu / (payload_bytes / 1e9)
 
 

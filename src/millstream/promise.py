@@ -26,9 +26,11 @@ class Promise(Generic[T]):
 
     @classmethod
     def of(cls, value: T) -> Promise[T]:
-        promise = cls()
+        promise = cls.__new__(cls)
         promise.done = True
+        promise.error = None
         promise._value = value
+        promise._callbacks = None
         return promise
 
     @classmethod

@@ -226,7 +226,7 @@ def test_a_group_with_members_shows_them_and_is_not_moved(cli: Cli, topic: str) 
         (("consume", "nowhere"), "there is no topic nowhere"),
         (("group", "describe", "nobody"), "there is no group nobody; `millstream group list` shows"),
         (("group", "seek", "g", "--topic", "nowhere", "--to", "end"), "there is no topic nowhere"),
-        (("topic", "create", "bad name"), "the topic name is not valid"),
+        (("topic", "create", "bad name"), "use 1 to 249 letters, digits, '.', '_' and '-'"),
         (("topic", "create", "x", "-c", "retention.ms=soon"), "retention.ms"),
         (("topic", "create", "x", "-c", "no.such.setting=1"), "no.such.setting"),
         (("topic", "list", "-b", "127.0.0.1:1"), "no broker answers at 127.0.0.1:1; start one with `millstream serve`"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.broker.groups.assignors import ASSIGNORS, Assignor, Target, Wants, range_, uniform
@@ -33,6 +33,7 @@ def after(assignor: Assignor, members: dict[str, Wants], topics: dict[UUID, int]
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASSIGNORS)
+@settings(max_examples=50)
 @given(groups())
 def test_every_wanted_partition_goes_to_exactly_one_member_that_wants_it(
     assignor: Assignor, group: tuple[dict[str, Wants], dict[UUID, int]]
@@ -45,6 +46,7 @@ def test_every_wanted_partition_goes_to_exactly_one_member_that_wants_it(
     assert all(topic in members[name].topics for name, mine in target.items() for topic, _ in mine)
 
 
+@settings(max_examples=50)
 @given(groups(same=True))
 def test_uniform_loads_differ_by_one_at_most_when_all_want_the_same(
     group: tuple[dict[str, Wants], dict[UUID, int]],
@@ -54,6 +56,7 @@ def test_uniform_loads_differ_by_one_at_most_when_all_want_the_same(
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASSIGNORS)
+@settings(max_examples=50)
 @given(groups())
 def test_nothing_moves_when_nothing_changed(
     assignor: Assignor, group: tuple[dict[str, Wants], dict[UUID, int]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_groups_kit import Bench, code_of, subscription, turn
+from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
 
 from millstream.broker.groups.groups import GroupSettings
 from millstream.errors import Code

@@ -1,4 +1,4 @@
-"""What the tests of groups share: topics that are only names, a store whose writes land by hand, a bench to stand on."""
+"""What the tests of groups share: topics that are only names, a store whose writes land by hand, a bench."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from test_groups_classic import stable_group
-from test_groups_kit import Bench, code_of, start, turn
+from tests.unit.test_groups_classic import stable_group
+from tests.unit.test_groups_kit import Bench, code_of, start, turn
 
 from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.offsets import Committed, decode, encode
@@ -106,7 +106,9 @@ async def test_one_request_is_one_transaction_and_bad_partitions_do_not_spoil_go
         [Code.OFFSET_METADATA_TOO_LARGE],
     ]
     [fetched] = bench.groups.fetch("g", None)
-    assert [(number, each.offset, each.leader_epoch, each.metadata) for number, each, _ in fetched.partitions if each] == [
+    assert [
+        (number, each.offset, each.leader_epoch, each.metadata) for number, each, _ in fetched.partitions if each
+    ] == [
         (0, 1, -1, ""),
         (3, 2, 5, "note"),
     ]

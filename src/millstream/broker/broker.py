@@ -1,4 +1,6 @@
-"""The broker: topics, groups and producers over a store, under one clock. Doors speak to this and to nothing below it."""
+"""The broker: topics, groups and producers over a store, under one clock. Doors speak to this and to nothing below
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reading from many partitions at once, with waiting.
 
-A fetch is answered when it has `bytes_min`, when any partition has an error to report, or when its time is over. Until then
-it is parked: it holds no data, only a wake-up call on each log that it reads. Reading again is cheap, since a read answers
-with a range and not with bytes.
+A fetch is answered when it has `bytes_min`, when any partition has an error to report, or when its time is over.
+Until then it is parked: it holds no data, only a wake-up call on each log that it reads. Reading again is cheap,
+since a read answers with a range and not with bytes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Fetch:
             return Fetched(wanted, Code.UNKNOWN_LEADER_EPOCH, -1, -1, EMPTY)
         if room <= 0 and not first:
             return Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
-        # A later partition must not get its one oversized batch on top of a full answer, so only the first may overshoot.
+        # A later partition must not get its one oversized batch on top of a full answer, so only the first may
+        # overshoot.
         limit = min(wanted.bytes_max, room)
         try:
             slice_ = log.read(wanted.offset, limit).value()

@@ -1,7 +1,7 @@
 """One partition as the broker sees it: the rules for what may be appended, over whatever log the store has.
 
-A batch is judged by its header alone. Records inside are the producer's business, with one exception: in a compacted topic
-every record needs a key, or compaction could not tell what it replaces.
+A batch is judged by its header alone. Records inside are the producer's business, with one exception: in a compacted
+topic every record needs a key, or compaction could not tell what it replaces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Producer ids: every idempotent producer gets one that no other ever had.
 
-Ids are taken from the metadata store in blocks, so that handing one out costs no write. A crash loses the rest of a block;
-there are 2^63 of them.
+Ids are taken from the metadata store in blocks, so that handing one out costs no write. A crash loses the rest of a
+block; there are 2^63 of them.
 """
 
 from __future__ import annotations

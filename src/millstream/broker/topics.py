@@ -1,8 +1,8 @@
 """The topics of a broker: created, deleted, grown and configured through the metadata store.
 
-A topic is the key `topics/NAME`: its id, its number of partitions and its settings, as JSON. The key is the truth: a topic
-exists from the moment its key is durable, and is gone from the moment the deletion is. Logs follow: they are opened with
-the topic, and removed behind a deleted one.
+A topic is the key `topics/NAME`: its id, its number of partitions and its settings, as JSON. The key is the truth: a
+topic exists from the moment its key is durable, and is gone from the moment the deletion is. Logs follow: they are
+opened with the topic, and removed behind a deleted one.
 
 Changes of one topic go one after the other, by compare-and-set on the key's revision.
 """
@@ -63,6 +63,8 @@ class Topics:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._watchers: dict[int, Callable[[], None]] = {}
         self._next_watcher = 0
+        self.changes = 0
+        """Counts changes to the set of topics: whoever remembers a partition remembers this with it."""
 
     async def start(self) -> None:
         for key, (value, revision) in await self._meta.list(PREFIX):
@@ -212,6 +214,7 @@ class Topics:
         self._by_id[topic.id] = topic
 
     def _notify(self) -> None:
+        self.changes += 1
         for watcher in list(self._watchers.values()):
             watcher()
 

@@ -174,6 +174,8 @@ class Reading:
                 "enable.partition.eof": self.until_end,
                 "session.timeout.ms": 10_000,
                 "fetch.queue.backoff.ms": 20,
+                # The end of a partition is an empty answer, and the broker holds those back for so long.
+                "fetch.wait.max.ms": 20 if self.until_end else 500,
             }
         )
 

@@ -1,8 +1,8 @@
 """The checkpoint of one log: from where recovery has to look, and what it cannot find by looking.
 
 A JSON object and its CRC-32 on one line, in a file that is replaced as a whole. Everything that it speaks of is synced
-before it is written. It holds the first readable offset, the segment and the position up to which the log is known to be
-sound, the offset that comes next there, and the table of idempotent producers as of that offset.
+before it is written. It holds the first readable offset, the segment and the position up to which the log is known
+to be sound, the offset that comes next there, and the table of idempotent producers as of that offset.
 
 Crash policy: replaced atomically. If it is missing or damaged, the log is scanned from its beginning instead.
 """

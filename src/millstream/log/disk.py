@@ -1,8 +1,8 @@
 """The few file operations that durability depends on, behind one object.
 
-Everything that decides what survives a crash goes through a `Disk`: writing, truncating, syncing, renaming. Tests replace
-it with one that forgets whatever was not synced (`millstream.testing.disk.ForgetfulDisk`). Reading does not matter for
-durability and goes straight to the operating system.
+Everything that decides what survives a crash goes through a `Disk`: writing, truncating, syncing, renaming. Tests
+replace it with one that forgets whatever was not synced (`millstream.testing.disk.ForgetfulDisk`). Reading does not
+matter for durability and goes straight to the operating system.
 
 Rules of the real disk, which callers rely on:
 - A new name (file, directory, rename) is durable only after `sync_directory` on its parent.

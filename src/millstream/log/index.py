@@ -9,9 +9,9 @@ One entry about every `index.interval.bytes`; entries only grow in all three fie
 offset N", "where may time T begin" and "which batch starts below position P". The file is memory-mapped and grows by
 doubling; behind the last entry it is zero.
 
-Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last checkpoint,
-which syncs them; what lies above is written again while the tail is scanned. A reader that finds an entry pointing at
-anything but the batch it names has the whole index rebuilt.
+Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last
+checkpoint, which syncs them; what lies above is written again while the tail is scanned. A reader that finds an
+entry pointing at anything but the batch it names has the whole index rebuilt.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 Rules
 -----
-1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when a sync
+1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when
+a sync
    that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
 2. Readers see nothing at or above `durable`.
 3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
@@ -203,7 +204,8 @@ class Log:
             return done
         synced: Promise[Appended] = Promise()
         synced.then(lambda promise: done.fail(promise.error) if promise.error else done.settle(None))
-        # Settled by the sync itself, also where readers may see the bytes already (flush=os): hence an offset of its own.
+        # Settled by the sync itself, also where readers may see the bytes already (flush=os): hence an offset of its
+        # own.
         self._waiting.append((self.end, synced, Appended(self.end, self.start)))
         self._flusher.request(self)
         return done

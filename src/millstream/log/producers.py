@@ -1,7 +1,7 @@
 """What one partition remembers of its idempotent producers.
 
-For each producer id: its epoch and its last five batches (first and last sequence number, offset), because a producer has
-at most five requests in flight and may have to repeat any of them.
+For each producer id: its epoch and its last five batches (first and last sequence number, offset), because a
+producer has at most five requests in flight and may have to repeat any of them.
 
 Rules
 -----

@@ -1,8 +1,8 @@
 """Produce (key 0), versions 3 to 13.
 
-Batches go to the log as they are. With `flush=always` (the default) the answer comes when they are synced, for acks=1 and
-acks=all alike; requests on one connection overlap in the meantime, so that many share a sync. acks=0 is not answered.
-Topics are not created here: clients ask for metadata first, and that creates them.
+Batches go to the log as they are. With `flush=always` (the default) the answer comes when they are synced, for
+acks=1 and acks=all alike; requests on one connection overlap in the meantime, so that many share a sync. acks=0 is
+not answered. Topics are not created here: clients ask for metadata first, and that creates them.
 Gaps: no transactions; exactly one batch per partition and request, as the protocol has required since version 3.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from millstream.broker.partition import Partition
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk
 from millstream.errors import Code, ProtocolError, RequestError
@@ -40,7 +41,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
             answers.append(_refused(data, error))
             continue
         if promise.done:
-            answers.append(_answered(data, header, promise))
+            answers.append(answered(data, header, promise))
         else:
             at = len(answers)
             answers.append(_PENDING)
@@ -52,6 +53,8 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
             # There is no answer to put the error into; closing is how the protocol tells the producer.
             raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
         return None
+    if len(request.data) == 1:
+        context.single = request.data[0]
     if waiting.count == 0:
         return [produce.encode(answers, version)]
     return waiting.promise
@@ -69,7 +72,7 @@ class _Waiting:
         self.promise: Promise[list[Chunk]] = Promise()
 
     def one_done(self, at: int, data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> None:
-        self.answers[at] = _answered(data, header, promise)
+        self.answers[at] = answered(data, header, promise)
         self.count -= 1
         if self.count == 0:
             self.promise.settle([produce.encode(self.answers, self.version)])
@@ -79,8 +82,7 @@ _PENDING = PartitionAnswer("", -1, 0)
 
 
 def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
-    broker = context.broker
-    topic = broker.topics.find(data.topic)
+    topic = context.broker.topics.find(data.topic)
     if topic is None or not 0 <= data.partition < len(topic.partitions):
         raise RequestError(
             Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(data.topic, str) else Code.UNKNOWN_TOPIC_ID,
@@ -88,8 +90,12 @@ def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise
         )
     if data.records is None:
         raise RequestError(Code.INVALID_RECORD, "the request has no batch for this partition")
-    partition = topic.partitions[data.partition]
-    header, promise = partition.append(data.records, broker.clock)
+    return append(topic.partitions[data.partition], data.records, context)
+
+
+def append(partition: Partition, records: memoryview, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
+    broker = context.broker
+    header, promise = partition.append(records, broker.clock)
     if partition.log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
         context.slow_down = True
     metrics = broker.metrics
@@ -98,7 +104,7 @@ def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise
     return header, promise
 
 
-def _answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
+def answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
     if promise.error is not None:
         return _refused(data, promise.error)
     appended = promise.value()

@@ -78,5 +78,7 @@ def _encode(fetched: list[Fetched], session: FetchSession | None, is_full: bool,
             run.append(tags)
         run.append(tags)
     run.append(tags)
-    chunks.append(b"".join(run))
+    rest = b"".join(run)
+    if rest:
+        chunks.append(rest)
     return chunks

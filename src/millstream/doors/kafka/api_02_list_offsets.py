@@ -1,7 +1,7 @@
 """ListOffsets (key 2), versions 1 to 11.
 
-The offset of a time: the first record at or after it, the earliest (-2), the latest (-1), the one with the largest timestamp
-(-3), the earliest kept locally (-4, the same as the earliest).
+The offset of a time: the first record at or after it, the earliest (-2), the latest (-1), the one with the largest
+timestamp (-3), the earliest kept locally (-4, the same as the earliest).
 Gaps: no tiered storage, so -5 (last tiered) answers with no offset; both isolation levels see the same end.
 """
 

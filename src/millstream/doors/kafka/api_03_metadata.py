@@ -1,6 +1,7 @@
 """Metadata (key 3), versions 0 to 13.
 
-Brokers, topics and partitions. Creates a missing topic if the client allows it and the broker's `auto_create_topics` is on.
+Brokers, topics and partitions. Creates a missing topic if the client allows it and the broker's `auto_create_topics`
+is on.
 Gaps: authorized operations are never listed.
 """
 

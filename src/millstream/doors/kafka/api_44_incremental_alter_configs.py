@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs (key 44), versions 0 to 1.
 
-Sets or deletes single settings of a topic; appends to and subtracts from lists (`cleanup.policy`). Durable when answered.
+Sets or deletes single settings of a topic; appends to and subtracts from lists (`cleanup.policy`). Durable when
+answered.
 Gaps: only topics; the broker's settings are fixed while it runs.
 """
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
     from millstream.doors.kafka.sessions import FetchSessions
+    from millstream.wire.kafka.produce import PartitionData
 
 
 @dataclass(slots=True)
@@ -37,3 +38,5 @@ class Context:
     """Set while an answer is parked: called if the connection goes before the answer does."""
     slow_down: bool = False
     """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""
+    single: PartitionData | None = None
+    """Set by a produce request for a single partition that is answered: its shape is worth remembering."""

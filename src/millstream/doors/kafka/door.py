@@ -1,7 +1,7 @@
 """The Kafka door: a listening socket and the connections behind it.
 
-Plain non-blocking sockets on the event loop's readers, not streams or protocols: that halves the work per request, and lets a
-connection decide for itself when it is read.
+Plain non-blocking sockets on the event loop's readers, not streams or protocols: that halves the work per request,
+and lets a connection decide for itself when it is read.
 """
 
 from __future__ import annotations

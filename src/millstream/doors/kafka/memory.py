@@ -35,7 +35,9 @@ class Budget:
 
 
 class BufferPool:
-    """Buffers of two sizes that are used again: for the beginning of any frame, and for a full batch of most clients."""
+    """Buffers of two sizes that are used again: for the beginning of any frame, and for a full batch of most
+    clients.
+    """
 
     SMALL = 64 << 10
     LARGE = (1 << 20) + (64 << 10)

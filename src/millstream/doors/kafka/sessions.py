@@ -1,8 +1,8 @@
 """Fetch sessions (KIP-227): the broker remembers what a consumer reads, so that it need not say it with every fetch.
 
-A session is a set of partitions with their positions. A full request (epoch 0) starts one; an incremental request names only
-what changed, and its answer holds only partitions with news: records, an error, or a moved start or end. Epochs count the
-requests; one out of line means that an answer was lost, and the client starts over.
+A session is a set of partitions with their positions. A full request (epoch 0) starts one; an incremental request
+names only what changed, and its answer holds only partitions with news: records, an error, or a moved start or end.
+Epochs count the requests; one out of line means that an answer was lost, and the client starts over.
 
 The number of sessions is bounded. When all places are taken the longest unused one goes, and its client starts over.
 """

@@ -1,0 +1,72 @@
+"""Writes `docs/compatibility.md` from the handlers, so that the page cannot promise what the code does not do.
+
+python -m millstream.doors.kafka.compatibility            prints the page
+python -m millstream.doors.kafka.compatibility --check F  fails if the file F is not the page
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from millstream.doors.kafka.apis import APIS, Api
+
+_TEXT = re.compile(r"(?P<name>\w+) \(key \d+\), versions? [\d a-z]+\.\s+(?P<does>.+?)\s+Gaps: (?P<gaps>.+)", re.DOTALL)
+
+_HEAD = """\
+# What works with which client
+
+This page is generated from the handlers in `src/millstream/doors/kafka/` by `make docs`, and `make check` compares it
+with them.
+
+## Clients
+
+Each of these is run against a real broker by `tests/compat/`, unmodified and from its own package: topics, producing
+(plain, keyed, with headers, every compression it has, idempotent), consuming from start, end, offset and time, groups
+with rebalancing, commits and resuming after a restart of the broker.
+
+| client | what it stands for | groups |
+|---|---|---|
+| confluent-kafka (librdkafka 2.x) | every client built on librdkafka: C, C++, Python, Go, .NET, PHP, Ruby, Rust \
+| classic: range, roundrobin, cooperative-sticky, static members; `group.protocol=consumer`: range, uniform |
+| aiokafka | asyncio Python | classic: range, roundrobin, sticky |
+| kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
+| kcat 1.7 | the shell, with an older librdkafka | classic: range |
+
+## APIs
+
+An API or a version that is not listed is answered with UNSUPPORTED_VERSION where the protocol has room for an error,
+and with a closed connection where it has none. ApiVersions lists exactly this table.
+
+| key | API | versions | what it does | gaps |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    return _HEAD + "".join(_row(APIS[key]) for key in sorted(APIS))
+
+
+def _row(api: Api) -> str:
+    match = _TEXT.fullmatch(api.text.strip())
+    if match is None:
+        raise SystemExit(f"{api.name}: its docstring must read 'Name (key N), versions A to B. … Gaps: ….'")
+    versions = f"{api.low} to {api.high}" if api.low != api.high else str(api.low)
+    does, gaps = (" ".join(match[part].split()).replace("|", "\\|") for part in ("does", "gaps"))
+    return f"| {api.key} | {match['name']} | {versions} | {does} | {gaps} |\n"
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        sys.stdout.write(page())
+        return 0
+    path = Path(arguments[-1])
+    if path.read_text() != page():
+        print(f"{path} is not what the handlers say; write it anew with `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""A produce request whose shape is known from the one before it.
+
+A producer that is not batching sends the same request over and over: the same client, topic and partition, and only the
+correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer, is most of
+what a small request costs (`make bench`, the row of one-record requests). So a connection remembers the bytes of its
+last produce request up to the batch, with what they meant; where the next one begins with the same bytes, only the
+batch is looked at, and the answer is a copy of a template with new numbers in it.
+
+Nothing is assumed: bytes that differ anywhere, a changed set of topics, or anything unusual behind the batch goes the
+general way.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from millstream.broker.partition import Partition
+from millstream.broker.topics import Topics
+from millstream.doors.kafka.api_00_produce import answered
+from millstream.doors.kafka.context import Context
+from millstream.log.answers import Appended
+from millstream.promise import Promise
+from millstream.records.batch import LOG_APPEND_TIME, BatchHeader
+from millstream.wire.kafka import header, produce
+from millstream.wire.kafka.primitives import array_length, string, uvarint
+from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
+
+_I32 = Struct(">i")
+_TAGS = b"\0\0\0"
+"""Behind the batch in flexible versions: no tags on the partition, the topic, the request."""
+_ANSWER_HEAD = Struct(">ii")
+
+
+class KnownProduce:
+    __slots__ = (
+        "_answer",
+        "_changes",
+        "_data",
+        "_fields",
+        "_fields_at",
+        "_is_flexible",
+        "_prefix",
+        "_tags",
+        "_topics",
+        "partition",
+        "version",
+    )
+
+    def __init__(self, prefix: bytes, data: PartitionData, partition: Partition, topics: Topics, version: int) -> None:
+        self._prefix = prefix
+        self._data = data._replace(records=None)
+        self._topics = topics
+        self._changes = topics.changes
+        self.partition = partition
+        self.version = version
+        self._is_flexible = version >= produce.FLEXIBLE_FROM
+        self._tags = b"\0" if self._is_flexible else b""
+        body = self._tags + produce.encode([PartitionAnswer(data.topic, data.partition, 0)], version)
+        self._answer = _ANSWER_HEAD.pack(4 + len(body), 0) + body
+        name = string(data.topic, self._is_flexible) if isinstance(data.topic, str) else data.topic.bytes
+        one = array_length(1, self._is_flexible)
+        # Behind index (4) and error (2): base offset, append time and, from version 5, the log's start.
+        self._fields_at = _ANSWER_HEAD.size + len(self._tags) + len(one) + len(name) + len(one) + 6
+        self._fields = Struct(">qqq") if version >= 5 else Struct(">qq")
+
+    @classmethod
+    def learn(cls, frame: memoryview, data: PartitionData, context: Context) -> KnownProduce | None:
+        """What a request for one partition teaches about the next one; None if it is not of the simple kind."""
+        topics = context.broker.topics
+        topic = topics.find(data.topic)
+        if topic is None or data.records is None or not 0 <= data.partition < len(topic.partitions):
+            return None
+        flexible = context.version >= produce.FLEXIBLE_FROM
+        length = uvarint(len(data.records) + 1) if flexible else _I32.pack(len(data.records))
+        start = len(frame) - (len(_TAGS) if flexible else 0) - len(data.records) - len(length)
+        if frame[start : start + len(length)] != length:
+            return None  # something follows the batch that is not understood here
+        prefix = bytes(frame[header.FIXED_BYTES : start])
+        return cls(prefix, data, topic.partitions[data.partition], topics, context.version)
+
+    def records(self, frame: memoryview, version: int) -> memoryview | None:
+        """The batch of a request that begins as the known one did."""
+        start = header.FIXED_BYTES + len(self._prefix)
+        if (
+            version != self.version
+            or self._changes != self._topics.changes
+            or frame[header.FIXED_BYTES : start] != self._prefix
+        ):
+            return None
+        if self._is_flexible:
+            return self._flexible_records(frame, start)
+        (size,) = _I32.unpack_from(frame, start)
+        return frame[start + 4 :] if size == len(frame) - start - 4 else None
+
+    def _flexible_records(self, frame: memoryview, start: int) -> memoryview | None:
+        size = shift = 0
+        for position in range(start, min(start + 5, len(frame))):
+            byte = frame[position]
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                begin, end = position + 1, position + size
+                return frame[begin:end] if size and frame[end:] == _TAGS else None
+            shift += 7
+        return None
+
+    def settled(self, correlation_id: int, batch: BatchHeader, promise: Promise[Appended]) -> bytes:
+        """The whole frame of the answer to an append that is settled."""
+        if promise.error is not None:
+            body = self._tags + produce.encode([answered(self._data, batch, promise)], self.version)
+            return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
+        base_offset, log_start, _ = promise.value()
+        frame = bytearray(self._answer)
+        _I32.pack_into(frame, 4, correlation_id)
+        append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
+        if self.version >= 5:
+            self._fields.pack_into(frame, self._fields_at, base_offset, append_time, log_start)
+        else:
+            self._fields.pack_into(frame, self._fields_at, base_offset, append_time)
+        return bytes(frame)

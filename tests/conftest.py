@@ -1,0 +1,26 @@
+"""Fixtures that more than one kind of test needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.serving import ServedBroker
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """One real broker for all tests that only talk to it; each uses topics and groups of its own."""
+    with ServedBroker(tmp_path_factory.mktemp("broker")) as served:
+        yield served
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """A name that no other test uses."""
+    return lambda stem: f"{stem}-{next(_numbers)}"

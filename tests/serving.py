@@ -1,0 +1,81 @@
+"""A real broker in a process of its own, for tests that speak to it through sockets or kill it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
+
+
+class ServedBroker:
+    """`millstream serve` over a directory that outlives the process: start, kill, start again."""
+
+    def __init__(self, directory: str | Path, *flags: str, kafka: str = "127.0.0.1:0") -> None:
+        self.directory = str(directory)
+        self.flags = flags
+        self.address = kafka
+        self.http = "127.0.0.1:0"
+        self.process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile("w+")
+
+    def start(self) -> ServedBroker:
+        """Returns when the broker accepts connections. After the first start it keeps its ports."""
+        command = [MILLSTREAM, "serve", "--data", self.directory, "--kafka", self.address, "--http", self.http]
+        self.process = subprocess.Popen(
+            [*command, *self.flags],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("ready "):
+            self.process.wait(10)
+            raise AssertionError(f"the broker did not start: {line!r}\n{self.errors()}")
+        doors = dict(part.split("=", 1) for part in line.split()[1:])
+        self.address, self.http = doors["kafka"], doors["http"]
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """As by `kill -9`: nothing is flushed, nobody is told."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """A clean shutdown; answers with the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def errors(self) -> str:
+        """What the broker has logged so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def __enter__(self) -> ServedBroker:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        if self.is_running:
+            self.stop()
+        self._errors.close()
