@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from millstream.broker.broker import Broker
 from millstream.clock import Clock, SystemClock
-from millstream.config import Address, Config
+from millstream.config import Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
@@ -42,6 +42,7 @@ class Server:
         return self._broker
 
     async def start(self) -> None:
+        check_listeners(self.config)
         logs, meta = open_store(self.config.store, self.clock, self._observe_sync)
         self._broker = Broker(self.config, logs, meta, self.clock, self.metrics)
         try:

@@ -78,7 +78,10 @@ class Reader(abc.ABC):
 
 
 class Member(Reader):
-    """A member of a group, that reads new partitions from the start and commits only when told."""
+    """A member of a group, that reads new partitions from the start and commits when told."""
+
+    commits_by_itself: ClassVar[bool] = False
+    """When it loses partitions and when it closes; `commit` only waits, and takes seconds."""
 
     @property
     @abc.abstractmethod

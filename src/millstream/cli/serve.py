@@ -31,7 +31,7 @@ def serve(
     Flags win over MILLSTREAM_... variables, those over the file, that over the defaults; `config show` tells which did.
     """
     from millstream import logs
-    from millstream.config import check_listeners, load
+    from millstream.config import load
 
     flags = {
         "store": store,
@@ -45,7 +45,6 @@ def serve(
         "allow_unauthenticated": allow_unauthenticated,
     }
     settings, _ = load(flags, os.environ)
-    check_listeners(settings)
     logs.configure(settings.log_level, settings.log_format)
     from millstream.server import run
 

@@ -127,23 +127,24 @@ class Log:
             if repeated is not None:
                 return self._when_durable(repeated + header.last_offset_delta + 1, Appended(repeated, self.start, True))
         base = self.end
+        size = len(batch)
         patch_offset(batch, base, header.length, LEADER_EPOCH)
         try:
-            segment = self._segment_for(len(batch))
+            segment = self._segment_for(size)
             segment.append(batch, header, base, self.config.index_interval_bytes)
         except OSError as error:
             return Promise.failed(self._undo_write(error))
-        self.end = base + header.last_offset_delta + 1
+        self.end = end = base + header.last_offset_delta + 1
         if header.producer_id != NO_PRODUCER:
             self.producers.note(header, base, self.clock.now_ms())
-        self.unsynced_bytes += len(batch)
+        self.unsynced_bytes += size
         self._unsynced_batches += 1
         answer = Appended(base, self.start)
         flush = self.config.flush
         if flush.batches == 1:
             self._flusher.request(self)
-            return self._when_durable(self.end, answer)
-        self._publish(self.end, (segment.base_offset, segment.size))
+            return self._when_durable(end, answer)
+        self._publish(end, (segment.base_offset, segment.size))
         if flush.batches is not None and self._unsynced_batches >= flush.batches:
             self._flusher.request(self)
         elif flush.ms is not None and not self._flush_timer:

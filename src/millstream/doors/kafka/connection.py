@@ -72,6 +72,7 @@ class Connection:
         "_is_read",
         "_is_written",
         "_known",
+        "_metrics",
         "_outbox",
         "_running",
         "_socket",
@@ -81,6 +82,7 @@ class Connection:
 
     def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
         self._door = door
+        self._metrics = door.metrics
         self._socket = connected
         self._context = context
         self._outbox = Outbox(connected)
@@ -98,7 +100,7 @@ class Connection:
         self._known: KnownProduce | None = None
         self._running: asyncio.Task[None] | None = None
         self.closed = False
-        self.last_used = door.clock.monotonic()
+        self.last_used = door.now
         door.loop.add_reader(connected.fileno(), self._on_readable)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
@@ -141,14 +143,14 @@ class Connection:
         if count == 0:
             self.close()
             return
-        self._door.metrics.bytes_in += count
+        self._metrics.bytes_in += count
         self._take(view[:count])
         self._after_handling()
 
     def _take(self, data: memoryview) -> None:
         """Handles every whole frame in `data`, and keeps what is left over."""
         position, end = 0, len(data)
-        self.last_used = self._door.clock.monotonic()
+        self.last_used = self._door.now
         while end - position >= 4:
             if self._is_parked:
                 self._backlog = bytes(data[position:])
@@ -206,11 +208,11 @@ class Connection:
         if count == 0:
             self.close()
             return
-        self._door.metrics.bytes_in += count
+        self._metrics.bytes_in += count
         self._filled += count
         if self._filled < end:
             return
-        self.last_used = self._door.clock.monotonic()
+        self.last_used = self._door.now
         if self._expected == 4:
             # Only the length prefix had arrived; now it is known how much follows.
             (size,) = _SIZE.unpack_from(buffer)
@@ -249,7 +251,7 @@ class Connection:
         if api is None or not api.low <= version <= api.high:
             self._handle_unserved(key, version, correlation_id, frame)
             return
-        self._door.metrics.requests[key] += 1
+        self._metrics.requests[key] += 1
         context = self._context
         context.version = version
         flexible = version >= api.flexible_from if api.flexible_from is not None else messages.is_flexible(key, version)
@@ -286,7 +288,7 @@ class Connection:
             batch, promise = append(known.partition, records, self._context)
         except RequestError:
             return False  # nothing was written; the general way says what is wrong
-        self._door.metrics.requests[_PRODUCE] += 1
+        self._metrics.requests[_PRODUCE] += 1
         if not promise.done:
             place = _Place()
             self._in_line.append(place)
@@ -340,7 +342,7 @@ class Connection:
         self._fill(place, _frame(correlation_id, tags, [body]))
 
     def _handle_unserved(self, key: int, version: int, correlation_id: int, frame: memoryview) -> None:
-        self._door.metrics.request_errors += 1
+        self._metrics.request_errors += 1
         if key == _API_VERSIONS:
             self._context.version = version
             _, reader = header.skip_client(frame, flexible=False)
@@ -355,7 +357,7 @@ class Connection:
         self._drain_line()
 
     def _refuse(self, error: ProtocolError) -> None:
-        self._door.metrics.request_errors += 1
+        self._metrics.request_errors += 1
         logger.warning("closing the connection from %s: %s", self._context.client_host, error)
         self.close()
 
@@ -386,7 +388,7 @@ class Connection:
         if self._is_written:
             return
         try:
-            self._door.metrics.bytes_out += self._outbox.send()
+            self._metrics.bytes_out += self._outbox.send()
         except OSError:
             self.close()
             return
@@ -398,11 +400,11 @@ class Connection:
 
     def _on_writable(self) -> None:
         try:
-            self._door.metrics.bytes_out += self._outbox.send()
+            self._metrics.bytes_out += self._outbox.send()
         except OSError:
             self.close()
             return
-        self.last_used = self._door.clock.monotonic()
+        self.last_used = self._door.now
         if not self._outbox:
             self._door.loop.remove_writer(self._socket.fileno())
             self._is_written = False

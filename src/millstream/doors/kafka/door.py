@@ -47,6 +47,8 @@ class KafkaDoor:
         self._listener: socket.socket | None = None
         self._address = Address("", 0)
         self._sweeper: Timer | None = None
+        self.now = self.clock.monotonic()
+        """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
     def start(self, address: Address) -> Address:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -117,9 +119,9 @@ class KafkaDoor:
 
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, or stuck in the middle of a frame."""
-        now = self.clock.monotonic()
+        self.now = self.clock.monotonic()
         for connection in list(self._connections):
-            quiet = now - connection.last_used
+            quiet = self.now - connection.last_used
             limit = FRAME_SECONDS_MAX if connection.is_inside_frame else IDLE_SECONDS_MAX
             if connection.is_idle and quiet > limit:
                 logger.info("closing a connection that was quiet for %d s", quiet)

@@ -42,11 +42,15 @@ class Outbox:
 
     def _send_bytes(self) -> int:
         """The run of byte chunks at the front as one send; -1 if the socket is full."""
-        run: list[bytes | memoryview] = []
-        while self._chunks and not isinstance(self._chunks[0], Slice):
-            run.append(self._chunks.popleft())  # type: ignore[arg-type]
-        data = run[0] if len(run) == 1 else b"".join(run)
-        flags = socket.MSG_MORE if self._chunks else 0
+        chunks = self._chunks
+        data = chunks.popleft()
+        assert not isinstance(data, Slice)
+        if chunks:
+            run = [data]
+            while chunks and not isinstance(chunks[0], Slice):
+                run.append(chunks.popleft())  # type: ignore[arg-type]
+            data = b"".join(run)
+        flags = socket.MSG_MORE if chunks else 0
         try:
             count = self.socket.send(data, flags)
         except (BlockingIOError, InterruptedError):

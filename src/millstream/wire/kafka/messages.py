@@ -17,6 +17,7 @@ import dataclasses
 import datetime
 import functools
 import io
+import sys
 import types
 import typing
 from typing import Any
@@ -52,9 +53,9 @@ class Message:
 
 
 def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
+    entity = _load(key, version, "request")
     from kio.serial import entity_reader
 
-    entity = _load(key, version, "request")
     try:
         decoded, _ = entity_reader(entity)(bytes(body), 0)
     except Exception as error:  # kio raises several unrelated types for bytes that do not fit
@@ -65,9 +66,9 @@ def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
 
 
 def encode_response(key: int, version: int, fields: Fields) -> bytes:
+    entity = _load(key, version, "response")
     from kio.serial import entity_writer
 
-    entity = _load(key, version, "response")
     buffer = io.BytesIO()
     entity_writer(entity)(buffer, _build(entity, fields))
     return buffer.getvalue()
@@ -75,6 +76,7 @@ def encode_response(key: int, version: int, fields: Fields) -> bytes:
 
 def encode_refusal(key: int, version: int, code: int) -> tuple[bytes, bytes]:
     """Header tags and body of the answer to a request that is not served, if the protocol has a place for an error."""
+    _import_kio()
     from kio.index import KioIndexError
 
     try:
@@ -103,9 +105,23 @@ def is_flexible(key: int, version: int) -> bool:
 
 @functools.cache
 def _load(key: int, version: int, kind: str) -> Any:
+    _import_kio()
     from kio.index import load_request_schema, load_response_schema
 
     return load_request_schema(key, version) if kind == "request" else load_response_schema(key, version)
+
+
+@functools.cache
+def _import_kio() -> None:
+    """Loads `kio` without `hypothesis`, which it would import wherever that is installed, for 2 s of a fresh broker."""
+    if "hypothesis" in sys.modules:
+        import kio.serial
+    else:
+        sys.modules["hypothesis"] = None  # type: ignore[assignment]  # documented: makes the import fail
+        try:
+            import kio.serial  # noqa: F401
+        finally:
+            del sys.modules["hypothesis"]
 
 
 @functools.cache
