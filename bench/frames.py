@@ -43,11 +43,11 @@ def batch_of(values: list[bytes]) -> bytes:
     return struct.pack(">qiibI", 0, 9 + len(covered), -1, 2, crc32c(covered)) + covered
 
 
-def produce(topic: str, values: list[bytes]) -> bytes:
-    """Produce v7, acks=1, one batch for partition 0."""
+def produce(topic: str, values: list[bytes], partition: int = 0) -> bytes:
+    """Produce v7, acks=1, one batch for one partition."""
     batch = batch_of(values)
     body = struct.pack(">hhi", -1, 1, 10_000)  # no transaction, acks, timeout
-    body += struct.pack(">i", 1) + _string(topic) + struct.pack(">iii", 1, 0, len(batch)) + batch
+    body += struct.pack(">i", 1) + _string(topic) + struct.pack(">iii", 1, partition, len(batch)) + batch
     return _frame(PRODUCE, 7, body)
 
 

@@ -1,9 +1,9 @@
-/* The load generator: one frame, many times, over several connections with several in flight.
+/* The load generator: the same few frames, many times, over several connections with several in flight.
  *
  * load PORT FRAME CONNECTIONS IN_FLIGHT SECONDS ERROR_AT
  *
- * FRAME is a file with one length-prefixed request whose correlation id stands at byte 8, as in Kafka. Answers are
- * length-prefixed too. With ERROR_AT >= 0 they are Kafka's: the correlation id leads and must be the oldest one in flight,
+ * FRAME is a file with length-prefixed requests of one size, sent in turn on each connection; the correlation id stands at
+ * byte 8, as in Kafka. Answers are length-prefixed too. With ERROR_AT >= 0 they are Kafka's: the correlation id leads and must be the oldest one in flight,
  * and the two bytes at ERROR_AT (from the end of the prefix) must be 0. With -1 (the echo server) only frames are counted.
  * The first tenth of SECONDS warms up and does not count. Prints "REQUESTS SECONDS MEDIAN_ROUND_TRIP_US"; the round trip
  * is taken only where one request is in flight in all, elsewhere it would measure the queue.
@@ -23,10 +23,14 @@ static struct connection connections[CONNECTIONS_MAX];
 static struct pollfd polled[CONNECTIONS_MAX];
 static float samples[SAMPLES_MAX];
 static uint8_t *frame, *burst;
-static size_t frame_size;
+static size_t frame_size, frame_count;
 
 static void send_frames(int index, unsigned count) {
-    for (unsigned i = 0; i < count; i++) put_u32(burst + i * frame_size + 8, connections[index].sent++);
+    for (unsigned i = 0; i < count; i++) {
+        uint8_t *next = burst + i * frame_size;
+        if (frame_count > 1) memcpy(next, frame + connections[index].sent % frame_count * frame_size, frame_size);
+        put_u32(next + 8, connections[index].sent++);
+    }
     send_all(polled[index].fd, burst, count * frame_size);
 }
 
@@ -67,7 +71,11 @@ int main(int argc, char **argv) {
     double seconds = atof(argv[5]);
     long error_at = atol(argv[6]);
     if (count < 1 || count > CONNECTIONS_MAX || in_flight < 1 || in_flight > IN_FLIGHT_MAX) return 2;
-    frame = read_file(argv[2], &frame_size);
+    size_t file_size;
+    frame = read_file(argv[2], &file_size);
+    frame_size = 4 + get_u32(frame);
+    frame_count = file_size / frame_size;
+    if (!frame_count || file_size % frame_size) fprintf(stderr, "frames of different sizes\n"), exit(2);
     burst = malloc(frame_size * (size_t)in_flight);
     for (int i = 0; i < in_flight; i++) memcpy(burst + (size_t)i * frame_size, frame, frame_size);
     for (int i = 0; i < count; i++) polled[i] = (struct pollfd){.fd = dial(port), .events = POLLIN};
