@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 SECONDS_MAX = 120.0
 PAYLOADS = 512
@@ -88,4 +88,4 @@ class Feeder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.producer.close(5)
+        self.producer.close()

@@ -4,8 +4,8 @@ Both sides get the same bytes from the same C load generator: a Produce v7 reque
 valid checksum. The echo server sends each frame back; the broker checks, stores (`flush=os`) and answers it. The
 generator checks that every answer is in order and carries no error.
 
-`requests` goes to one partition, so on each connection every request is like the one before. `requests-spread` sends them
-to six partitions in turn, as a producer with keys does: it shows how much of the figure rests on that likeness.
+`requests` goes to one partition, so on each connection every request is like the one before. `requests-spread` sends
+them to six partitions in turn, as a producer with keys does: it shows how much of the figure rests on that likeness.
 """
 
 from __future__ import annotations

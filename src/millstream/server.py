@@ -93,7 +93,7 @@ class Server:
 
     def _group_figures(self) -> Iterator[GroupFigures]:
         for group in self.broker.groups.list():
-            yield GroupFigures(group.group_id, group.state, 0)
+            yield GroupFigures(group.group_id, group.state, group.members)
 
 
 def _api_name(key: int) -> str:

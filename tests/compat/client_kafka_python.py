@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterable
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import NewTopic
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
@@ -117,9 +119,47 @@ class _Reader(Reader):
 
 
 class _Member(_Reader, Member):
+    """Polled by a thread of its own: a `poll` that times out in the middle of a join starts the join over, so two members
+    that are polled in turn can keep each other from ever joining.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        super().__init__(consumer)
+        self._records: queue.Queue[Seen] = queue.Queue()
+        self._one_at_a_time = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_polling, daemon=True, name="kafka-python")
+        self._thread.start()
+
+    def _keep_polling(self) -> None:
+        while not self._closing.is_set():
+            with self._one_at_a_time:
+                for record in super()._poll(0.2):
+                    self._records.put(record)
+            self._closing.wait(0.001)  # or the lock would never be free for anyone else
+
+    def _poll(self, seconds: float) -> list[Seen]:
+        found = []
+        try:
+            found.append(self._records.get(timeout=seconds))
+            while True:
+                found.append(self._records.get_nowait())
+        except queue.Empty:
+            return found
+
     @property
     def assignment(self) -> set[int]:
         return {each.partition for each in self.consumer.assignment()}
 
     def commit(self) -> None:
-        self.consumer.commit(timeout_ms=REQUEST_MS)
+        """What the test has seen, not what the thread has fetched."""
+        ends = {record.partition: record.offset + 1 for record in self.seen}
+        with self._one_at_a_time:
+            owned = {each.partition: each for each in self.consumer.assignment()}
+            offsets = {owned[number]: OffsetAndMetadata(end, "", -1) for number, end in ends.items() if number in owned}
+            self.consumer.commit(offsets, timeout_ms=REQUEST_MS)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(REQUEST_MS / 1000)
+        super().close()

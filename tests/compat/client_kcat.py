@@ -179,6 +179,7 @@ class _Member(KcatReader, Member):
     """
 
     commits_by_itself = True
+    survives_restart = False  # it ends when all brokers are down
 
     def __init__(self, command: list[str], address: str, group: str, topic: str) -> None:
         super().__init__(command)

@@ -83,6 +83,9 @@ class Member(Reader):
     commits_by_itself: ClassVar[bool] = False
     """When it loses partitions and when it closes; `commit` only waits, and takes seconds."""
 
+    survives_restart: ClassVar[bool] = True
+    """Whether it waits for a broker that is gone, and goes on."""
+
     @property
     @abc.abstractmethod
     def assignment(self) -> set[int]:

@@ -15,12 +15,11 @@ import sys
 
 
 def main() -> None:
-    from millstream.cli.app import app
     from millstream.errors import MillstreamError
 
     debug = os.environ.get("MILLSTREAM_DEBUG", "") not in ("", "0")
     try:
-        app(prog_name="millstream")
+        _run(sys.argv[1:])
     except MillstreamError as error:
         if debug:
             raise
@@ -34,6 +33,17 @@ def main() -> None:
         if debug:
             raise
         _end(f"millstream: {type(error).__name__}: {error} (this is a bug; MILLSTREAM_DEBUG=1 shows where)", 1)
+
+
+def _run(arguments: list[str]) -> None:
+    from millstream.cli import serving
+
+    flags = serving.plain_flags(arguments[1:]) if arguments[:1] == ["serve"] else None
+    if flags is not None:
+        sys.exit(serving.run(flags))
+    from millstream.cli.app import app
+
+    app(prog_name="millstream")
 
 
 def hush() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from millstream.cli import serving
 
 HostPort = "HOST:PORT"
 
@@ -30,9 +31,6 @@ def serve(
 
     Flags win over MILLSTREAM_... variables, those over the file, that over the defaults; `config show` tells which did.
     """
-    from millstream import logs
-    from millstream.config import load
-
     flags = {
         "store": store,
         "data": data,
@@ -44,8 +42,4 @@ def serve(
         "advertise": advertise,
         "allow_unauthenticated": allow_unauthenticated,
     }
-    settings, _ = load(flags, os.environ)
-    logs.configure(settings.log_level, settings.log_format)
-    from millstream.server import run
-
-    raise typer.Exit(run(settings))
+    raise typer.Exit(serving.run(flags))

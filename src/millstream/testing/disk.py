@@ -13,10 +13,10 @@ Until then, this is what a crash may make of it:
 A failed sync (`fail_sync`) is the kernel's: the pages count as clean afterwards although they never reached the disk.
 Reads show them, a later sync succeeds and does not write them, and a crash takes them. Only writing them again helps.
 
-A crash comes in two steps. `lose_power_at` lets the power fail at the n-th operation from now, in the middle of it where
-it is a write: that operation and every later one raises `PowerLoss`. `crash` then puts the files into one state that the
-model allows, picked by the random numbers it is given, and answers with a disk for the next life. This one stays dark for
-ever, so that leftovers of the old process can do no harm.
+A crash comes in two steps. `lose_power_at` lets the power fail at the n-th operation from now, in the middle of it
+where it is a write: that operation and every later one raises `PowerLoss`. `crash` then puts the files into one state
+that the model allows, picked by the random numbers it is given, and answers with a disk for the next life. This one stays
+dark for ever, so that leftovers of the old process can do no harm.
 
 The model is rougher than most file systems are: ext4 would not do half of it.
 """

@@ -13,6 +13,7 @@ class Listed(NamedTuple):
     protocol_type: str
     state: str
     type: str
+    members: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,10 @@ class Groups:
         """All groups, or those in one of some states and of one of some types."""
         wanted_states = {state.lower() for state in states}
         wanted_types = {kind.lower() for kind in types}
-        listed = [Listed(each.id, each.protocol_type, each.state, each.type) for each in self._groups.values()]
+        listed = [
+            Listed(each.id, each.protocol_type, each.state, each.type, len(each.members))
+            for each in self._groups.values()
+        ]
         return [
             each
             for each in listed

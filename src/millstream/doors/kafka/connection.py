@@ -125,7 +125,7 @@ class Connection:
         """Notices a client that went away; otherwise stops looking until the answer is out."""
         try:
             if self._socket.recv(1, socket.MSG_PEEK):
-                self._stop_reading()
+                self.stop_reading()
             else:
                 self.close()
         except (BlockingIOError, InterruptedError):
@@ -396,7 +396,7 @@ class Connection:
             # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
             self._is_written = True
             self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
-            self._stop_reading()
+            self.stop_reading()
 
     def _on_writable(self) -> None:
         try:
@@ -437,7 +437,7 @@ class Connection:
         if not self._is_parked and not self._is_written and not self.closed:
             self._start_reading()
 
-    def _stop_reading(self) -> None:
+    def stop_reading(self) -> None:
         if self._is_read:
             self._is_read = False
             self._door.loop.remove_reader(self._socket.fileno())
@@ -453,6 +453,11 @@ class Connection:
         return not (self._is_parked or self._is_written or self._in_line)
 
     @property
+    def is_owed(self) -> bool:
+        """Whether produce requests wait for their answers. A parked connection waits for something else."""
+        return bool(self._in_line or self._outbox) and not self._is_parked
+
+    @property
     def is_inside_frame(self) -> bool:
         return self._buffer is not None
 
@@ -460,7 +465,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._stop_reading()
+        self.stop_reading()
         if self._is_written:
             self._door.loop.remove_writer(self._socket.fileno())
         self._socket.close()

@@ -30,6 +30,7 @@ IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame."""
 ACCEPT_PAUSE_SECONDS = 0.1
+CLOSE_SECONDS_MAX = 2.0
 
 
 class KafkaDoor:
@@ -129,12 +130,17 @@ class KafkaDoor:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:
-        """Stops accepting, lets answers that are under way leave, then closes every connection."""
+        """Stops accepting and reading, lets producers have the answers that wait for a sync, then closes everything."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._listener is not None:
             self.loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
+        for connection in self._connections:
+            connection.stop_reading()
+        deadline = self.loop.time() + CLOSE_SECONDS_MAX
+        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:
+            await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()

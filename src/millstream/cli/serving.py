@@ -1,0 +1,41 @@
+"""What `millstream serve` does, apart from how its flags are declared.
+
+A broker runs for months with whatever its command line imported. The library behind the commands (Typer, and
+pydantic under it) costs 10 MB and 0.1 s at start, so `main` asks `plain_flags` first: a command line of known flags
+with values needs no library. Anything else, `--help` and mistakes included, goes through Typer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+WITH_VALUE = ("store", "data", "kafka", "http", "config", "flush", "log_level", "advertise")
+SWITCHES = ("allow_unauthenticated",)
+
+
+def plain_flags(arguments: Sequence[str]) -> dict[str, object] | None:
+    """The flags of `serve`, if the arguments are nothing but those; None otherwise."""
+    flags: dict[str, object] = {}
+    rest = list(arguments)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if name != "--" + field.replace("_", "-"):
+            return None
+        if field in SWITCHES and not equals:
+            flags[field] = True
+        elif field in WITH_VALUE and (equals or (rest and not rest[0].startswith("-"))):
+            flags[field] = value if equals else rest.pop(0)
+        else:
+            return None
+    return flags
+
+
+def run(flags: Mapping[str, object]) -> int:
+    from millstream import logs, server
+    from millstream.config import load
+
+    settings, _ = load(flags, os.environ)
+    logs.configure(settings.log_level, settings.log_format)
+    return server.run(settings)
