@@ -15,10 +15,10 @@ from random import Random
 
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
-from millstream.log.log import Log
+from millstream.log.log import LEADER_EPOCH, Log
 from millstream.promise import Promise
 from millstream.records import codec
-from millstream.records.batch import PREFIX_BYTES, BatchHeader, read_header
+from millstream.records.batch import PREFIX_BYTES, BatchHeader, patch_offset, read_header
 from millstream.records.record import Record
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
@@ -196,16 +196,21 @@ class History:
         header = read_header(batch)
         self.report.attempted += header.count
         end = log.end
-        if expected.is_weak:
-            # Readers are woken within the call, so what they find must be expected before it.
-            _place(batch, end)
-            expected.content[end] = bytes(batch)
-        promise = log.append(memoryview(batch), header)
-        if log.end > end:
-            expected.content[end] = bytes(batch)
-            if sent is not None:
-                sent.base_offset = end
+        promise = self._hand_over(expected, log, batch)
+        if log.end > end and sent is not None:
+            sent.base_offset = end
         promise.then(lambda done: self._answered(expected, header, done))
+        return promise
+
+    def _hand_over(self, expected: Expected, log: Log, batch: bytearray) -> Promise[Appended]:
+        """Appends. Readers may be woken, or the power may fail, within the call: the batch is expected before it."""
+        end = log.end
+        placed = bytearray(batch)
+        patch_offset(placed, end, read_header(batch).length, LEADER_EPOCH)
+        expected.content[end] = bytes(placed)
+        promise = log.append(memoryview(batch), read_header(batch))
+        if log.end == end:
+            del expected.content[end]
         return promise
 
     def _answered(self, expected: Expected, header: BatchHeader, promise: Promise[Appended]) -> None:
@@ -275,10 +280,10 @@ class History:
                 break
             except PowerLoss:
                 continue
-        for expected, log in zip(self.partitions, self.logs, strict=True):
-            self._check(expected, log)
-            self._check_set_aside(log, found)
         try:
+            for expected, log in zip(self.partitions, self.logs, strict=True):
+                self._check(expected, log)
+                self._check_set_aside(log, found)
             for expected, log in zip(self.partitions, self.logs, strict=True):
                 self._repeat(expected, log)
         except PowerLoss:
@@ -402,7 +407,7 @@ class History:
         batch = bytearray(sent.batch)
         header = read_header(batch)
         end = log.end
-        answer = log.append(memoryview(batch), header).value()
+        answer = self._hand_over(expected, log, batch).value()
         if was_answered:
             assert answer.duplicate and answer.base_offset == sent.base_offset, "an answered batch was stored twice"
             return
@@ -412,16 +417,10 @@ class History:
                 assert stored[PREFIX_BYTES + 4 :] == sent.batch[PREFIX_BYTES + 4 :]
         else:
             assert answer.base_offset == end
-            expected.content[end] = bytes(batch)
             expected.settle(end)
         self.report.acknowledged += header.count
         sent.base_offset = answer.base_offset
         sent.promise = Promise.of(answer)
-
-
-def _place(batch: bytearray, base_offset: int) -> None:
-    batch[:8] = base_offset.to_bytes(8, "big")
-    batch[12:16] = bytes(4)
 
 
 def _split(data: bytes) -> list[tuple[int, bytes]]:

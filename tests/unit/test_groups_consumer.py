@@ -96,8 +96,9 @@ async def test_a_newcomer_waits_until_the_owner_says_that_it_stopped() -> None:
     bench = Bench(orders=2)
     old, new = Client(bench, "old"), Client(bench, "new")
     await converge(old)
-    await new.beat()
-    assert (new.epoch, new.numbers) == (2, [])
+    waits = await new.beat()
+    assert isinstance(waits, BeatAnswer)
+    assert (new.epoch, new.numbers, waits.heartbeat_interval_ms) == (2, [], 500)
     told = await bench.beat("old", 1)
     assert told.assignment is not None
     assert (told.epoch, sum(map(len, told.assignment.values()))) == (1, 1)

@@ -226,16 +226,16 @@ class Log:
             self.unsynced_bytes,
             self._unsynced_batches,
         )
-        older, self._unsynced_segments = self._unsynced_segments, []
+        files = [segment.file for segment in (*self._unsynced_segments, active)]
+        self._unsynced_segments = []
         directory = self.directory if self._directory_dirty else None
         self._directory_dirty = False
-        return lambda: self._sync([segment.file for segment in older], active.file, directory)
+        return lambda: self._sync(files, directory)
 
-    def _sync(self, older: list[OpenFile], active: OpenFile, directory: str | None) -> None:
-        """Runs in a thread: touches nothing but the files it is given."""
-        for file in older:
+    def _sync(self, files: list[OpenFile], directory: str | None) -> None:
+        """Runs in a thread: touches nothing but the files it is given, oldest first."""
+        for file in files:
             self._disk.sync(file)
-        self._disk.sync(active)
         if directory is not None:
             self._disk.sync_directory(directory)
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 from millstream.broker.groups.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
 from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.described import ClassicMemberView, ClassicView
+from millstream.broker.groups.described import ClassicView
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
@@ -166,19 +166,8 @@ class ClassicGroup:
             member.refuse(error)
 
     def describe(self) -> ClassicView:
-        stable = self.state == STABLE
-        name = self.protocol_name if stable else None
-        members = [
-            ClassicMemberView(
-                member.id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                member.metadata(name),
-                member.assignment if stable else b"",
-            )
-            for member in self.members.values()
-        ]
+        name = self.protocol_name if self.state == STABLE else None
+        members = [member.describe(name) for member in self.members.values()]
         return ClassicView(self.state, self.protocol_type, name or "", members)
 
     # Who is who

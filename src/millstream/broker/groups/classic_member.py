@@ -8,6 +8,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.described import ClassicMemberView
 from millstream.broker.groups.subscription import subscribed_topics
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
@@ -94,6 +95,17 @@ class Member:
 
     def topics(self, protocol_name: str | None) -> frozenset[str] | None:
         return subscribed_topics(self.metadata(protocol_name))
+
+    def describe(self, protocol_name: str | None) -> ClassicMemberView:
+        """Without a protocol there is no plan either."""
+        return ClassicMemberView(
+            self.id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.metadata(protocol_name),
+            self.assignment if protocol_name is not None else b"",
+        )
 
     def touch(self) -> None:
         """It lives. While it waits for an answer of ours its silence is our doing, and no clock runs."""

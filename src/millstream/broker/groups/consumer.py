@@ -344,4 +344,7 @@ class ConsumerGroup:
         if beat.is_full or assigned != member.told:
             assignment = by_topic(assigned)
             member.told = assigned
-        return BeatAnswer(member.id, member.epoch, self._settings.consumer_heartbeat_interval_ms, assignment)
+        interval_ms = self._settings.consumer_heartbeat_interval_ms
+        if member.waiting:
+            interval_ms = min(interval_ms, self._settings.consumer_waiting_interval_ms)
+        return BeatAnswer(member.id, member.epoch, interval_ms, assignment)

@@ -23,6 +23,8 @@ class GroupSettings:
 
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
+    consumer_waiting_interval_ms: int = 500
+    """For a member whose partitions others have yet to release: it need not sit out a whole interval when they have."""
     pattern_chars_max: int = 256
 
     metadata_bytes_max: int = 4_096

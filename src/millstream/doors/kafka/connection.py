@@ -26,7 +26,6 @@ from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.kafka.outbox import Chunk, Outbox
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
@@ -71,7 +70,6 @@ class Connection:
         "_is_parked",
         "_is_read",
         "_is_written",
-        "_known",
         "_metrics",
         "_outbox",
         "_running",
@@ -97,7 +95,6 @@ class Connection:
         self._is_parked = False
         self._is_read = True
         self._is_written = False
-        self._known: KnownProduce | None = None
         self._running: asyncio.Task[None] | None = None
         self.closed = False
         self.last_used = door.now
@@ -245,7 +242,7 @@ class Connection:
 
     def _handle(self, frame: memoryview) -> None:
         key, version, correlation_id = header.peek(frame)
-        if key == _PRODUCE and self._known is not None and self._handle_known(frame, version, correlation_id):
+        if key == _PRODUCE and self._handle_known(frame, version, correlation_id):
             return
         api = APIS.get(key)
         if api is None or not api.low <= version <= api.high:
@@ -262,7 +259,7 @@ class Connection:
             return
         answer = api.answer(reader, context)
         if context.single is not None:
-            self._known = KnownProduce.learn(frame, context.single, context)
+            self._door.known.learn(frame, context.single, context)
             context.single = None
         if answer is None:
             return
@@ -278,11 +275,10 @@ class Connection:
         self._put(_frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer))
 
     def _handle_known(self, frame: memoryview, version: int, correlation_id: int) -> bool:
-        """The short way for a produce request that begins like the last one; False if it is not to be gone."""
-        known = self._known
-        assert known is not None
-        records = known.records(frame, version)
-        if records is None:
+        """The short way for a produce request whose shape is known; False if it is not to be gone."""
+        known = self._door.known.find(frame, version)
+        records = known.records(frame) if known is not None else None
+        if known is None or records is None:
             return False
         try:
             batch, promise = append(known.partition, records, self._context)

@@ -16,6 +16,7 @@ from millstream.clock import Timer
 from millstream.config import Address
 from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.errors import StartupError
@@ -43,6 +44,7 @@ class KafkaDoor:
         self.shared = memoryview(bytearray(SHARED_BYTES))
         self.pool = BufferPool()
         self.budget = Budget(broker.config.inflight_bytes_max)
+        self.known = KnownProduces(broker.topics)
         self._sessions = FetchSessions()
         self._connections: set[Connection] = set()
         self._listener: socket.socket | None = None

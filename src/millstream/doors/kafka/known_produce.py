@@ -1,13 +1,13 @@
-"""A produce request whose shape is known from the one before it.
+"""Produce requests whose shape is known.
 
-A producer that is not batching sends the same request over and over: the same client, topic and partition, and only the
-correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer, is most of
-what a small request costs (`make bench`, the row of one-record requests). So a connection remembers the bytes of its
-last produce request up to the batch, with what they meant; where the next one begins with the same bytes, only the
-batch is looked at, and the answer is a copy of a template with new numbers in it.
+A producer that is not batching sends the same few requests over and over: the same client, topic and partitions, and only
+the correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer, is most of
+what a small request costs (`make bench`, the rows of one-record requests). So the door remembers the bytes of produce
+requests up to the batch, with what they meant. Where a request begins with bytes that are known, only the batch is looked
+at, and the answer is a copy of a template with new numbers in it.
 
-Nothing is assumed: bytes that differ anywhere, a changed set of topics, or anything unusual behind the batch goes the
-general way.
+Nothing is assumed: bytes that differ anywhere, or anything unusual behind the batch, go the general way, and all is
+forgotten whenever the set of topics changes.
 """
 
 from __future__ import annotations
@@ -34,25 +34,21 @@ _ANSWER_HEAD = Struct(">ii")
 class KnownProduce:
     __slots__ = (
         "_answer",
-        "_changes",
         "_data",
         "_fields",
         "_fields_at",
         "_is_flexible",
-        "_prefix",
         "_tags",
-        "_topics",
+        "_version",
         "partition",
-        "version",
+        "prefix",
     )
 
-    def __init__(self, prefix: bytes, data: PartitionData, partition: Partition, topics: Topics, version: int) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: bytes, data: PartitionData, partition: Partition, version: int) -> None:
+        self.prefix = prefix
         self._data = data._replace(records=None)
-        self._topics = topics
-        self._changes = topics.changes
         self.partition = partition
-        self.version = version
+        self._version = version
         self._is_flexible = version >= produce.FLEXIBLE_FROM
         self._tags = b"\0" if self._is_flexible else b""
         body = self._tags + produce.encode([PartitionAnswer(data.topic, data.partition, 0)], version)
@@ -66,8 +62,7 @@ class KnownProduce:
     @classmethod
     def learn(cls, frame: memoryview, data: PartitionData, context: Context) -> KnownProduce | None:
         """What a request for one partition teaches about the next one; None if it is not of the simple kind."""
-        topics = context.broker.topics
-        topic = topics.find(data.topic)
+        topic = context.broker.topics.find(data.topic)
         if topic is None or data.records is None or not 0 <= data.partition < len(topic.partitions):
             return None
         flexible = context.version >= produce.FLEXIBLE_FROM
@@ -76,17 +71,11 @@ class KnownProduce:
         if frame[start : start + len(length)] != length:
             return None  # something follows the batch that is not understood here
         prefix = bytes(frame[header.FIXED_BYTES : start])
-        return cls(prefix, data, topic.partitions[data.partition], topics, context.version)
+        return cls(prefix, data, topic.partitions[data.partition], context.version)
 
-    def records(self, frame: memoryview, version: int) -> memoryview | None:
-        """The batch of a request that begins as the known one did."""
-        start = header.FIXED_BYTES + len(self._prefix)
-        if (
-            version != self.version
-            or self._changes != self._topics.changes
-            or frame[header.FIXED_BYTES : start] != self._prefix
-        ):
-            return None
+    def records(self, frame: memoryview) -> memoryview | None:
+        """The batch of a request that begins with the known bytes; None if something unusual surrounds it."""
+        start = header.FIXED_BYTES + len(self.prefix)
         if self._is_flexible:
             return self._flexible_records(frame, start)
         (size,) = _I32.unpack_from(frame, start)
@@ -106,14 +95,53 @@ class KnownProduce:
     def settled(self, correlation_id: int, batch: BatchHeader, promise: Promise[Appended]) -> bytes:
         """The whole frame of the answer to an append that is settled."""
         if promise.error is not None:
-            body = self._tags + produce.encode([answered(self._data, batch, promise)], self.version)
+            body = self._tags + produce.encode([answered(self._data, batch, promise)], self._version)
             return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
         base_offset, log_start, _ = promise.value()
         frame = bytearray(self._answer)
         _I32.pack_into(frame, 4, correlation_id)
         append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
-        if self.version >= 5:
+        if self._version >= 5:
             self._fields.pack_into(frame, self._fields_at, base_offset, append_time, log_start)
         else:
             self._fields.pack_into(frame, self._fields_at, base_offset, append_time)
         return bytes(frame)
+
+
+class KnownProduces:
+    """What the door remembers, for all connections: shapes by version and bytes, and the lengths those bytes have."""
+
+    SHAPES_MAX = 4096
+    LENGTHS_MAX = 8
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._changes = topics.changes
+        self._shapes: dict[tuple[int, bytes], KnownProduce] = {}
+        self._ends: dict[int, None] = {}
+        """Where the known bytes end in a frame; most producers of a door have one or two lengths between them."""
+
+    def find(self, frame: memoryview, version: int) -> KnownProduce | None:
+        if self._changes != self._topics.changes:
+            self._forget()
+        for end in self._ends:
+            known = self._shapes.get((version, bytes(frame[header.FIXED_BYTES : end])))
+            if known is not None and len(frame) > end + 4:
+                return known
+        return None
+
+    def learn(self, frame: memoryview, data: PartitionData, context: Context) -> None:
+        if len(self._shapes) >= self.SHAPES_MAX:
+            self._forget()
+        known = KnownProduce.learn(frame, data, context)
+        if known is None:
+            return
+        self._shapes[context.version, known.prefix] = known
+        self._ends[header.FIXED_BYTES + len(known.prefix)] = None
+        if len(self._ends) > self.LENGTHS_MAX:
+            del self._ends[next(iter(self._ends))]
+
+    def _forget(self) -> None:
+        self._changes = self._topics.changes
+        self._shapes.clear()
+        self._ends.clear()
