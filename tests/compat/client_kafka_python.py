@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.errors import KafkaError
 
 from tests.compat.clients import (
     FROM_START,
@@ -128,17 +130,23 @@ class _Member(_Reader, Member):
         self._records: queue.Queue[Seen] = queue.Queue()
         self._one_at_a_time = threading.Lock()
         self._closing = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._keep_polling, daemon=True, name="kafka-python")
         self._thread.start()
 
     def _keep_polling(self) -> None:
-        while not self._closing.is_set():
-            with self._one_at_a_time:
-                for record in super()._poll(0.2):
-                    self._records.put(record)
-            self._closing.wait(0.001)  # or the lock would never be free for anyone else
+        try:
+            while not self._closing.is_set():
+                with self._one_at_a_time, contextlib.suppress(KafkaError):  # `poll` raises when a broker goes away
+                    for record in super()._poll(0.2):
+                        self._records.put(record)
+                self._closing.wait(0.001)  # or the lock would never be free for anyone else
+        except Exception as error:
+            self._failure = error
 
     def _poll(self, seconds: float) -> list[Seen]:
+        if self._failure is not None:
+            raise self._failure
         found = []
         try:
             found.append(self._records.get(timeout=seconds))

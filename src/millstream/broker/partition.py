@@ -13,10 +13,19 @@ from millstream.log.answers import Appended
 from millstream.promise import Promise
 from millstream.records import batch as batches
 from millstream.records import codec
-from millstream.records.batch import CODEC_MASK, CONTROL, NO_PRODUCER, TRANSACTIONAL, BatchHeader
+from millstream.records.batch import (
+    CODEC_MASK,
+    CONTROL,
+    LOG_APPEND_TIME,
+    NO_PRODUCER,
+    TRANSACTIONAL,
+    BatchHeader,
+)
 from millstream.stores.base import PartitionLog
 
 CODEC_MAX = 4
+ORDINARY = CODEC_MASK | LOG_APPEND_TIME
+"""The attributes that a batch from a producer may have."""
 
 
 class Partition:
@@ -37,20 +46,26 @@ class Partition:
                 f"the batch has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}",
             )
         header = batches.check(records)
-        if size > settings.log.segment_bytes:
-            raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
         attributes = header.attributes
-        if attributes & (CONTROL | TRANSACTIONAL):
-            raise RequestError(Code.INVALID_RECORD, "control and transactional batches are not taken from clients")
-        if attributes & CODEC_MASK > CODEC_MAX:
-            raise RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is not known")
+        if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX:
+            raise self._refusal(attributes)
         if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise RequestError(Code.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence number")
-        if settings.log.compact:
-            self._require_keys(records)
-        if settings.log_append_time:
-            header = batches.stamp(records, header, clock.now_ms())
+        if settings.needs_more_checks:
+            if size > settings.log.segment_bytes:
+                raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
+            if settings.log.compact:
+                self._require_keys(records)
+            if settings.log_append_time:
+                header = batches.stamp(records, header, clock.now_ms())
         return header, self.log.append(records, header)
+
+    def _refusal(self, attributes: int) -> RequestError:
+        if attributes & (CONTROL | TRANSACTIONAL):
+            return RequestError(Code.INVALID_RECORD, "control and transactional batches are not taken from clients")
+        if attributes & CODEC_MASK > CODEC_MAX:
+            return RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is not known")
+        return RequestError(Code.INVALID_RECORD, f"the batch's attributes {attributes:#06x} are not known")
 
     def _require_keys(self, records: memoryview) -> None:
         if any(key is None for _, key, _ in codec.keys(records)):

@@ -101,7 +101,7 @@ SETTINGS: dict[str, Setting] = {
 class TopicSettings:
     """What was set for one topic, over the broker's defaults; parsed once, read often."""
 
-    __slots__ = ("defaults", "log", "log_append_time", "message_bytes_max", "overrides")
+    __slots__ = ("defaults", "log", "log_append_time", "message_bytes_max", "needs_more_checks", "overrides")
 
     def __init__(self, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> None:
         self.overrides = dict(overrides)
@@ -123,6 +123,10 @@ class TopicSettings:
             min_compaction_lag_ms=values["min.compaction.lag.ms"],
             flush=values["flush"],
         )
+        self.needs_more_checks = (
+            self.log.compact or self.log_append_time or self.message_bytes_max > self.log.segment_bytes
+        )
+        """Whether batches of this topic need more than their header checked; most do not."""
 
     def value(self, name: str) -> str:
         return self.overrides.get(name, self.default(name))

@@ -4,16 +4,18 @@ Works on closed segments below the last checkpoint, one by one, in a thread. Off
 records go keeps its base and last offset, a batch from which none go keeps its bytes. A tombstone (null value) goes
 itself once it is older than `delete.retention.ms`; until then readers can learn of the deletion from it.
 
-Crash policy: the new content is written beside the segment and synced; then the index is removed and the file renamed
-over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild. Readers that were
-sending from the old file keep it open until they are done.
+Crash policy: the new content is written beside the segment and synced; then the index is removed, durably, and the file
+renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild. Readers that
+were sending from the old file keep it open until they are done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millstream.log.disk import Disk
@@ -60,7 +62,8 @@ async def compact(log: Log, disk: Disk) -> int:
     for segment in segments:
         cleaned = await loop.run_in_executor(None, _rewrite, segment, newest, horizon, disk)
         if log.closed or segment not in log.segments:
-            disk.remove(cleaned.path)
+            with contextlib.suppress(FileNotFoundError):  # the whole topic may be gone
+                disk.remove(cleaned.path)
             continue
         _install(log, cleaned, disk)
         saved += cleaned.before_bytes - cleaned.after_bytes
@@ -95,9 +98,10 @@ def _newest_offsets(segments: list[Segment]) -> dict[bytes, int]:
     return newest
 
 
-def _batches(segment: Segment) -> list[tuple[BatchHeader, bytes]]:
+def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, bytes]]:
     file = segment.file
-    return [(header, os.pread(file.fd, header.size, position)) for position, header in segment.walk(0, segment.size)]
+    for position, header in segment.walk(0, segment.size):
+        yield header, os.pread(file.fd, header.size, position)
 
 
 def _rewrite(segment: Segment, newest: dict[bytes, int], horizon: int, disk: Disk) -> Cleaned:
@@ -148,6 +152,7 @@ def _install(log: Log, cleaned: Cleaned, disk: Disk) -> None:
     old.let_go()
     if os.path.exists(old.index.path):
         disk.remove(old.index.path)
+        disk.sync_directory(log.directory)
     disk.rename(cleaned.path, old.path)
     disk.sync_directory(log.directory)
     at = log.segments.index(old)

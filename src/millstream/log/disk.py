@@ -12,6 +12,8 @@ Rules of the real disk, which callers rely on:
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -51,8 +53,17 @@ class Disk:
     def map(self, file: OpenFile, size: int) -> mmap.mmap:
         """Maps the first `size` bytes, growing the file to that size where it is shorter."""
         if os.fstat(file.fd).st_size < size:
-            os.ftruncate(file.fd, size)
+            self._grow(file.fd, size)
         return mmap.mmap(file.fd, size)
+
+    def _grow(self, fd: int, size: int) -> None:
+        """With blocks behind it: a store into a mapped hole on a full disk would end the process with SIGBUS."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF):
+                raise
+            os.ftruncate(fd, size)
 
     def sync_map(self, file: OpenFile, mapped: mmap.mmap) -> None:
         mapped.flush()
@@ -65,7 +76,8 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path)
         for directory in reversed(missing):
-            os.mkdir(directory)
+            with contextlib.suppress(FileExistsError):  # another broker, at the same moment
+                os.mkdir(directory)
             self.sync_directory(os.path.dirname(directory))
 
     def sync_directory(self, path: str) -> None:

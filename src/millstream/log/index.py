@@ -10,8 +10,9 @@ offset N", "where may time T begin" and "which batch starts below position P". T
 doubling; behind the last entry it is zero.
 
 Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last
-checkpoint, which syncs them; what lies above is written again while the tail is scanned. A reader that finds an
-entry pointing at anything but the batch it names has the whole index rebuilt.
+checkpoint, which syncs them; what lies above is written again while the tail is scanned. An entry of zeros says "from
+the beginning", which is always true. A reader that finds an entry pointing at anything but the batch it names has the
+whole index rebuilt.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ ENTRY_BYTES = _ENTRY.size
 _FIRST_CAPACITY = 256
 NO_TIME = -1
 
+Entry = tuple[int, int, int]
+"""Relative offset, position, and largest timestamp before it."""
+_BEGINNING: Entry = (0, 0, NO_TIME)
+
 
 class Index:
-    __slots__ = ("_capacity", "_disk", "_file", "_map", "count", "path")
+    __slots__ = ("_capacity", "_disk", "_file", "_is_dirty", "_map", "count", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
         """An index over what may be on disk already. The file is opened, or made, with the first use."""
@@ -39,6 +44,7 @@ class Index:
         self._file: OpenFile | None = None
         self._map: mmap | None = None
         self._capacity = 0
+        self._is_dirty = False
         self.count = 0
 
     def load(self, size_max: int) -> bool:
@@ -61,8 +67,7 @@ class Index:
         self.count = low
         return True
 
-    def entry(self, at: int) -> tuple[int, int, int]:
-        """Relative offset, position, and largest timestamp before it."""
+    def entry(self, at: int) -> Entry:
         if self._map is None:
             self._open(self.count)
         relative, position, timestamp = _ENTRY.unpack_from(self._map, at * ENTRY_BYTES)  # type: ignore[arg-type]
@@ -74,20 +79,21 @@ class Index:
         assert self._map is not None
         _ENTRY.pack_into(self._map, self.count * ENTRY_BYTES, relative, position, timestamp)
         self.count += 1
+        self._is_dirty = True
 
-    def position_of(self, relative: int) -> int:
-        """A position at or before the batch that holds a relative offset."""
+    def by_offset(self, relative: int) -> Entry:
+        """The last indexed batch at or before the one that holds a relative offset."""
         return self._last_at_most(0, relative)
 
-    def position_below(self, position: int) -> int:
+    def by_position(self, position: int) -> Entry:
         """The last indexed batch that starts at or before a position."""
         return self._last_at_most(1, position)
 
-    def position_of_time(self, timestamp: int) -> int:
-        """A position before which every record is older than `timestamp`."""
+    def by_time(self, timestamp: int) -> Entry:
+        """The last indexed batch before which every record is older than `timestamp`."""
         return self._last_at_most(2, timestamp - 1)
 
-    def _last_at_most(self, field: int, value: int) -> int:
+    def _last_at_most(self, field: int, value: int) -> Entry:
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2
@@ -95,7 +101,7 @@ class Index:
                 low = middle + 1
             else:
                 high = middle
-        return self.entry(low - 1)[1] if low else 0
+        return self.entry(low - 1) if low else _BEGINNING
 
     def cut(self, position: int) -> None:
         """Forgets the entries of batches that start at or behind a position."""
@@ -110,14 +116,22 @@ class Index:
         self.close()
 
     def sync(self) -> None:
+        """Makes the entries durable, also those of a file that was let go since."""
+        if not self._is_dirty:
+            return
         if self._map is not None and self._file is not None:
             self._disk.sync_map(self._file, self._map)
+        else:
+            self._disk.sync(self._disk.open(self.path, create=True))
+        self._is_dirty = False
 
     def close(self) -> None:
         """Lets go of the file until the next use, cut to its entries so that nothing stale lies behind them."""
         if self._map is not None and self._file is not None:
             self._map.close()
-            self._disk.truncate(self._file, self.count * ENTRY_BYTES)
+            if self._capacity != self.count:
+                self._disk.truncate(self._file, self.count * ENTRY_BYTES)
+                self._is_dirty = True
         self._map = self._file = None
         self._capacity = 0
 

@@ -5,9 +5,8 @@
 
 Rules
 -----
-1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when
-a sync
-   that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
+1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when a
+   sync that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
 2. Readers see nothing at or above `durable`.
 3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
    retried, because after a failed sync the operating system may report success without having written anything.
@@ -20,7 +19,7 @@ Recovery lives in `recovery.py`, retention and compaction in `retention.py` and 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 
@@ -64,6 +63,7 @@ class Log:
         "_unsynced_segments",
         "_waiting",
         "_wakers",
+        "checkpointed_to",
         "clock",
         "closed",
         "compacted_to",
@@ -97,6 +97,8 @@ class Log:
         self.closed = False
         self.compacted_to = 0
         """Below this offset compaction has nothing to do; found anew after a restart."""
+        self.checkpointed_to = -1
+        """Base offset of the segment that the checkpoint on disk names: recovery looks at nothing before it."""
         self.unsynced_bytes = 0
         self._unsynced_batches = 0
         self._unsynced_segments: list[Segment] = []
@@ -129,9 +131,10 @@ class Log:
         base = self.end
         size = len(batch)
         patch_offset(batch, base, header.length, LEADER_EPOCH)
+        config = self.config
         try:
-            segment = self._segment_for(size)
-            segment.append(batch, header, base, self.config.index_interval_bytes)
+            segment = self._segment_for(size, config)
+            segment.append(batch, header, base, config.index_interval_bytes)
         except OSError as error:
             return Promise.failed(self._undo_write(error))
         self.end = end = base + header.last_offset_delta + 1
@@ -140,7 +143,7 @@ class Log:
         self.unsynced_bytes += size
         self._unsynced_batches += 1
         answer = Appended(base, self.start)
-        flush = self.config.flush
+        flush = config.flush
         if flush.batches == 1:
             self._flusher.request(self)
             return self._when_durable(end, answer)
@@ -159,11 +162,11 @@ class Log:
         self._waiting.append((offset, promise, answer))
         return promise
 
-    def _segment_for(self, size: int) -> Segment:
+    def _segment_for(self, size: int, config: LogConfig) -> Segment:
         if self.segments:
             active = self.segments[-1]
-            fits = active.size + size <= self.config.segment_bytes
-            if active.size == 0 or (fits and self.end - active.base_offset < RELATIVE_OFFSET_MAX):
+            fits = active.size + size <= config.segment_bytes
+            if (fits and self.end - active.base_offset < RELATIVE_OFFSET_MAX) or active.size == 0:
                 return active
         return self.roll()
 
@@ -203,6 +206,8 @@ class Log:
         if not self.unsynced_bytes:
             done.settle(None)
             return done
+        if self.closed:
+            return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed"))
         synced: Promise[Appended] = Promise()
         synced.then(lambda promise: done.fail(promise.error) if promise.error else done.settle(None))
         # Settled by the sync itself, also where readers may see the bytes already (flush=os): hence an offset of its
@@ -220,13 +225,18 @@ class Log:
         if self.failure is not None or not self.segments or not self.unsynced_bytes or self.closed:
             return None
         active = self.segments[-1]
+        try:
+            # Taken hold of now: a segment that is dropped while the sync waits for its thread must not fail it.
+            files = [segment.file for segment in (*self._unsynced_segments, active)]
+        except OSError as error:
+            self._fail(error)
+            return None
         self._sync_target = (
             self.end,
             (active.base_offset, active.size),
             self.unsynced_bytes,
             self._unsynced_batches,
         )
-        files = [segment.file for segment in (*self._unsynced_segments, active)]
         self._unsynced_segments = []
         directory = self.directory if self._directory_dirty else None
         self._directory_dirty = False
@@ -345,8 +355,7 @@ class Log:
             limit = self._limit(segment)
             if limit == 0 or segment.max_timestamp < timestamp:
                 continue
-            segment.load_index()
-            for position, header in segment.walk(segment.index.position_of_time(timestamp), limit):
+            for position, header in segment.walk_from_time(timestamp, limit):
                 if header.max_timestamp < timestamp or header.last_offset < self.start:
                     continue
                 for record in codec.decode(self._batch(segment, position, header)):
@@ -355,8 +364,15 @@ class Log:
         return Promise.of(None)
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
-        newest = max((s.max_timestamp for s in self.segments if self._limit(s)), default=-1)
+        newest = max((self._newest_time(segment) for segment in self.segments), default=-1)
         return self.find_time(newest) if newest >= 0 else Promise.of(None)
+
+    def _newest_time(self, segment: Segment) -> int:
+        """The largest timestamp of what can be read of a segment, neither trimmed nor unsynced."""
+        limit = self._limit(segment)
+        if limit == segment.size and segment.base_offset >= self.start:
+            return segment.max_timestamp
+        return segment.newest_time(self.start, limit) if limit else -1
 
     def _batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
         return Slice(header.size, 0, file=segment.file, position=position).to_bytes()
@@ -368,8 +384,13 @@ class Log:
             detail = f"{self.name} ends at {self.durable}; it cannot be trimmed to {offset}"
             return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
         if offset > self.start:
-            self.start = offset
-            self.write_checkpoint()
+            before, self.start = self.start, offset
+            try:
+                self.write_checkpoint()
+            except OSError as error:
+                self.start = before
+                detail = f"{self.name} cannot be trimmed to {offset}: {error}"
+                return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
             self.drop_segments_below(offset)
         return Promise.of(self.start)
 
@@ -389,9 +410,10 @@ class Log:
     def drop_from_front(self, offset: int) -> int:
         """Retention's way to `trim`: whole segments only; answers with how many bytes went."""
         before = self.size_bytes()
-        # The name of the segment that stays must be durable first: it is what tells the end of an emptied log.
-        self._disk.sync_directory(self.directory)
+        # First the checkpoint. It makes durable the name of the segment that stays, which tells the end of an emptied
+        # log; its start keeps removed segments from coming back one by one; and producers outlive their batches.
         self.start = max(self.start, offset)
+        self.write_checkpoint()
         self.drop_segments_below(offset)
         return before - self.size_bytes()
 
@@ -408,19 +430,26 @@ class Log:
             return Promise.of(self.end)
         if self._sync_target is not None or self._waiting:
             return Promise.failed(RequestError(Code.INVALID_REQUEST, f"{self.name} has appends in flight"))
-        while len(self.segments) > 1 and self.segments[-1].base_offset >= offset:
-            self.remove_files(self.segments.pop())
+        try:
+            self._cut_tail(offset)
+        except OSError as error:
+            return Promise.failed(self._fail(error))
+        return Promise.of(self.end)
+
+    def _cut_tail(self, offset: int) -> None:
+        keep = max(bisect_left(self.segments, offset, key=lambda segment: segment.base_offset), 1)
+        gone, self.segments = self.segments[keep:], self.segments[:keep]
         active = self.segments[-1]
         found = active.locate(offset, active.size)
         position = found[0] if found is not None else active.size
         if found is not None and found[1].base_offset < offset:
             # Batches are never split: the whole batch that holds the offset goes.
             offset = found[1].base_offset
-        self._disk.truncate(active.file, position)
-        active.size = position
-        active.index.cut(position)
-        active.resume_index()
-        self._disk.sync(active.file)
+        # First the checkpoint, with what it needs, then the cut: a crash in between leaves the log as it was.
+        for segment in [*self._unsynced_segments, active]:
+            if segment in self.segments:
+                self._disk.sync(segment.file)
+        self._unsynced_segments = []
         self.end = self.durable = max(offset, active.base_offset)
         self._durable_mark = (active.base_offset, position)
         self._synced = (self.end, *self._durable_mark)
@@ -429,7 +458,12 @@ class Log:
         self.unsynced_bytes = self._unsynced_batches = 0
         self.forget_cursors()
         self.write_checkpoint()
-        return Promise.of(self.end)
+        for segment in gone:
+            self.remove_files(segment)
+        self._disk.truncate(active.file, position)
+        active.cut(position)
+        self._disk.sync(active.file)
+        self._disk.sync_directory(self.directory)
 
     # -- the books ---------------------------------------------------------------------------------------------------
 
@@ -453,17 +487,17 @@ class Log:
             self._flusher.request(self)
 
     def checkpoint_reaches(self, segment: Segment) -> bool:
-        return self._synced[1] > segment.base_offset
+        return self.checkpointed_to > segment.base_offset
 
     def write_checkpoint(self) -> None:
         """Records what is synced as sound. Never more than that: appends may be in flight."""
         if not self.segments:
             return
         for segment in self.segments:
-            if segment.is_open:
-                segment.index.sync()
+            segment.index.sync()
         offset, base, position = self._synced
         Checkpoint(self.start, base, position, offset, self._producers_at(offset)).write(self._disk, self.directory)
+        self.checkpointed_to = base
         self._checkpoint_due = CHECKPOINT_BYTES
 
     def _producers_at(self, offset: int) -> list[list[object]]:
@@ -488,11 +522,14 @@ class Log:
         if self.closed:
             return
         if self.failure is None and self.segments:
-            for segment in [*self._unsynced_segments, self.segments[-1]]:
-                self._disk.sync(segment.file)
-            self._publish(self.end, (self.segments[-1].base_offset, self.segments[-1].size))
-            self._synced = (self.end, *self._durable_mark)
-            self.write_checkpoint()
+            try:
+                self._sync([segment.file for segment in [*self._unsynced_segments, self.segments[-1]]], self.directory)
+                self._publish(self.end, (self.segments[-1].base_offset, self.segments[-1].size))
+                self._synced = (self.end, *self._durable_mark)
+                self.unsynced_bytes = self._unsynced_batches = 0
+                self.write_checkpoint()
+            except OSError as error:
+                self._fail(error)
         self.closed = True
         for segment in self.segments:
             segment.let_go()

@@ -5,7 +5,8 @@
 | a checkpoint, and nothing behind it | nothing is scanned: the time does not depend on how much is stored |
 | bytes behind the checkpoint | walked batch by batch with checksums, written again in place and synced; then a new checkpoint |
 | a torn or damaged batch among them | the segment is cut there; what was cut is set aside unless it is only zeros |
-| segments behind a cut | set aside: below them is a hole |
+| segments behind a cut, or behind a segment that lost its last batches | set aside: below them is a hole |
+| segments below the checkpoint's start | removed: their removal was under way |
 | no checkpoint, or a damaged one | the whole log is walked; a damaged one is set aside |
 | temporary files of our own (`.new`, `.cleaned`) | removed: they are written again from what they were made of |
 | any other file | set aside |
@@ -34,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _INDEX_NAME = re.compile(r"\d{20}\.index")
-_TEMPORARY = (".new", ".cleaned")
-_READ_BYTES = 1 << 20
+_TEMPORARY_NAME = re.compile(r"checkpoint\.new|\d{20}\.log\.cleaned")
 
 
 class Recovery:
@@ -46,6 +46,8 @@ class Recovery:
         self._disk = disk
         self._set_aside = set_aside
         self._scanned: list[Segment] = []
+        self._may_have_gaps = False
+        """Compaction may have left gaps between segments. It never does so above a checkpoint."""
         self.scanned_bytes = 0
         self.cut_bytes = 0
 
@@ -56,6 +58,9 @@ class Recovery:
         known = self._read_checkpoint()
         point = known or Checkpoint()
         bases = self._list_segments()
+        self._drop_below(point.start, bases)
+        if known is None and log.config.compact:
+            self._may_have_gaps = True
         producers = Producers.from_state(point.producers)
         next_offset = point.next_offset
         for at, base in enumerate(bases):
@@ -72,25 +77,34 @@ class Recovery:
                 if log.segments and base < next_offset:
                     self._put_aside(segment.path, "it overlaps the segment before it")
                     continue
+                if log.segments and base > next_offset and not self._may_have_gaps:
+                    self._put_behind_aside(bases[at:])
+                    break
                 next_offset = base
             log.segments.append(segment)
             sound, next_offset = self._walk(segment, position, next_offset, producers)
             if not sound:
-                for behind in bases[at + 1 :]:
-                    self._put_aside(os.path.join(log.directory, f"{behind:020d}.log"), "there is a hole below it")
+                self._put_behind_aside(bases[at + 1 :])
                 break
         end = max(next_offset, log.segments[-1].base_offset) if log.segments else next_offset
         start = max(point.start, log.segments[0].base_offset if log.segments else end)
         log.restore(min(start, end), end, producers)
+        log.checkpointed_to = point.segment if known is not None else -1
         if self.scanned_bytes or known is None:
             self._settle()
-        log.drop_segments_below(log.start)
+
+    def _drop_below(self, start: int, bases: list[int]) -> None:
+        while len(bases) > 1 and bases[1] <= start:
+            self._log.remove_files(Segment(self._disk, self._log.directory, bases.pop(0), 0))
+
+    def _put_behind_aside(self, bases: list[int]) -> None:
+        for base in bases:
+            self._put_aside(os.path.join(self._log.directory, f"{base:020d}.log"), "there is a hole below it")
 
     def _walk(self, segment: Segment, position: int, next_offset: int, producers: Producers) -> tuple[bool, int]:
         """Takes in the sound batches from a position on and cuts what follows them; whether nothing had to be cut."""
         size, segment.size = segment.size, position
-        segment.index.load(position)
-        segment.index.close()
+        segment.trust_index(position)
         if position == size:
             return True, next_offset
         segment.resume_index()
@@ -145,6 +159,7 @@ class Recovery:
         try:
             return Checkpoint.read(self._log.directory)
         except (ValueError, TypeError) as error:
+            self._may_have_gaps = True
             self._put_aside(os.path.join(self._log.directory, checkpoints.FILE_NAME), str(error))
             return None
 
@@ -155,7 +170,7 @@ class Recovery:
             match = _SEGMENT_NAME.fullmatch(name)
             if match:
                 bases.append(int(match[1]))
-            elif name.endswith(_TEMPORARY):
+            elif _TEMPORARY_NAME.fullmatch(name):
                 self._disk.remove(path)
             elif name != checkpoints.FILE_NAME and not _INDEX_NAME.fullmatch(name):
                 self._put_aside(path, "it is no file of a log")

@@ -16,14 +16,14 @@ def expire(log: Log) -> None:
     config, now = log.config, log.clock.now_ms()
     active = log.segments[-1]
     if active.size and now - active.first_timestamp >= config.segment_ms:
-        log.roll()
+        active = log.roll()
     if not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
         return
     oldest = now - config.retention_ms if config.retention_ms >= 0 else None
     total = log.size_bytes()
     keep_from = log.segments[0].base_offset
     for segment in log.segments:
-        if segment.size == 0:
+        if segment is active and segment.size == 0:
             break
         too_old = oldest is not None and segment.max_timestamp < oldest
         too_much = 0 <= config.retention_bytes <= total - segment.size

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from millstream.log.disk import Disk
-from millstream.log.index import NO_TIME, Index
+from millstream.log.index import NO_TIME, Entry, Index
 from millstream.log.slice import OpenFile
 from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, read_header
 
@@ -30,7 +30,9 @@ def file_name(base_offset: int) -> str:
 
 
 class Segment:
-    __slots__ = ("_disk", "_file", "_indexed_to", "_max_timestamp", "base_offset", "index", "path", "size")
+    __slots__ = (
+        "_disk", "_file", "_indexed_to", "_is_indexed", "_max_timestamp", "base_offset", "index", "path", "size",
+    )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, size: int) -> None:
         self._disk = disk
@@ -40,6 +42,7 @@ class Segment:
         self.index = Index(disk, self.path[:-4] + ".index")
         self._file: OpenFile | None = None
         self._indexed_to = 0
+        self._is_indexed = False
         self._max_timestamp: int | None = NO_TIME if size == 0 else None
 
     @property
@@ -55,6 +58,9 @@ class Segment:
     def create(self) -> None:
         """Makes the file. Its name is durable only after the directory is synced, which the log's next flush does."""
         self._file = self._disk.open(self.path, create=True)
+        # A crash may have taken an earlier file of this name and left its index.
+        self.index.clear()
+        self._is_indexed = True
 
     def let_go(self) -> None:
         """Closes the descriptors until the next use. Readers that still send from the file keep their own hold."""
@@ -64,30 +70,40 @@ class Segment:
     def append(
         self, batch: memoryview | bytes | bytearray, header: BatchHeader, base_offset: int, interval: int
     ) -> None:
-        self._disk.append(self.file, batch)
+        file = self._file
+        self._disk.append(file if file is not None else self.file, batch)
         self.note(header, base_offset, len(batch), interval)
 
     def note(self, header: BatchHeader, base_offset: int, size: int, interval: int) -> None:
         """Takes a batch at the end of the file into the index and the books."""
-        if self.size - self._indexed_to >= interval:
-            self.index.add(base_offset - self.base_offset, self.size, self.max_timestamp)
-            self._indexed_to = self.size
-        self.size += size
-        if header.max_timestamp > self.max_timestamp:
+        newest = self._max_timestamp
+        if newest is None:
+            newest = self.max_timestamp
+        position = self.size
+        if position - self._indexed_to >= interval:
+            self.index.add(base_offset - self.base_offset, position, newest)
+            self._indexed_to = position
+        self.size = position + size
+        if header.max_timestamp > newest:
             self._max_timestamp = header.max_timestamp
 
     @property
     def max_timestamp(self) -> int:
         """The largest timestamp in the segment; after a restart found from the last index entry on."""
         if self._max_timestamp is None:
-            self.load_index()
-            newest, start = NO_TIME, 0
-            if self.index.count:
-                _, start, newest = self.index.entry(self.index.count - 1)
-            for _, header in self.walk(start, self.size):
-                newest = max(newest, header.max_timestamp)
-            self._max_timestamp = newest
+            self._max_timestamp = self.newest_time(self.base_offset, self.size)
         return self._max_timestamp
+
+    def newest_time(self, offset: int, limit: int) -> int:
+        """The largest timestamp among the batches from an offset on and below a position."""
+        if offset > self.base_offset:
+            found = self.locate(offset, limit)
+            start, newest = (found[0] if found is not None else limit), NO_TIME
+        else:
+            _, start, newest = self._indexed(self.index.by_position, limit - 1)
+        for _, header in self.walk(start, limit):
+            newest = max(newest, header.max_timestamp)
+        return newest
 
     @property
     def first_timestamp(self) -> int:
@@ -98,10 +114,33 @@ class Segment:
 
     def load_index(self) -> None:
         """Has the index ready for lookups, rebuilt if the file is missing or does not fit."""
-        if self.index.count or self.size == 0:
+        if self._is_indexed or self.size == 0:
             return
-        if not self.index.load(self.size):
+        if self.index.load(self.size):
+            self._is_indexed = True
+        else:
             self.rebuild_index(4096)
+
+    def trust_index(self, position: int) -> None:
+        """Takes over the entries below a position, and forgets the others: what recovery begins with."""
+        self._is_indexed = self.index.load(position)
+        self.index.close()
+
+    def _indexed(self, lookup: Callable[[int], Entry], value: int) -> Entry:
+        """What a lookup in the index answers, once a look at the segment has shown that it is true."""
+        self.load_index()
+        entry = lookup(value)
+        if entry[1] and not self._has_batch(*entry[:2]):
+            logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
+            self.rebuild_index(4096)
+            entry = lookup(value)
+        return entry
+
+    def _has_batch(self, relative: int, position: int) -> bool:
+        if position + HEADER_BYTES > self.size:
+            return False
+        header = read_header(os.pread(self.file.fd, HEADER_BYTES, position))
+        return header.magic == 2 and header.base_offset == self.base_offset + relative
 
     def rebuild_index(self, interval: int) -> None:
         self.index.clear()
@@ -113,6 +152,15 @@ class Segment:
             newest = max(newest, header.max_timestamp)
         self._indexed_to = indexed_to
         self._max_timestamp = newest
+        self._is_indexed = True
+
+    def cut(self, position: int) -> None:
+        """Forgets the batches from a position on, which the file no longer holds."""
+        self.load_index()
+        self.size = position
+        self.index.cut(position)
+        self.resume_index()
+        self._max_timestamp = None if position else NO_TIME
 
     def resume_index(self) -> None:
         """Goes on indexing behind the last entry, when a log is appended to again."""
@@ -122,47 +170,40 @@ class Segment:
         """Position and header of each batch from a batch's position on, while whole headers lie below `limit`."""
         if position >= limit:
             return
-        fd = self.file.fd
+        file = self.file
         chunk, chunk_start = b"", position
         while position + HEADER_BYTES <= limit:
             at = position - chunk_start
             if at + HEADER_BYTES > len(chunk):
-                chunk, chunk_start, at = os.pread(fd, _CHUNK_BYTES, position), position, 0
+                chunk, chunk_start, at = os.pread(file.fd, _CHUNK_BYTES, position), position, 0
                 if len(chunk) < HEADER_BYTES:
                     return
             header = read_header(chunk, at)
-            if header.length < HEADER_BYTES - PREFIX_BYTES:
+            if header.magic != 2 or header.length < HEADER_BYTES - PREFIX_BYTES:
                 raise BrokenSegment(self.path, position)
             yield position, header
             position += header.length + PREFIX_BYTES
 
     def locate(self, offset: int, limit: int) -> tuple[int, BatchHeader] | None:
         """The first batch below `limit` whose last offset is not before `offset`."""
-        self.load_index()
-        try:
-            return self._locate_from(self.index.position_of(offset - self.base_offset), offset, limit)
-        except BrokenSegment:
-            logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
-            self.rebuild_index(4096)
-            return self._locate_from(0, offset, limit)
-
-    def _locate_from(self, start: int, offset: int, limit: int) -> tuple[int, BatchHeader] | None:
+        _, start, _ = self._indexed(self.index.by_offset, offset - self.base_offset)
         for position, header in self.walk(start, limit):
-            if header.magic != 2 or (position == start and start and header.base_offset > offset):
-                raise BrokenSegment(self.path, position)
             if header.last_offset >= offset:
                 return position, header
         return None
+
+    def walk_from_time(self, timestamp: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Like `walk`, from a batch on before which every record is older than `timestamp`."""
+        return self.walk(self._indexed(self.index.by_time, timestamp)[1], limit)
 
     def cut_at_batch(self, start: int, bytes_max: int, limit: int) -> tuple[int, int]:
         """Where to end a read of at most `bytes_max` from a batch on, and the offset to go on from.
 
         At least one batch is taken, however large, or a consumer could never get past it.
         """
-        self.load_index()
         aim = start + bytes_max
         end, next_offset = start, self.base_offset
-        for position, header in self.walk(max(start, self.index.position_below(aim)), limit):
+        for position, header in self.walk(max(start, self._indexed(self.index.by_position, aim)[1]), limit):
             end, next_offset = position + header.size, header.next_offset
             if end > aim:
                 return (end, next_offset) if position == start else (position, header.base_offset)

@@ -60,7 +60,7 @@ class LocalLogStore:
 
     def lock(self) -> None:
         try:
-            os.makedirs(self.directory, exist_ok=True)
+            self._disk.make_directory(self.directory)
             self._lock = DirectoryLock(self.directory)
         except OSError as error:
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
@@ -81,7 +81,10 @@ class LocalLogStore:
         directory = os.path.join(self._topic_path(topic, topic_id), str(partition))
         log = Log(f"{topic}-{partition}", directory, config, self._disk, self._clock, self._flusher)
         recovery = Recovery(log, self._disk, self._path("set-aside"))
-        recovery.run()
+        try:
+            recovery.run()
+        except OSError as error:
+            raise StartupError(f"the log of {log.name} in {directory} cannot be recovered: {error}") from error
         if recovery.scanned_bytes:
             logger.info(
                 "recovered %s: scanned %d bytes, cut %d, ends at %d",
@@ -117,13 +120,20 @@ class LocalLogStore:
 
     async def housekeep(self) -> None:
         for log in self._every_log():
-            if log.failure is None and not log.closed:
-                expire(log)
-                if log.config.compact:
-                    await compact(log, self._disk)
-                log.keep_checkpoint()
-                log.let_go_of_idle_segments()
+            try:
+                await self._housekeep(log)
+            except Exception:
+                logger.exception("%s could not be tidied up; the next round tries again", log.name)
             await asyncio.sleep(0)
+
+    async def _housekeep(self, log: Log) -> None:
+        if log.failure is not None or log.closed:
+            return
+        expire(log)
+        if log.config.compact:
+            await compact(log, self._disk)
+        log.keep_checkpoint()
+        log.let_go_of_idle_segments()
 
     def _every_log(self) -> list[Log]:
         return [log for logs in self._logs.values() for log in logs.values()]

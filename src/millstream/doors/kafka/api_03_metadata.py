@@ -7,7 +7,6 @@ Gaps: authorized operations are never listed.
 
 from __future__ import annotations
 
-import asyncio
 from uuid import UUID
 
 from millstream.broker.topics import Topic
@@ -36,7 +35,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     if not (missing and request.allow_auto_create and topics.auto_create):
         return [_encode(request, context, context.version, {})]
     created: Promise[list[Chunk]] = Promise()
-    asyncio.ensure_future(_create_and_answer(request, missing, context, context.version, created))
+    context.broker.in_background(_create_and_answer(request, missing, context, context.version, created))
     return created
 
 

@@ -35,10 +35,11 @@ class KnownProduce:
     __slots__ = (
         "_answer",
         "_data",
-        "_fields",
-        "_fields_at",
+        "_head",
         "_is_flexible",
+        "_size",
         "_tags",
+        "_tail",
         "_version",
         "partition",
         "prefix",
@@ -52,12 +53,15 @@ class KnownProduce:
         self._is_flexible = version >= produce.FLEXIBLE_FROM
         self._tags = b"\0" if self._is_flexible else b""
         body = self._tags + produce.encode([PartitionAnswer(data.topic, data.partition, 0)], version)
-        self._answer = _ANSWER_HEAD.pack(4 + len(body), 0) + body
         name = string(data.topic, self._is_flexible) if isinstance(data.topic, str) else data.topic.bytes
         one = array_length(1, self._is_flexible)
-        # Behind index (4) and error (2): base offset, append time and, from version 5, the log's start.
-        self._fields_at = _ANSWER_HEAD.size + len(self._tags) + len(one) + len(name) + len(one) + 6
-        self._fields = Struct(">qqq") if version >= 5 else Struct(">qq")
+        # Behind index (4) and error (2) stand base offset, append time and, from version 5, the log's start.
+        fields_at = len(self._tags) + len(one) + len(name) + len(one) + 6
+        fields = "qqq" if version >= 5 else "qq"
+        tail_at = fields_at + 8 * len(fields)
+        self._size = 4 + len(body)
+        self._head, self._tail = body[:fields_at], body[tail_at:]
+        self._answer = Struct(f">ii{fields_at}s{fields}{len(self._tail)}s")
 
     @classmethod
     def learn(cls, frame: memoryview, data: PartitionData, context: Context) -> KnownProduce | None:
@@ -98,14 +102,12 @@ class KnownProduce:
             body = self._tags + produce.encode([answered(self._data, batch, promise)], self._version)
             return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
         base_offset, log_start, _ = promise.value()
-        frame = bytearray(self._answer)
-        _I32.pack_into(frame, 4, correlation_id)
         append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
-        if self._version >= 5:
-            self._fields.pack_into(frame, self._fields_at, base_offset, append_time, log_start)
-        else:
-            self._fields.pack_into(frame, self._fields_at, base_offset, append_time)
-        return bytes(frame)
+        if self._version < 5:
+            return self._answer.pack(self._size, correlation_id, self._head, base_offset, append_time, self._tail)
+        return self._answer.pack(
+            self._size, correlation_id, self._head, base_offset, append_time, log_start, self._tail
+        )
 
 
 class KnownProduces:

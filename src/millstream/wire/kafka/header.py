@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, error
 
 from millstream.errors import ProtocolError
 from millstream.wire.kafka.primitives import Reader
@@ -11,22 +11,12 @@ _FIXED = Struct(">hhi")
 FIXED_BYTES = _FIXED.size
 
 
-class RequestHeader:
-    __slots__ = ("client_id", "correlation_id", "key", "version")
-
-    def __init__(self, key: int, version: int, correlation_id: int, client_id: str) -> None:
-        self.key = key
-        self.version = version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
-
-
 def peek(frame: memoryview) -> tuple[int, int, int]:
     """API key, version and correlation id: enough to know how to go on."""
-    if len(frame) < FIXED_BYTES:
-        raise ProtocolError(f"a request of {len(frame)} bytes has no header")
-    key, version, correlation_id = _FIXED.unpack_from(frame)
-    return key, version, correlation_id
+    try:
+        return _FIXED.unpack_from(frame)
+    except error:
+        raise ProtocolError(f"a request of {len(frame)} bytes has no header") from None
 
 
 def skip_client(frame: memoryview, flexible: bool) -> tuple[str, Reader]:
