@@ -5,8 +5,8 @@ records go keeps its base and last offset, a batch from which none go keeps its 
 itself once it is older than `delete.retention.ms`; until then readers can learn of the deletion from it.
 
 Crash policy: the new content is written beside the segment and synced; then the index is removed, durably, and the file
-renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild. Readers that
-were sending from the old file keep it open until they are done.
+renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild.
+Readers that were sending from the old file keep it open until they are done.
 """
 
 from __future__ import annotations

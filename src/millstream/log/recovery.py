@@ -3,7 +3,7 @@
 | found | what is done |
 |---|---|
 | a checkpoint, and nothing behind it | nothing is scanned: the time does not depend on how much is stored |
-| bytes behind the checkpoint | walked batch by batch with checksums, written again in place and synced; then a new checkpoint |
+| bytes behind the checkpoint | walked batch by batch with checksums, written again in place, synced, checkpointed |
 | a torn or damaged batch among them | the segment is cut there; what was cut is set aside unless it is only zeros |
 | segments behind a cut, or behind a segment that lost its last batches | set aside: below them is a hole |
 | segments below the checkpoint's start | removed: their removal was under way |

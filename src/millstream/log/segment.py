@@ -1,11 +1,12 @@
 """One segment: a file of whole batches, and its index.
 
-`00000000000000000042.log` holds the batches from offset 42 on, one after the other, exactly as producers sent them but for
-the patched offset. Batches grow in offset; after compaction there may be gaps between them. Only the last segment of a log
-is appended to, only by the event loop's thread. Reads below `size` need no coordination: bytes once written never change.
+`00000000000000000042.log` holds the batches from offset 42 on, one after the other, exactly as producers sent them
+but for the patched offset. Batches grow in offset; after compaction there may be gaps between them. Only the last
+segment of a log is appended to, only by the event loop's thread. Reads below `size` need no coordination: bytes once
+written never change.
 
-Crash policy: the bytes behind the last sync may be missing, torn, or there. Recovery walks them from the last checkpoint and
-keeps the longest run of sound batches. Nothing before the checkpoint is looked at.
+Crash policy: the bytes behind the last sync may be missing, torn, or there. Recovery walks them from the last
+checkpoint and keeps the longest run of sound batches. Nothing before the checkpoint is looked at.
 """
 
 from __future__ import annotations

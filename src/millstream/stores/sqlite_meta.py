@@ -1,7 +1,8 @@
 """`MetaStore` for `file:`: keys in memory for reading, in SQLite for keeping.
 
 Transactions queue on the loop; a single thread writes all that queued up as one SQLite transaction (WAL,
-synchronous=FULL, so one sync), then they take effect in memory and are answered. Memory never shows what is not on disk yet.
+synchronous=FULL, so one sync), then they take effect in memory and are answered. Memory never shows what is not on
+disk yet.
 
 If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
 after a failed sync. What is on disk can still be read.

@@ -15,8 +15,8 @@ Reads show them, a later sync succeeds and does not write them, and a crash take
 
 A crash comes in two steps. `lose_power_at` lets the power fail at the n-th operation from now, in the middle of it
 where it is a write: that operation and every later one raises `PowerLoss`. `crash` then puts the files into one state
-that the model allows, picked by the random numbers it is given, and answers with a disk for the next life. This one stays
-dark for ever, so that leftovers of the old process can do no harm.
+that the model allows, picked by the random numbers it is given, and answers with a disk for the next life. This one
+stays dark for ever, so that leftovers of the old process can do no harm.
 
 The model is rougher than most file systems are: ext4 would not do half of it.
 """

@@ -1,10 +1,10 @@
 """Produce requests whose shape is known.
 
-A producer that is not batching sends the same few requests over and over: the same client, topic and partitions, and only
-the correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer, is most of
-what a small request costs (`make bench`, the rows of one-record requests). So the door remembers the bytes of produce
-requests up to the batch, with what they meant. Where a request begins with bytes that are known, only the batch is looked
-at, and the answer is a copy of a template with new numbers in it.
+A producer that is not batching sends the same few requests over and over: the same client, topic and partitions, and
+only the correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer,
+is most of what a small request costs (`make bench`, the rows of one-record requests). So the door remembers the
+bytes of produce requests up to the batch, with what they meant. Where a request begins with bytes that are known,
+only the batch is looked at, and the answer is a copy of a template with new numbers in it.
 
 Nothing is assumed: bytes that differ anywhere, or anything unusual behind the batch, go the general way, and all is
 forgotten whenever the set of topics changes.
