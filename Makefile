@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Debian packages are installed only where a program is missing; `sudo` only where we are not root.
-APT = $(if $(filter 0,$(shell id -u)),,sudo) apt-get
+# Programs that tests and the demo use, with Debian's package for each: installed only where the program is missing.
+PROGRAMS := kcat:kcat cc:gcc curl:curl
+APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench docs clean
@@ -15,8 +16,12 @@ help:  ## what there is to make
 setup: $(VENV)/.ready  ## everything into .venv; nothing to do when nothing changed
 
 $(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makefile
-	@command -v kcat >/dev/null || { $(APT) update -q && $(APT) install -y -q --no-install-recommends kcat; }
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
+	@packages=$$(for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || echo $${pair##*:}; done; \
+	  $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv; \
+	  $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+	    || echo python3-dev libc6-dev); \
+	  test -z "$$packages" || { $(APT) update -qq && $(APT) install -y -qq --no-install-recommends $$packages; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
