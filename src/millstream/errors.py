@@ -90,6 +90,14 @@ class Code(enum.IntEnum):
     INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
 
 
+_BY_NUMBER = {int(code): code for code in Code}
+
+
+def code_of(number: int) -> Code | None:
+    """The row for a number that came over the wire, if the table has it."""
+    return _BY_NUMBER.get(number)
+
+
 class MillstreamError(Exception):
     """Base of everything that Millstream raises on purpose."""
 

@@ -117,6 +117,7 @@ class ConfluentMember(Member):
 
     def __init__(self, address: str, group: str, topic: str, config: dict[str, Any]) -> None:
         super().__init__()
+        self.group = group
         self.rebalances = 0
         """How often partitions came, whatever the protocol."""
         self.lost = 0

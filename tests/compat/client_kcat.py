@@ -61,7 +61,12 @@ class Kcat(Client):
             runs[-1][1].append(record)
         for (partition, headers, is_plain), batch in runs:
             command = [*_command(self.address, "-P"), "-t", topic, "-D", RECORD_END, "-X", "acks=all"]
-            command += ["-X", f"enable.idempotence={str(idempotent).lower()}", "-X", f"compression.type={codec or 'none'}"]
+            command += [
+                "-X",
+                f"enable.idempotence={str(idempotent).lower()}",
+                "-X",
+                f"compression.type={codec or 'none'}",
+            ]
             command += ["-p", str(partition)] if partition is not None else []
             command += [] if is_plain else ["-K", KEY_END]
             for name, value in headers or ():

@@ -150,7 +150,9 @@ def test_reads_from_a_timestamp(client: Client, broker: ServedBroker, unique: Un
     writer = client if (client.name, "timestamps") not in IDLE else clients.load(broker.address)["confluent-kafka"]
     client.create_topic(topic, 1)
     first_ms = int(time.time() * 1000) - 100_000
-    writer.produce(topic, [Sent(b"%d" % number, partition=0, timestamp_ms=first_ms + 1000 * number) for number in range(50)])
+    writer.produce(
+        topic, [Sent(b"%d" % number, partition=0, timestamp_ms=first_ms + 1000 * number) for number in range(50)]
+    )
     with client.reader(topic, [0], Start(timestamp_ms=first_ms + 29_500)) as reader:
         seen = reader.read(20)
     assert [(record.offset, record.timestamp_ms) for record in seen] == [

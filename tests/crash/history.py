@@ -1,9 +1,9 @@
 """Random histories of a store on a forgetful disk, and what must be true after each crash.
 
 A history is several lives of one directory. In each life a few partitions take batches, are synced, trimmed, read,
-compacted, expired and cleanly restarted in an order that a seed decides, until the power fails: between two steps, or in
-the middle of any disk operation, recovery's included. Then the directory is put into a state that the disk's model allows,
-opened again, and compared with what clients were told and what readers saw.
+compacted, expired and cleanly restarted in an order that a seed decides, until the power fails: between two steps, or
+in the middle of any disk operation, recovery's included. Then the directory is put into a state that the disk's model
+allows, opened again, and compared with what clients were told and what readers saw.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from random import Random
+
+from tests.crash.machine import HandFlusher
 
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
@@ -23,7 +25,6 @@ from millstream.records.record import Record
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk, PowerLoss
-from tests.crash.machine import HandFlusher
 
 TOPIC, TOPIC_ID = "history", "0123456789abcdef"
 IN_FLIGHT_MAX = 5
@@ -137,10 +138,7 @@ class History:
     def _open(self) -> None:
         self.flusher = HandFlusher()
         self.store = LocalLogStore(os.path.join(self.directory, "data"), self.clock, self.flusher, self.disk)
-        self.logs: list[Log] = []
-        for expected in self.partitions:
-            log = self.store.open(TOPIC, TOPIC_ID, expected.index, expected.config)
-            self.logs.append(log)
+        self.logs = [self.store.open(TOPIC, TOPIC_ID, each.index, each.config) for each in self.partitions]
         for expected, log in zip(self.partitions, self.logs, strict=True):
             log.wake(lambda expected=expected, log=log: self._read_on(expected, log))
 

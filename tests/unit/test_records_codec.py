@@ -124,6 +124,34 @@ def test_keys_tell_tombstones_apart(compression):
     assert codec.keys(batch) == [(r.offset, r.key, r.value is None) for r in SAMPLE]
 
 
+@pytest.mark.parametrize("compression", Codec)
+def test_validate_takes_batches_whose_header_is_true(compression):
+    batch = codec.encode(SAMPLE, codec=compression)
+    assert codec.validate(batch) is None
+    assert codec.validate(codec.encode(SAMPLE[3:], base_offset=0, last_offset_delta=9, codec=compression)) is None
+    with pytest.raises(CorruptBatch, match="more than 1000 bytes"):
+        codec.validate(batch, bytes_max=1000)
+
+
+@pytest.mark.parametrize("compression", Codec)
+@pytest.mark.parametrize(
+    ("position", "number", "reason"),
+    [
+        (57, len(SAMPLE) - 1, "bytes after the last record"),
+        (57, len(SAMPLE) + 1, "a number does not end"),
+        (57, 2**31 - 1, "more records than its bytes can hold"),
+        (23, len(SAMPLE) - 2, "its offset is outside the batch's"),
+    ],
+)
+def test_validate_refuses_headers_that_are_not_true(compression, position, number, reason):
+    batch = codec.encode(SAMPLE, codec=compression)
+    batch[position : position + 4] = number.to_bytes(4, "big")
+    with pytest.raises(CorruptBatch, match="CRC"):
+        codec.validate(batch)
+    with pytest.raises(CorruptBatch, match=reason):
+        codec.validate(batch, check_crc=False)
+
+
 def test_find_time_gives_the_first_record_at_or_after():
     batch = codec.encode([Record(10 + i, NOW + 10 * i, None, b"") for i in range(5)], base_offset=10)
     assert codec.find_time(batch, 0) == (10, NOW)

@@ -6,8 +6,10 @@ import random
 import subprocess
 import sys
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 
 from millstream.records import codec, pure
@@ -72,6 +74,39 @@ def test_columns_hold_the_records_of_batches_with_all_compressions():
     assert columns.timestamp_type == bytes(len(expected))
 
 
+SIZES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 8100, 8180, 8191, 8192, 20_000)
+"""Around the widths of moves, of numbers and of what the compiled kernel reads quickly."""
+
+
+@pytest.mark.parametrize("key_bytes", SIZES)
+def test_columns_hold_keys_and_values_of_every_size(key_bytes):
+    rng = random.Random(4)
+
+    def blob(size):
+        return None if size is None else rng.randbytes(size)
+
+    sizes = [size for size in SIZES for _ in range(3)] * 2
+    rng.shuffle(sizes)
+    records = [
+        Record(7 + i * rng.choice((1, 100, 9000)) * 60, NOW + (1 << i), blob(key_bytes), blob(size))
+        for i, size in enumerate(sizes[:60])
+    ]
+    records.sort(key=lambda record: record.offset)
+    records = [record for record, after in pairwise(records) if record.offset != after.offset]
+    data = codec.encode(records, base_offset=7)
+    assert _rows(codec.decode_columns(data + data)) == records * 2
+    some = codec.decode_columns(data, columns=["value", "offset"])
+    assert _binary(some.value) == [record.value for record in records]
+
+
+def test_columns_are_filled_by_threads_at_once():
+    records = [Record(i, NOW, b"%d" % i, b"%d" % i * 20) for i in range(3000)]
+    data = bytes(codec.encode(records))
+    expected = codec.decode_columns(data)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == expected for found in pool.map(codec.decode_columns, [data] * 40))
+
+
 def test_only_the_columns_that_were_asked_for_are_built():
     data = codec.encode(_random_records(random.Random(2), 20, 0))
     whole = codec.decode_columns(data)
@@ -116,7 +151,6 @@ def test_columns_need_no_pyarrow_until_they_become_arrow():
 
 
 def test_to_arrow_says_the_same():
-    pa = pytest.importorskip("pyarrow")
     records = _random_records(random.Random(3), 500, 0)
     table = codec.decode_columns(codec.encode(records)).to_arrow()
     table.validate(full=True)

@@ -47,6 +47,7 @@ def _assert_twins_agree(section, *, deep=True):
     assert decoded == _outcome(pure.decode, section)
     filled = _outcome(_kernel.fill, [section], ALL_COLUMNS)
     keys = _outcome(_kernel.keys, section)
+    assert _outcome(_kernel.validate, section) == (decoded if isinstance(decoded, str) else None)
     assert isinstance(decoded, str) == isinstance(filled, str) == isinstance(keys, str)
     if isinstance(decoded, str):
         assert decoded == filled == keys
@@ -55,6 +56,7 @@ def _assert_twins_agree(section, *, deep=True):
     if deep:
         assert filled == _outcome(pure.fill, [section], ALL_COLUMNS)
         assert keys == _outcome(pure.keys, section)
+        assert _outcome(_kernel.validate, section) == _outcome(pure.validate, section)
         assert _outcome(_kernel.find_time, section, NOW + 1) == _outcome(pure.find_time, section, NOW + 1)
     return decoded
 
@@ -95,6 +97,22 @@ def test_twins_agree_on_20000_mutated_bodies():
         )
         accepted += not isinstance(_assert_twins_agree(section, deep=case % 4 == 0), str)
     assert accepted > MUTATIONS // 100, "too few mutations survive to say anything about what is accepted"
+
+
+def test_twins_agree_on_mutations_of_records_that_are_read_quickly():
+    """The same with a body of plain records, long enough for all but the last of them to take the quick way."""
+    rng = random.Random(20_240_602)
+    fields = [(None, b"v" * 20), (b"key", b"v" * 70), (b"", b""), (None, None), (b"k" * 40, None)]
+    records = [Record(i * i * 40, NOW + i * 100, *fields[i % 5]) for i in range(16)]
+    body = bytes(codec.encode(records, base_offset=0))[HEADER_BYTES:]
+    accepted = 0
+    for case in range(MUTATIONS // 2):
+        mutated = _mutate(rng, body[:-100]) + body[-100:]
+        section = _section(
+            mutated, 16, base=rng.choice((NOW, 2**63 - 1, -(2**63), 2**62)), is_append_time=rng.random() < 0.1
+        )
+        accepted += not isinstance(_assert_twins_agree(section, deep=case % 8 == 0), str)
+    assert accepted > MUTATIONS // 100
 
 
 @settings(max_examples=300, deadline=None)

@@ -90,9 +90,7 @@ def _newest_offsets(segments: list[Segment]) -> dict[bytes, int]:
         for header, batch in _batches(segment):
             if header.is_control:
                 continue
-            for offset, key, _ in codec.keys(batch):
-                if key is not None:
-                    newest[key] = offset
+            newest.update((key, offset) for offset, key, _ in codec.keys(batch) if key is not None)
         if len(newest) > KEYS_MAX:
             break
     return newest
@@ -154,7 +152,6 @@ def _install(log: Log, cleaned: Cleaned, disk: Disk) -> None:
         disk.remove(old.index.path)
         disk.sync_directory(log.directory)
     disk.rename(cleaned.path, old.path)
-    disk.sync_directory(log.directory)
     at = log.segments.index(old)
     if cleaned.after_bytes == 0 and at > 0:
         log.remove_files(old)
@@ -162,3 +159,4 @@ def _install(log: Log, cleaned: Cleaned, disk: Disk) -> None:
     else:
         log.segments[at] = Segment(disk, log.directory, old.base_offset, cleaned.after_bytes)
     log.forget_cursors()
+    disk.sync_directory(log.directory)

@@ -76,9 +76,21 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path)
         for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another broker, at the same moment
-                os.mkdir(directory)
-            self.sync_directory(os.path.dirname(directory))
+            self._make_one(directory)
+            try:
+                self.sync_directory(os.path.dirname(directory))
+            except OSError:
+                # Or the next one to come by would find the directory, and take its name for durable.
+                self._unmake_one(directory)
+                raise
+
+    def _make_one(self, directory: str) -> None:
+        with contextlib.suppress(FileExistsError):  # another broker, at the same moment
+            os.mkdir(directory)
+
+    def _unmake_one(self, directory: str) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
 
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,6 +18,7 @@ Recovery lives in `recovery.py`, retention and compaction in `retention.py` and 
 
 from __future__ import annotations
 
+import errno
 import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -174,6 +175,10 @@ class Log:
         """Starts a new segment at `end`."""
         if not self.segments:
             self._disk.make_directory(self.directory)
+        elif self.checkpointed_to < 0:
+            # A log of more than one segment has a checkpoint, always: it is how recovery tells a hole that a crash made
+            # between two segments from a gap that compaction left.
+            self.write_checkpoint()
         segment = Segment(self._disk, self.directory, self.end, 0)
         segment.create()
         self._directory_dirty = True
@@ -188,12 +193,14 @@ class Log:
 
     def _undo_write(self, error: OSError) -> RequestError:
         """After a failed write: cut the file back, so that the next batch does not follow half of this one."""
+        if error.errno == errno.EIO:
+            return self.fail(error)
         try:
             if self.segments:
                 active = self.segments[-1]
                 self._disk.truncate(active.file, active.size)
         except OSError:
-            return self._fail(error)
+            return self.fail(error)
         logger.error("cannot append to %s: %s", self.name, error)
         return RequestError(Code.KAFKA_STORAGE_ERROR, f"cannot append to {self.name}: {error}")
 
@@ -229,7 +236,7 @@ class Log:
             # Taken hold of now: a segment that is dropped while the sync waits for its thread must not fail it.
             files = [segment.file for segment in (*self._unsynced_segments, active)]
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
             return None
         self._sync_target = (
             self.end,
@@ -254,7 +261,7 @@ class Log:
         end, mark, synced_bytes, synced_batches = self._sync_target
         self._sync_target = None
         if error is not None:
-            self._fail(error)
+            self.fail(error)
             return
         self.unsynced_bytes -= synced_bytes
         self._unsynced_batches -= synced_batches
@@ -276,7 +283,8 @@ class Log:
             for waker in list(self._wakers):
                 waker()
 
-    def _fail(self, error: OSError) -> RequestError:
+    def fail(self, error: OSError) -> RequestError:
+        """Rule 3: from here on the log is only read."""
         self.failure = str(error)
         refusal = LogReadOnly(self.name, self.failure)
         logger.critical("%s is read-only until the broker restarts: %s", self.name, error)
@@ -433,7 +441,7 @@ class Log:
         try:
             self._cut_tail(offset)
         except OSError as error:
-            return Promise.failed(self._fail(error))
+            return Promise.failed(self.fail(error))
         return Promise.of(self.end)
 
     def _cut_tail(self, offset: int) -> None:
@@ -493,10 +501,16 @@ class Log:
         """Records what is synced as sound. Never more than that: appends may be in flight."""
         if not self.segments:
             return
-        for segment in self.segments:
-            segment.index.sync()
         offset, base, position = self._synced
-        Checkpoint(self.start, base, position, offset, self._producers_at(offset)).write(self._disk, self.directory)
+        checkpoint = Checkpoint(self.start, base, position, offset, self._producers_at(offset))
+        try:
+            for segment in self.segments:
+                segment.index.sync()
+            checkpoint.write(self._disk, self.directory)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self.fail(error)
+            raise
         self.checkpointed_to = base
         self._checkpoint_due = CHECKPOINT_BYTES
 
@@ -529,7 +543,7 @@ class Log:
                 self.unsynced_bytes = self._unsynced_batches = 0
                 self.write_checkpoint()
             except OSError as error:
-                self._fail(error)
+                self.fail(error)
         self.closed = True
         for segment in self.segments:
             segment.let_go()

@@ -46,8 +46,6 @@ class Recovery:
         self._disk = disk
         self._set_aside = set_aside
         self._scanned: list[Segment] = []
-        self._may_have_gaps = False
-        """Compaction may have left gaps between segments. It never does so above a checkpoint."""
         self.scanned_bytes = 0
         self.cut_bytes = 0
 
@@ -59,8 +57,6 @@ class Recovery:
         point = known or Checkpoint()
         bases = self._list_segments()
         self._drop_below(point.start, bases)
-        if known is None and log.config.compact:
-            self._may_have_gaps = True
         producers = Producers.from_state(point.producers)
         next_offset = point.next_offset
         for at, base in enumerate(bases):
@@ -77,7 +73,8 @@ class Recovery:
                 if log.segments and base < next_offset:
                     self._put_aside(segment.path, "it overlaps the segment before it")
                     continue
-                if log.segments and base > next_offset and not self._may_have_gaps:
+                if log.segments and base > next_offset and known is not None:
+                    # Behind a checkpoint nothing was compacted, so these offsets are lost; without one nobody can tell.
                     self._put_behind_aside(bases[at:])
                     break
                 next_offset = base
@@ -90,7 +87,7 @@ class Recovery:
         start = max(point.start, log.segments[0].base_offset if log.segments else end)
         log.restore(min(start, end), end, producers)
         log.checkpointed_to = point.segment if known is not None else -1
-        if self.scanned_bytes or known is None:
+        if self.scanned_bytes or known is None or log.start < point.start:
             self._settle()
 
     def _drop_below(self, start: int, bases: list[int]) -> None:
@@ -159,7 +156,6 @@ class Recovery:
         try:
             return Checkpoint.read(self._log.directory)
         except (ValueError, TypeError) as error:
-            self._may_have_gaps = True
             self._put_aside(os.path.join(self._log.directory, checkpoints.FILE_NAME), str(error))
             return None
 

@@ -52,6 +52,7 @@ class Kernel(Protocol):
     def decode(self, section: Section) -> list[Record]: ...
     def keys(self, section: Section) -> list[tuple[int, bytes | None, bool]]: ...
     def find_time(self, section: Section, timestamp: int) -> tuple[int, int] | None: ...
+    def validate(self, section: Section) -> None: ...
     def fill(self, sections: Iterable[Section], columns: int) -> Filled: ...
     def encode(
         self, records: Iterable[tuple[Any, ...]], base_offset: int | None, lead: int
@@ -86,6 +87,15 @@ def find_time(
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record in one whole batch that is at or after a timestamp."""
     return kernel.find_time(_open_one(batch, bytes_max, check_crc), timestamp)
+
+
+def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> None:
+    """Raises `CorruptBatch` unless the header of one whole batch is true of its records.
+
+    They are as many as it says, their offsets rise within its span, and they use up its bytes exactly. A span of as many
+    offsets as there are records leaves no gaps: that is what producers send.
+    """
+    kernel.validate(_open_one(batch, bytes_max, check_crc))
 
 
 def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:

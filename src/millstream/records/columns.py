@@ -99,6 +99,8 @@ class Columns(NamedTuple):
 
 def mask(columns: Iterable[str]) -> int:
     """The kernels' bits for column names."""
+    if columns is ALL:
+        return (1 << len(NAMES)) - 1
     bits = 0
     for name in columns:
         if name not in ALL:

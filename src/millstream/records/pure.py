@@ -207,6 +207,11 @@ def find_time(section: Section, timestamp: int) -> tuple[int, int] | None:
     return None
 
 
+def validate(section: Section) -> None:
+    for _ in _walk(bytes(section.body), section):
+        pass
+
+
 class _BinaryColumn:
     def __init__(self) -> None:
         self.null_count = 0

@@ -10,6 +10,7 @@ DIR/set-aside/                  what recovery found and did not understand; neve
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -122,7 +123,9 @@ class LocalLogStore:
         for log in self._every_log():
             try:
                 await self._housekeep(log)
-            except Exception:
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.EIO and log.failure is None:
+                    log.fail(error)
                 logger.exception("%s could not be tidied up; the next round tries again", log.name)
             await asyncio.sleep(0)
 

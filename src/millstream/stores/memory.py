@@ -20,13 +20,14 @@ class MemoryLog:
     """Implements `stores.base.PartitionLog`: one bytes object per batch."""
 
     __slots__ = (
-        "_batches", "_clock", "_last_offsets", "_wakers", "config", "durable", "end", "failure", "producers", "start",
-        "unsynced_bytes",
+        "_batches", "_clock", "_last_offsets", "_wakers", "closed", "config", "durable", "end", "failure", "producers",
+        "start", "unsynced_bytes",
     )  # fmt: skip
 
     def __init__(self, config: LogConfig, clock: Clock) -> None:
         self.config = config
         self.failure: str | None = None
+        self.closed = False
         self.start = self.durable = self.end = self.unsynced_bytes = 0
         self._clock = clock
         self._batches: list[bytes] = []
@@ -35,6 +36,8 @@ class MemoryLog:
         self._wakers: dict[Callable[[], None], None] = {}
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        if self.closed:
+            return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the log is closed"))
         if header.producer_id != NO_PRODUCER:
             try:
                 repeated = self.producers.find_repeat(header)
@@ -107,6 +110,12 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return sum(map(len, self._batches))
 
+    def abandon(self) -> None:
+        """The topic is gone: whoever waits is told so, and nothing is taken any more."""
+        self.closed = True
+        for waker in list(self._wakers):
+            waker()
+
     def expire(self) -> None:
         """Retention by age and size, batch by batch."""
         oldest = self._clock.now_ms() - self.config.retention_ms
@@ -139,7 +148,7 @@ class MemoryLogStore:
 
     async def discard(self, topic: str, topic_id: str) -> None:
         for key in [key for key in self._logs if key[0] == topic_id]:
-            del self._logs[key]
+            self._logs.pop(key).abandon()
 
     async def housekeep(self) -> None:
         for log in self._logs.values():

@@ -39,6 +39,8 @@ class SqliteMeta(Keys):
         for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
             self.values[key] = Versioned(value, revision)
             self.revision = max(self.revision, revision)
+        for (revision,) in self._database.execute("SELECT revision FROM last_revision"):
+            self.revision = max(self.revision, revision)
 
     def _open(self, path: str) -> sqlite3.Connection:
         try:
@@ -83,16 +85,17 @@ class SqliteMeta(Keys):
             self._finish(None, changes, revision, accepted, refused)
             return
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._thread, self._write, changes)
+        writing = loop.run_in_executor(self._thread, self._write, changes, revision)
         writing.add_done_callback(lambda done: self._finish(done.exception(), changes, revision, accepted, refused))
 
-    def _write(self, changes: dict[str, Versioned | None]) -> None:
+    def _write(self, changes: dict[str, Versioned | None], revision: int) -> None:
         puts = [(key, item.value, item.revision) for key, item in changes.items() if item is not None]
         deletes = [(key,) for key, item in changes.items() if item is None]
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", puts)
             self._database.executemany("DELETE FROM meta WHERE key = ?", deletes)
+            self._database.execute("INSERT OR REPLACE INTO last_revision VALUES (0, ?)", (revision,))
             self._database.execute("COMMIT")
         except BaseException:
             if self._database.in_transaction:

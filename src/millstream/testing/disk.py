@@ -12,6 +12,7 @@ Until then, this is what a crash may make of it:
 
 A failed sync (`fail_sync`) is the kernel's: the pages count as clean afterwards although they never reached the disk.
 Reads show them, a later sync succeeds and does not write them, and a crash takes them. Only writing them again helps.
+Names are kinder: after a failed `sync_directory` a later one either fails too or is good (journals do not lie).
 
 A crash comes in two steps. `lose_power_at` lets the power fail at the n-th operation from now, in the middle of it
 where it is a write: that operation and every later one raises `PowerLoss`. `crash` then puts the files into one state
@@ -101,7 +102,7 @@ class _Inode:
         """Whether the file of that name needs no change to look as after a crash."""
         if self.kept is not None or self.path != name or self.dirty or self.lengths:
             return False
-        return self.mapped is None or self.mapped == self.content()
+        return self.durable == self.content()
 
     def after_crash(self, random: Random) -> bytes:
         content = self.content()
@@ -141,8 +142,6 @@ class _Change:
     path: str
     target: str = ""
     inode: _Inode | None = None
-    is_lost: bool = False
-    """A sync of its directory failed: no later one makes it durable."""
 
     def touches(self, directory: str) -> bool:
         return os.path.dirname(self.path) == directory or (
@@ -351,28 +350,26 @@ class ForgetfulDisk(Disk):
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
-    def make_directory(self, path: str) -> None:
+    def _make_one(self, directory: str) -> None:
         with self._lock:
-            missing = []
-            while not os.path.isdir(path):
-                missing.append(path)
-                path = os.path.dirname(path)
-            for directory in reversed(missing):
-                self._step()
-                os.mkdir(directory)
-                self._names[directory] = None
-                self._changes.append(_Change("create", directory))
-                self.sync_directory(os.path.dirname(directory))
+            self._step()
+            super()._make_one(directory)
+            self._names[directory] = None
+            self._changes.append(_Change("create", directory))
+
+    def _unmake_one(self, directory: str) -> None:
+        with self._lock:
+            self._step()
+            super()._unmake_one(directory)
+            del self._names[directory]
+            self._changes.append(_Change("remove", directory))
 
     def sync_directory(self, path: str) -> None:
         with self._lock:
             self._step()
-            touched = [change for change in self._changes if not change.is_lost and change.touches(path)]
             if self._does_sync_fail():
-                for change in touched:
-                    change.is_lost = True
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            for change in touched:
+            for change in [change for change in self._changes if change.touches(path)]:
                 change.apply(self._durable)
                 self._changes.remove(change)
 

@@ -53,7 +53,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
             # There is no answer to put the error into; closing is how the protocol tells the producer.
             raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
         return None
-    if len(request.data) == 1:
+    if len(request.data) == 1 and request.acks in (-1, 1):
         context.single = request.data[0]
     if waiting.count == 0:
         return [produce.encode(answers, version)]

@@ -26,6 +26,8 @@ NO_ID = UUID(int=0)
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
     request = metadata.decode(reader, context.version)
+    if request.topics is not None:  # once is enough, however often a topic is named
+        request = request._replace(topics=list(dict.fromkeys(request.topics)))
     topics = context.broker.topics
     missing = [
         name

@@ -21,7 +21,8 @@ VERSIONS = (1, 10)
 
 def handle(request: Message, context: Context) -> Fields:
     if context.version >= 8:
-        return {"throttle_time": 0, "groups": [_group(group, context) for group in request.groups]}
+        groups = {group.group_id: group for group in request.groups}
+        return {"throttle_time": 0, "groups": [_group(group, context) for group in groups.values()]}
     return {"throttle_time": 0, **_group(request, context)}
 
 

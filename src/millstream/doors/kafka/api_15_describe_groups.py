@@ -15,7 +15,7 @@ VERSIONS = (0, 6)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in request.groups]}
+    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.groups)]}
 
 
 def _describe(group_id: str, context: Context) -> Fields:

@@ -21,7 +21,7 @@ FLEXIBLE_FROM = api_versions.FLEXIBLE_FROM
 def answer(reader: Reader, context: Context) -> list[Chunk]:
     from millstream.doors.kafka.apis import APIS
 
-    supported = context.version <= VERSIONS[1]
+    supported = VERSIONS[0] <= context.version <= VERSIONS[1]
     ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]
     code = Code.NONE if supported else Code.UNSUPPORTED_VERSION
     return [api_versions.encode(context.version if supported else 0, code, ranges)]

@@ -16,7 +16,8 @@ VERSIONS = (1, 4)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    return {"throttle_time": 0, "results": [_describe(resource, request, context) for resource in request.resources]}
+    resources = {(each.resource_type, each.resource_name): each for each in request.resources}
+    return {"throttle_time": 0, "results": [_describe(each, request, context) for each in resources.values()]}
 
 
 def _describe(resource: Message, request: Message, context: Context) -> Fields:

@@ -20,7 +20,10 @@ _CONSUMER = 1
 
 
 def handle(request: Message, context: Context) -> Fields:
-    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in request.group_ids]}
+    return {
+        "throttle_time": 0,
+        "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.group_ids)],
+    }
 
 
 def _describe(group_id: str, context: Context) -> Fields:

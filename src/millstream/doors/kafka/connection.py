@@ -8,8 +8,10 @@ Answering. Every request gets a place in line; answers leave when all before the
 while they wait for their sync. Any other answer that is not there at once parks the connection: it is not read until
 the answer is, which is both backpressure and the order that clients expect.
 
-The connection is also not read while its answers pile up in the outbox, while too many of its requests wait, while the
-partitions it produces to have too much unsynced, and while the door's memory is used up.
+The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many of its
+requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used up. Only a
+frame that is larger than any batch does not wait for memory: it would hold what it has, and with a few others of its kind
+all would wait for each other. It costs its connection.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import inspect
 import logging
 import socket
 from collections import deque
+from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IN_LINE_MAX = 1000
+OUTBOX_BYTES_MAX = 1 << 20
+"""No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
 HEADER_READ_BYTES = 4096
 """How much is read at once where a large frame is expected: just enough for its header, the rest goes where it
 belongs.
@@ -66,10 +71,12 @@ class Connection:
         "_expected",
         "_filled",
         "_frame_is_large",
+        "_granted",
         "_in_line",
         "_is_parked",
         "_is_read",
         "_is_written",
+        "_leave_line",
         "_metrics",
         "_outbox",
         "_running",
@@ -90,6 +97,10 @@ class Connection:
         self._filled = 0
         self._expected = 0
         self._frame_is_large = False
+        self._granted = 0
+        """Bytes of the door's budget that came after waiting, for the frame to come."""
+        self._leave_line: Callable[[], None] | None = None
+        """Set while this waits for the door's memory."""
         self._backlog: bytes = b""
         """What was received before the connection was parked, and not handled yet."""
         self._is_parked = False
@@ -149,7 +160,7 @@ class Connection:
         position, end = 0, len(data)
         self.last_used = self._door.now
         while end - position >= 4:
-            if self._is_parked:
+            if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
                 self._backlog = bytes(data[position:])
                 return
             (size,) = _SIZE.unpack_from(data, position)
@@ -181,16 +192,19 @@ class Connection:
 
     def _reserve(self, size: int) -> bool:
         """Takes bytes out of the door's budget, or parks until there are some."""
-        budget = self._door.budget
-        if budget.take(size):
+        if self._granted == size:
+            self._granted = 0
+            return True
+        if self._door.budget.take(size):
             return True
         self._park()
 
-        def try_again() -> None:
-            budget.give(size)
+        def grant() -> None:
+            self._leave_line = None
+            self._granted = size
             self._unpark()
 
-        budget.wait(size, try_again)
+        self._leave_line = self._door.budget.wait(size, grant)
         return False
 
     def _fill_frame(self) -> None:
@@ -231,7 +245,9 @@ class Connection:
     def _grow(self, buffer: bytearray) -> None:
         """At least doubles the buffer: memory follows what arrives, not what a header claims."""
         room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
-        if not self._reserve(room):
+        if room > self._door.pool.LARGE and not self._door.budget.take(room):
+            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+        if room <= self._door.pool.LARGE and not self._reserve(room):
             return
         larger = self._door.pool.take(room)
         larger[: self._filled] = memoryview(buffer)[: self._filled]
@@ -300,6 +316,7 @@ class Connection:
             place = _Place()
             place.chunks = chunks
             self._in_line.append(place)
+            self._park()
         else:
             for chunk in chunks:
                 self._outbox.put(chunk)
@@ -320,7 +337,7 @@ class Connection:
             self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
         else:
             place.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
-            self._drain_line()
+            self._drain_line_or_park()
 
     async def _finish(
         self, place: _Place, api: Api, version: int, correlation_id: int, tags: bytes, awaitable: Any
@@ -350,7 +367,7 @@ class Connection:
         place = _Place()
         place.chunks = chunks
         self._in_line.append(place)
-        self._drain_line()
+        self._drain_line_or_park()
 
     def _refuse(self, error: ProtocolError) -> None:
         self._metrics.request_errors += 1
@@ -367,7 +384,7 @@ class Connection:
         self._context.cancel = None
         self._drain_line()
         self._send()
-        if self._is_parked and not self._in_line:
+        if self._is_parked and not self._in_line and self._leave_line is None:
             self._unpark()
 
     def _drain_line(self) -> None:
@@ -375,6 +392,16 @@ class Connection:
         while line and line[0].chunks is not None:
             for chunk in line.popleft().chunks or ():
                 outbox.put(chunk)
+
+    def _drain_line_or_park(self) -> None:
+        self._drain_line()
+        if self._in_line:
+            self._park()
+
+    def _has_sent(self) -> bool:
+        """Sends what there is; whether all of it went."""
+        self._send()
+        return not (self._is_written or self.closed)
 
     def _after_handling(self) -> None:
         if self._outbox and not self.closed:
@@ -405,7 +432,7 @@ class Connection:
             self._door.loop.remove_writer(self._socket.fileno())
             self._is_written = False
             if not self._is_parked:
-                self._start_reading()
+                self._go_on()
 
     # -- parking -----------------------------------------------------------------------------------------------------
 
@@ -413,10 +440,12 @@ class Connection:
         self._is_parked = True
 
     def _unpark(self) -> None:
-        """Goes on with what was received before the connection was parked, then with the socket."""
         self._is_parked = False
-        if self.closed:
-            return
+        if not self.closed:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """With what was received before the connection stopped to be read, then with the socket."""
         backlog, self._backlog = self._backlog, b""
         if backlog:
             # In a buffer of its own: this may run while another connection's frame lies in the shared one.
@@ -445,8 +474,8 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way but perhaps half a frame."""
-        return not (self._is_parked or self._is_written or self._in_line)
+        """Whether nothing is under way but perhaps half a frame, or the wait for memory to put it in."""
+        return not (self._is_written or self._in_line or (self._is_parked and self._leave_line is None))
 
     @property
     def is_owed(self) -> bool:
@@ -471,6 +500,12 @@ class Connection:
         if self._buffer is not None:
             self._door.give_buffer(self._buffer)
             self._buffer = None
+        if self._leave_line is not None:
+            self._leave_line()
+            self._leave_line = None
+        if self._granted:
+            self._door.budget.give(self._granted)
+            self._granted = 0
         self._in_line.clear()
         self._door.forget(self)
 

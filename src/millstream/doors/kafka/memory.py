@@ -6,15 +6,24 @@ from collections import deque
 from collections.abc import Callable
 
 
+class _Waiter:
+    __slots__ = ("ready", "size")
+
+    def __init__(self, size: int, ready: Callable[[], None]) -> None:
+        self.size = size
+        self.ready: Callable[[], None] | None = ready
+
+
 class Budget:
     """Bytes in flight over all connections. Whoever does not fit waits in line, and its connection is not read."""
 
-    __slots__ = ("_waiting", "free", "limit")
+    __slots__ = ("_is_serving", "_waiting", "free", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.free = limit
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[_Waiter] = deque()
+        self._is_serving = False
 
     def take(self, size: int) -> bool:
         if size > self.free or self._waiting:
@@ -22,16 +31,37 @@ class Budget:
         self.free -= size
         return True
 
-    def wait(self, size: int, ready: Callable[[], None]) -> None:
-        """Calls back once `size` bytes are taken for the caller."""
-        self._waiting.append((size, ready))
+    def wait(self, size: int, ready: Callable[[], None]) -> Callable[[], None]:
+        """Calls back once `size` bytes are taken for the caller; what is answered leaves the line."""
+        waiter = _Waiter(size, ready)
+        self._waiting.append(waiter)
+
+        def leave() -> None:
+            waiter.ready = None
+            self._serve()
+
+        return leave
 
     def give(self, size: int) -> None:
         self.free += size
-        while self._waiting and self._waiting[0][0] <= self.free:
-            wanted, ready = self._waiting.popleft()
-            self.free -= wanted
-            ready()
+        self._serve()
+
+    def _serve(self) -> None:
+        """First come, first served. Whoever is called back may give or leave in turn, which must not start this again."""
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._waiting:
+                first = self._waiting[0]
+                if first.ready is not None and first.size > self.free:
+                    return
+                self._waiting.popleft()
+                if first.ready is not None:
+                    self.free -= first.size
+                    first.ready()
+        finally:
+            self._is_serving = False
 
 
 class BufferPool:

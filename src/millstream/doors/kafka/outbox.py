@@ -14,19 +14,22 @@ Chunk = bytes | Slice
 
 
 class Outbox:
-    __slots__ = ("_chunks", "_done", "socket")
+    __slots__ = ("_chunks", "_done", "size", "socket")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self._chunks: deque[Chunk | memoryview] = deque()
         self._done = 0
         """How much of the first chunk, if it is a file range, has been sent."""
+        self.size = 0
+        """How many bytes were put in since it was last empty."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
+        self.size += len(chunk) if type(chunk) is bytes else chunk.size  # type: ignore[union-attr]
 
     def send(self) -> int:
         """Sends what the socket takes and answers with how much; raises OSError if the peer is gone."""
@@ -38,8 +41,9 @@ class Outbox:
             first = chunks[0]
             count = self._send_range(first) if isinstance(first, Slice) else self._send_bytes()
             if count < 0:
-                break
+                return sent
             sent += count
+        self.size = 0
         return sent
 
     def _send_one(self, data: bytes) -> int:
@@ -50,6 +54,7 @@ class Outbox:
             return 0
         if count == len(data):
             self._chunks.clear()
+            self.size = 0
         else:
             self._chunks[0] = memoryview(data)[count:]
         return count

@@ -4,3 +4,9 @@ CREATE TABLE IF NOT EXISTS meta (
     value    BLOB NOT NULL,
     revision INTEGER NOT NULL
 ) WITHOUT ROWID;
+
+-- The revision of the last transaction, in one row: it must not go back when the newest keys are deleted ones.
+CREATE TABLE IF NOT EXISTS last_revision (
+    row      INTEGER PRIMARY KEY CHECK (row = 0),
+    revision INTEGER NOT NULL
+);

@@ -1,4 +1,4 @@
-"""Kafka's messages, decoded and encoded by `kio` for every API that is not on the hot path.
+"""Kafka's messages, decoded and encoded by `kio`'s schemas for every API that is not on the hot path.
 
 `kio` has one class per message and version. Handlers should not care, so this module gives them one shape per API:
 
@@ -7,6 +7,10 @@
   that no version has raises AttributeError, so a typo cannot read as "absent".
 - A response is given as `Fields`, plain nested dictionaries. Fields that the client's version lacks are left out,
   fields with a default may be omitted.
+
+Only the schemas are `kio`'s when a request is decoded, not its compiled parser: that one believes what it reads. An array
+that claims to have 2^31 items makes it ask for all their memory at once, which ends the process. It also refuses tagged
+fields that it does not know, and newer clients may send some.
 
 `kio` is imported on first use: a broker that only produces and fetches never pays for it.
 """
@@ -20,12 +24,16 @@ import io
 import sys
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from millstream.errors import ProtocolError
+from millstream.wire.kafka.primitives import Reader, error_text
 
 Fields = dict[str, Any]
+REQUEST_BYTES_MAX = 5 << 20
+"""A member's subscription may have 4 MiB; nothing else that comes this way is anywhere near as large."""
 NO_ID = UUID(int=0)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -53,14 +61,9 @@ class Message:
 
 
 def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
-    entity = _load(key, version, "request")
-    from kio.serial import entity_reader
-
-    try:
-        decoded, _ = entity_reader(entity)(bytes(body), 0)
-    except Exception as error:  # kio raises several unrelated types for bytes that do not fit
-        raise ProtocolError(f"the {entity.__name__} (version {version}) cannot be decoded: {error}") from error
-    message = _to_message(decoded, _known_names(key))
+    if len(body) > REQUEST_BYTES_MAX:
+        raise ProtocolError(f"a request of {len(body)} bytes to API {key}: at most {REQUEST_BYTES_MAX} are taken")
+    message = _request_reader(key, version)(Reader(memoryview(body)))
     assert isinstance(message, Message)
     return message
 
@@ -141,18 +144,82 @@ def _known_names(key: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _to_message(value: Any, known: frozenset[str]) -> Any:
-    if dataclasses.is_dataclass(value):
-        return Message(
-            {field.name: _to_message(getattr(value, field.name), known) for field in dataclasses.fields(value)}, known
-        )
-    if isinstance(value, tuple):
-        return [_to_message(item, known) for item in value]
-    if isinstance(value, datetime.timedelta):
-        return value // _MILLISECOND
-    if isinstance(value, datetime.datetime):
-        return (value - _EPOCH) // _MILLISECOND
-    return value
+Read = Callable[[Reader], Any]
+
+
+@functools.cache
+def _request_reader(key: int, version: int) -> Read:
+    return _structure(_load(key, version, "request"), _known_names(key))
+
+
+def _structure(entity: Any, known: frozenset[str]) -> Read:
+    compact = bool(entity.__flexible__)
+    fields: list[tuple[str, Read]] = []
+    tagged: dict[int, tuple[str, Read]] = {}
+    defaults: Fields = {}
+    for field, (name, kind, inner, is_array) in zip(dataclasses.fields(entity), _plan(entity), strict=True):
+        is_nullable = type(None) in typing.get_args(field.type)
+        read = _field(kind, inner, is_array, is_nullable, compact, known)
+        if "tag" in field.metadata:
+            tagged[field.metadata["tag"]] = (name, read)
+            defaults[name] = None
+        else:
+            fields.append((name, read))
+
+    def read_structure(reader: Reader) -> Message:
+        values = dict(defaults)
+        for name, read in fields:
+            values[name] = read(reader)
+        if compact:
+            for tag, end in reader.tags():
+                if tag in tagged:
+                    name, read = tagged[tag]
+                    values[name] = read(reader)
+                reader.skip_to(end)
+        return Message(values, known)
+
+    return read_structure
+
+
+def _field(kind: str, inner: Any, is_array: bool, is_nullable: bool, compact: bool, known: frozenset[str]) -> Read:
+    if is_array:
+        item = _field(kind, inner, False, False, compact, known)
+
+        def read_array(reader: Reader) -> list[Any] | None:
+            count = reader.count(compact, 1)
+            if count < 0 and not is_nullable:
+                raise ProtocolError("an array is null where it may not be")
+            return None if count < 0 else [item(reader) for _ in range(count)]
+
+        return read_array
+    if inner is not None:
+        structure = _structure(inner, known)
+        return (lambda reader: structure(reader) if reader.i8() >= 0 else None) if is_nullable else structure
+    if kind == "string":
+        return (lambda reader: reader.string(compact)) if is_nullable else (lambda reader: reader.text(compact))
+    if kind in ("bytes", "records"):
+        return lambda reader: _to_bytes(reader.blob(compact), is_nullable)
+    return _NUMBERS[kind]
+
+
+_NUMBERS: dict[str, Read] = {
+    "int8": Reader.i8,
+    "int16": Reader.i16,
+    "int32": Reader.i32,
+    "int64": Reader.i64,
+    "bool": Reader.boolean,
+    "error_code": Reader.i16,
+    "timedelta_i32": Reader.i32,
+    "timedelta_i64": Reader.i64,
+    "datetime_i64": lambda reader: None if (value := reader.i64()) < 0 else value,
+    "uuid": lambda reader: None if (value := reader.uuid()) == NO_ID else value,
+}
+
+
+def _to_bytes(view: memoryview | None, is_nullable: bool) -> bytes | None:
+    if view is None and not is_nullable:
+        raise ProtocolError("bytes are null where they may not be")
+    return None if view is None else bytes(view)
 
 
 def _build(entity: Any, fields: Fields) -> Any:
@@ -169,6 +236,8 @@ def _build(entity: Any, fields: Fields) -> Any:
             value = tuple(value)
         elif kind == "error_code":
             value = _error_code(int(value))
+        elif name == "error_message":
+            value = error_text(value)
         elif kind.startswith("timedelta"):
             value = value * _MILLISECOND
         elif kind.startswith("datetime"):

@@ -7,10 +7,17 @@ every structure ends with tagged fields.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from uuid import UUID
 
 from millstream.errors import ProtocolError
+
+STRING_BYTES_MAX = 0x7FFF
+"""Compact strings could be longer; Kafka's own readers refuse that too, so that any version can carry any string."""
+ITEMS_MAX = 100_000
+"""Over all arrays of one request: a few bytes each on the wire, some hundred in memory, and as many again to answer."""
+ERROR_TEXT_CHARS_MAX = 1000
 
 _I8 = Struct(">b")
 _I16 = Struct(">h")
@@ -19,12 +26,14 @@ _I64 = Struct(">q")
 
 
 class Reader:
-    __slots__ = ("buffer", "end", "position")
+    __slots__ = ("buffer", "end", "items", "position")
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
         self.buffer = buffer
         self.position = position
         self.end = len(buffer)
+        self.items = 0
+        """How many items the arrays so far have, all in all."""
 
     def unpack(self, layout: Struct) -> tuple[int, ...]:
         position = self._advance(layout.size)
@@ -78,6 +87,8 @@ class Reader:
         size = self.uvarint() - 1 if compact else self.i16()
         if size < 0:
             return None
+        if size > STRING_BYTES_MAX:
+            raise ProtocolError(f"a string of {size} bytes: at most {STRING_BYTES_MAX} are taken")
         try:
             return str(self.raw(size), "utf-8")
         except UnicodeDecodeError as error:
@@ -99,7 +110,24 @@ class Reader:
         count = self.uvarint() - 1 if compact else self.i32()
         if count * item_bytes_min > self.end - self.position:
             raise ProtocolError(f"an array claims {count} items, which do not fit into the message")
+        if count > 0:
+            self.items += count
+            if self.items > ITEMS_MAX:
+                raise ProtocolError(f"a request with {self.items} items: at most {ITEMS_MAX} are taken")
         return count
+
+    def tags(self) -> Iterator[tuple[int, int]]:
+        """Each tagged field's number and where it ends; the caller reads it or not, and skips to that end."""
+        for _ in range(self.uvarint()):
+            tag, size = self.uvarint(), self.uvarint()
+            end = self._advance(size) + size
+            self.position = end - size
+            yield tag, end
+
+    def skip_to(self, end: int) -> None:
+        if self.position > end:
+            raise ProtocolError(f"a tagged field is {self.position - end} bytes longer than it says")
+        self.position = end
 
     def skip_tags(self) -> None:
         for _ in range(self.uvarint()):
@@ -123,6 +151,11 @@ def string(value: str | None, compact: bool) -> bytes:
         return b"\0" if compact else b"\xff\xff"
     encoded = value.encode()
     return (uvarint(len(encoded) + 1) if compact else _I16.pack(len(encoded))) + encoded
+
+
+def error_text(text: str | None) -> str | None:
+    """A sentence for people may quote what the client sent, which may be as long as a string can be."""
+    return text if text is None or len(text) <= ERROR_TEXT_CHARS_MAX else text[: ERROR_TEXT_CHARS_MAX - 1] + "…"
 
 
 def array_length(count: int, compact: bool) -> bytes:

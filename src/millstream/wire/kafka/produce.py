@@ -6,7 +6,7 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
-from millstream.wire.kafka.primitives import Reader, array_length, string, uvarint
+from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
 
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
@@ -76,7 +76,7 @@ def encode(answers: list[PartitionAnswer], version: int) -> bytes:
                 parts.append(_V3.pack(index, error, base_offset, append_time))
             if version >= 8:
                 parts.append(array_length(0, compact))
-                parts.append(string(message, compact))
+                parts.append(string(error_text(message), compact))
             if compact:
                 parts.append(b"\0")
         if compact:

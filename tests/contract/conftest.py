@@ -1,0 +1,120 @@
+"""The drivers that pass the contract suites. A new driver is one more line in `DRIVERS`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from millstream.log.config import LogConfig
+from millstream.log.flusher import Flusher
+from millstream.stores.base import LogStore, MetaStore, PartitionLog
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.local import LocalLogStore
+from millstream.stores.memory import MemoryLogStore
+from millstream.stores.sqlite_meta import SqliteMeta
+from millstream.testing.clock import VirtualClock
+
+TOPIC, TOPIC_ID = "orders", "8c1f0e6a5d7b4f2e9a3c1b0d2e4f6a8c"
+
+
+class Driver:
+    """One kind of store over one place: opened, closed and opened again."""
+
+    persists = True
+    has_segments = False
+    compacts = False
+
+    def __init__(self, place: Path, clock: VirtualClock) -> None:
+        self.place = place
+        self.clock = clock
+        self.logs: LogStore | None = None
+        self.meta: MetaStore | None = None
+
+    def make_logs(self) -> LogStore:
+        raise NotImplementedError
+
+    def make_meta(self) -> MetaStore:
+        raise NotImplementedError
+
+    def open(self, config: LogConfig | None = None, partition: int = 0) -> PartitionLog:
+        if self.logs is None:
+            self.logs = self.make_logs()
+        return self.logs.open(TOPIC, TOPIC_ID, partition, config or LogConfig())
+
+    async def reopen(self, config: LogConfig | None = None) -> PartitionLog:
+        """After a clean shutdown."""
+        await self.close()
+        return self.open(config)
+
+    def reopen_after_kill(self, config: LogConfig | None = None) -> PartitionLog:
+        """As after `kill -9`: nobody closed anything, the operating system still has every page."""
+        self.logs = None
+        return self.open(config)
+
+    async def close(self) -> None:
+        if self.logs is not None:
+            await self.logs.close()
+        if self.meta is not None:
+            await self.meta.close()
+        self.logs = self.meta = None
+
+
+class MemoryDriver(Driver):
+    persists = False
+
+    def make_logs(self) -> LogStore:
+        return MemoryLogStore(self.clock)
+
+    def make_meta(self) -> MetaStore:
+        return MemoryMeta()
+
+
+class FileDriver(Driver):
+    has_segments = True
+    compacts = True
+
+    def make_logs(self) -> LogStore:
+        os.makedirs(self.place, exist_ok=True)
+        return LocalLogStore(str(self.place), self.clock, Flusher(asyncio.get_running_loop()))
+
+    def make_meta(self) -> MetaStore:
+        os.makedirs(self.place, exist_ok=True)
+        return SqliteMeta(str(self.place / "meta.db"))
+
+
+DRIVERS = {"memory": MemoryDriver, "file": FileDriver}
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture(params=DRIVERS)
+async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> AsyncIterator[Driver]:
+    driver = DRIVERS[request.param](tmp_path / "store", clock)
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+def open_log(driver: Driver) -> Callable[..., PartitionLog]:
+    """Opens partition 0 with the given settings."""
+    return lambda **settings: driver.open(LogConfig(**settings))
+
+
+@pytest.fixture
+def persistent(driver: Driver) -> Driver:
+    if not driver.persists:
+        pytest.skip("nothing outlives this store")
+    return driver
+
+
+@pytest.fixture
+def meta(driver: Driver) -> MetaStore:
+    driver.meta = driver.make_meta()
+    return driver.meta

@@ -1,0 +1,274 @@
+"""Disks that fail: a sync that reports EIO is the end of that log, a write that finds no room costs its request."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.batches import append, batch, read_all
+from tests.crash.machine import HandFlusher, InlineExecutor
+
+from millstream.errors import Code, MillstreamError, RequestError, StartupError
+from millstream.log.answers import Appended
+from millstream.log.config import LogConfig
+from millstream.log.flusher import Flusher
+from millstream.log.log import Log
+from millstream.promise import Promise
+from millstream.stores.local import LocalLogStore
+from millstream.testing.clock import VirtualClock
+from millstream.testing.disk import ForgetfulDisk
+
+KEEP = LogConfig(segment_bytes=1500, index_interval_bytes=200, retention_ms=-1)
+COMPACT = LogConfig(
+    segment_bytes=700, index_interval_bytes=200, delete=False, compact=True, min_cleanable_dirty_ratio=0.01
+)
+TOPIC_IDS = ("kept", "0123456789abcdef"), ("compacted", "fedcba9876543210")
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(InlineExecutor(1))
+    yield loop
+    loop.close()
+
+
+class Failing:
+    """A store on a disk whose syncs fail, its two logs, and what they acknowledged."""
+
+    def __init__(self, directory: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.clock = VirtualClock()
+        self.disk = ForgetfulDisk(str(directory))
+        self.directory = str(directory / "data")
+        self.acknowledged: list[dict[int, bytes]] = [{}, {}]
+        self.trimmed = 0
+        self.refusals: list[Exception] = []
+        self.open()
+
+    def open(self) -> None:
+        self.flusher = HandFlusher()
+        self.store = LocalLogStore(self.directory, self.clock, self.flusher, self.disk)
+        self.logs = [
+            self.store.open(topic, topic_id, 0, config)
+            for (topic, topic_id), config in zip(TOPIC_IDS, (KEEP, COMPACT), strict=True)
+        ]
+
+    def work(self, rounds: int = 30) -> None:
+        """Appends to both logs, with trims and housekeeping in between; refusals are collected."""
+        for turn in range(rounds):
+            for at, log in enumerate(self.logs):
+                self._append(at, log, b"%d:" % turn + bytes(150))
+            if turn % 10 == 5:
+                self._try(lambda: self._trim(self.logs[0]))
+            if turn % 10 == 9:
+                self.clock.advance(60)
+                self.housekeep()
+
+    def housekeep(self) -> None:
+        self.flusher.is_willing = True
+        self.loop.run_until_complete(self.store.housekeep())
+        self.flusher.is_willing = False
+
+    def _append(self, at: int, log: Log, value: bytes) -> None:
+        data = batch(value, keys=[b"key-%d" % (len(self.acknowledged[at]) % 3)], at=self.clock.now_ms())
+        try:
+            self.acknowledged[at][self.append(log, data).value().base_offset] = value
+        except RequestError as refusal:
+            self.refusals.append(refusal)
+
+    def append(self, log: Log, data: bytearray) -> Promise[Appended]:
+        promise = append(log, data)
+        self.flusher.run_all()
+        return promise
+
+    def _trim(self, log: Log) -> None:
+        self.trimmed = log.trim(max(log.durable - 12, 0)).value()
+
+    def _try(self, step: object) -> None:
+        try:
+            step()  # type: ignore[operator]
+        except RequestError as refusal:
+            self.refusals.append(refusal)
+
+    def check(self) -> list[dict[int, bytes | None]]:
+        """Every acknowledged record can be read, once, at its offset; answers with all that can be read."""
+        found: list[dict[int, bytes | None]] = []
+        for log, acknowledged in zip(self.logs, self.acknowledged, strict=True):
+            records = read_all(log)
+            offsets = [record.offset for record in records]
+            assert offsets == sorted(set(offsets))
+            values = {record.offset: record.value for record in records}
+            newest = {offset % 3: offset for offset in sorted(acknowledged)}
+            for offset, value in acknowledged.items():
+                if log is self.logs[0] and offset < max(log.start, self.trimmed):
+                    continue
+                if log is self.logs[1] and offset not in values and newest[offset % 3] != offset:
+                    continue
+                assert values[offset] == value, f"{log.name}: {offset} was acknowledged"
+            found.append(values)
+        assert self.logs[0].start >= self.trimmed
+        return found
+
+
+@pytest.mark.parametrize("call", range(1, 51))
+def test_an_eio_at_sync(
+    call: int, tmp_path: Path, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """...makes that log read-only, and neither a restart nor a power loss after it takes an acknowledged record."""
+    machine = Failing(tmp_path, loop)
+    machine.disk.fail_sync(at=call)
+    machine.work()
+    assert machine.disk.syncs > call
+    failed = [log for log in machine.logs if log.failure is not None]
+    assert len(failed) == 1, "the log whose sync failed, and no other"
+    assert f"{failed[0].name} is read-only until the broker restarts" in caplog.text
+    refused = append(failed[0], batch(b"more", keys=[b"k"]))
+    assert isinstance(refused.error, RequestError) and refused.error.code is Code.KAFKA_STORAGE_ERROR
+    assert "read-only" in str(refused.error)
+    machine.check()
+
+    machine.open()
+    shown = machine.check()
+    assert all(log.failure is None for log in machine.logs)
+
+    machine.disk = machine.disk.crash(Random(call))
+    machine.open()
+    left = machine.check()
+    assert left[0] == shown[0], "what readers saw after the restart is what they see after the power loss"
+    assert shown[1].items() <= left[1].items(), "what compaction had removed may be back, nothing else may be gone"
+    machine.work(rounds=3)
+    machine.check()
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+def test_an_eio_during_recovery_stops_the_start_with_a_sentence(
+    call: int, tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    machine = Failing(tmp_path, loop)
+    machine.work(rounds=8)
+    machine.disk.fail_sync(at=call)
+    with pytest.raises(StartupError, match="cannot be recovered"):
+        machine.open()
+    machine.disk = machine.disk.crash(Random(call))
+    machine.open()
+    machine.check()
+
+
+def test_an_eio_at_shutdown_costs_only_its_log(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Failing(tmp_path, loop)
+    machine.work(rounds=4)
+    machine.disk.fail_sync(at=1)
+    loop.run_until_complete(machine.store.close())
+    assert [log.closed for log in machine.logs] == [True, True]
+    machine.disk = machine.disk.crash(Random(1))
+    machine.open()
+    machine.check()
+    assert 0 < machine.store.scanned_bytes < 4 * 250, "the other log had a clean point"
+
+
+async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Path) -> None:
+    disk = ForgetfulDisk(str(tmp_path))
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), Flusher(asyncio.get_running_loop()), disk)
+    log = store.open("t", "0123456789abcdef", 0, KEEP)
+    await append(log, batch(b"kept"))
+    woken = asyncio.Event()
+    log.wake(woken.set)
+    disk.fail_sync(at=1)
+    outcomes = await asyncio.gather(*(append(log, batch(b"x")) for _ in range(10)), return_exceptions=True)
+    assert {type(outcome).__name__ for outcome in outcomes} == {"LogReadOnly"}
+    assert woken.is_set(), "whoever waits for more is told"
+    assert (log.durable, [record.value for record in read_all(log)]) == (1, [b"kept"])
+    with pytest.raises(MillstreamError, match="read-only"):
+        await log.flush()
+    await store.close()
+
+
+class TestNoRoom:
+    @pytest.fixture
+    def machine(self, tmp_path: Path, loop: asyncio.AbstractEventLoop) -> Failing:
+        return Failing(tmp_path, loop)
+
+    @pytest.mark.parametrize("room", [0, 1, 60, 61, 100, 217, 218, 1000, 1300])
+    def test_costs_only_the_request_that_found_none(self, machine: Failing, room: int) -> None:
+        machine.work(rounds=2)
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=room)
+        machine.work(rounds=9)
+        assert [refusal.code for refusal in machine.refusals] == [Code.KAFKA_STORAGE_ERROR]
+        assert "No space left" in str(machine.refusals[0])
+        assert [log.failure for log in machine.logs] == [None, None]
+        assert [log.end for log in machine.logs] in ([10, 11], [11, 10]), "the offset goes to the next batch"
+        machine.check()
+        machine.disk = machine.disk.crash(Random(room))
+        machine.open()
+        machine.check()
+        assert machine.store.cut_bytes == 0
+
+    def test_leaves_no_half_batch_behind(self, machine: Failing) -> None:
+        machine.work(rounds=2)
+        log = machine.logs[0]
+        size = os.stat(log.segments[-1].path).st_size
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=100)
+        machine._append(0, log, bytes(200))
+        assert os.stat(log.segments[-1].path).st_size == size == log.segments[-1].size
+
+    def test_an_idempotent_producer_may_try_again(self, machine: Failing) -> None:
+        log = machine.logs[0]
+        assert machine.append(log, batch(b"a", producer=7, sequence=0)).value().base_offset == 0
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=10)
+        again = batch(b"b", producer=7, sequence=1)
+        assert machine.append(log, bytearray(again)).error is not None
+        answer = machine.append(log, again).value()
+        assert (answer.base_offset, answer.duplicate) == (1, False)
+
+    def test_for_a_checkpoint_refuses_the_trim_and_nothing_else(self, machine: Failing) -> None:
+        machine.work(rounds=3)
+        log = machine.logs[0]
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=5)
+        refused = log.trim(2)
+        assert isinstance(refused.error, RequestError) and refused.error.code is Code.KAFKA_STORAGE_ERROR
+        assert log.start == 0 and log.failure is None
+        assert log.trim(2).value() == 2
+
+    def test_makes_the_log_read_only_if_the_file_cannot_be_cut_back(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        machine.work(rounds=2)
+        log = machine.logs[0]
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=100)
+        monkeypatch.setattr(machine.disk, "truncate", refuse)
+        machine._append(0, log, bytes(200))
+        assert log.failure is not None
+        assert "kept-0 is read-only until the broker restarts" in caplog.text
+        monkeypatch.undo()
+        machine.open()
+        machine.check()
+        assert machine.store.cut_bytes == 100
+
+    def test_in_housekeeping_of_one_log_does_not_keep_it_from_the_others(
+        self, machine: Failing, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        machine.work(rounds=9)
+        config = LogConfig(segment_bytes=1500, retention_ms=1000)
+        for log in machine.logs:
+            log.config = config
+        machine.clock.advance(3600)
+        machine.disk.fail_write(errno.ENOSPC, after_bytes=0)
+        with caplog.at_level(logging.ERROR):
+            machine.housekeep()
+        assert "kept-0 could not be tidied up" in caplog.text
+        assert machine.logs[1].start == machine.logs[1].end
+        machine.housekeep()
+        assert machine.logs[0].start == machine.logs[0].end
