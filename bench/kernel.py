@@ -6,8 +6,8 @@ aiokafka's Cython reader:
     reader    iterate `MemoryRecords` and take offset, timestamp, key, value and headers of every record, keeping none
     columns   the same, but keep all six columns as lists: the work that `decode_columns` does
 
-Both sides check every batch's CRC, which is the default of aiokafka's consumer (`check_crcs`) and of ours. aiokafka's is
-computed in software and is a fifth of its time, so the names that end in `unchecked` say what is left where neither
+Both sides check every batch's CRC, which is the default of aiokafka's consumer (`check_crcs`) and of ours. aiokafka
+computes it in software, a quarter of its time, so the names with `unchecked` in them say what is left where neither
 side checks.
 
 Sides take turns of a few milliseconds, and the best turn of each counts: noise only ever slows a turn down.

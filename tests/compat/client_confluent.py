@@ -121,6 +121,8 @@ class ConfluentMember(Member):
         self.rebalances = 0
         """How often partitions came, whatever the protocol."""
         self.lost = 0
+        self.errors: list[KafkaError] = []
+        """What the client was told about itself and its broker, in order; it goes on after most of it."""
         self.consumer = Consumer(
             {
                 "bootstrap.servers": address,
@@ -129,6 +131,7 @@ class ConfluentMember(Member):
                 "enable.auto.commit": False,
                 "reconnect.backoff.ms": 50,
                 "reconnect.backoff.max.ms": 200,
+                "error_cb": self.errors.append,
                 **config,
             }
         )
@@ -155,8 +158,8 @@ class ConfluentMember(Member):
             error = message.error()
             if error is None:
                 found.append(_seen(message))
-            elif error.fatal():
-                raise KafkaException(error)
+            else:
+                self.errors.append(error)
             message = self.consumer.poll(0)
         return found
 

@@ -285,6 +285,10 @@ cdef const uint8_t *number(
 
 
 cdef inline const uint8_t *varint(const uint8_t *at, const uint8_t *end, int64_t *out) noexcept nogil:
+    cdef int64_t byte = at[0] if at < end else 0x80
+    if byte < 0x80:
+        out[0] = (byte >> 1) ^ -(byte & 1)
+        return at + 1
     return number(at, end, 28, 0x0F, out)
 
 
@@ -619,13 +623,11 @@ cdef class Filler:
 
     cdef int add_rows(self, Source source) except -1 nogil:
         cdef Walk *walk = &source.walk
-        cdef int64_t left
         cdef int failure
         while True:
-            if self.table.columns & KEY and self.key.state.room - self.key.state.used < QUICK_BYTES_MAX + WIDE:
-                self.key.reserve_data(min(<int64_t> QUICK_BYTES_MAX, INT32_MAX - self.key.state.used))
-            left = source.count - source.done
-            source.done += put_quick_rows(walk, left, &self.table, &self.key.state, &self.value.state)
+            # After a record with headers the next one has some too, more often than not.
+            if not walk.header_count:
+                self.add_quick_rows(source)
             if source.done == source.count:
                 return 0
             failure = any_step(walk)
@@ -635,6 +637,14 @@ cdef class Filler:
                 return failure
             self.table.rows += 1
             source.done += 1
+
+    cdef int add_quick_rows(self, Source source) except -1 nogil:
+        cdef Column *key = &self.key.state
+        cdef int64_t left = source.count - source.done
+        if self.table.columns & KEY and key.room - key.used < QUICK_BYTES_MAX + WIDE:
+            self.key.reserve_data(min(<int64_t> QUICK_BYTES_MAX, INT32_MAX - key.used))
+        source.done += put_quick_rows(&source.walk, left, &self.table, key, &self.value.state)
+        return 0
 
     cdef int add_row(self, Walk *walk) except -1 nogil:
         if self.table.columns & OFFSET:

@@ -92,8 +92,8 @@ def find_time(
 def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> None:
     """Raises `CorruptBatch` unless the header of one whole batch is true of its records.
 
-    They are as many as it says, their offsets rise within its span, and they use up its bytes exactly. A span of as many
-    offsets as there are records leaves no gaps: that is what producers send.
+    They are as many as it says, their offsets rise within its span, and they use up its bytes exactly. Where the span
+    has as many offsets as there are records, as in all that producers send, that means no gaps.
     """
     kernel.validate(_open_one(batch, bytes_max, check_crc))
 

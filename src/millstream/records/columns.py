@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-not-found, unused-ignore]
+    import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 NAMES = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 ALL = frozenset(NAMES)

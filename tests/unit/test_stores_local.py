@@ -1,0 +1,154 @@
+"""`file:DIR`, where the contract suite does not reach: the directories around the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.batches import append, batch, fill, read_all
+from tests.crash.machine import HandFlusher
+
+from millstream.errors import StartupError
+from millstream.log.config import LogConfig
+from millstream.log.disk import Disk
+from millstream.log.flusher import Flusher
+from millstream.log.slice import OpenFile
+from millstream.stores.local import LocalLogStore
+from millstream.testing.clock import VirtualClock
+
+TOPIC_ID = "0123456789abcdef"
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalLogStore]:
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), Flusher(asyncio.get_running_loop()))
+    store.lock()
+    yield store
+    await store.close()
+
+
+async def test_a_discarded_topic_leaves_nothing_on_disk(store: LocalLogStore, tmp_path: Path) -> None:
+    await fill(store.open("t", TOPIC_ID, 0, LogConfig()), 10)
+    await store.discard("t", TOPIC_ID)
+    assert list((tmp_path / "data" / "logs").iterdir()) == []
+    assert list((tmp_path / "data" / "trash").iterdir()) == []
+
+
+async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
+    store: LocalLogStore, tmp_path: Path
+) -> None:
+    left = tmp_path / "data" / "trash" / "t-01234567" / "0"
+    left.mkdir(parents=True)
+    (left / "00000000000000000000.log").write_bytes(b"x")
+    await store.close()
+    store.lock()
+    assert not (tmp_path / "data" / "trash").exists()
+
+
+def test_a_file_in_place_of_the_directory_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a directory")
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
+    with pytest.raises(StartupError, match="cannot be used as a data directory"):
+        store.lock()
+
+
+async def test_a_partition_that_was_never_written_to_makes_no_files(store: LocalLogStore, tmp_path: Path) -> None:
+    log = store.open("t", TOPIC_ID, 0, LogConfig())
+    assert read_all(log) == [] and log.find_max_time().value() is None
+    await store.housekeep()
+    assert list((tmp_path / "data" / "logs").iterdir()) == []
+
+
+async def test_idle_segments_hold_no_descriptors(store: LocalLogStore) -> None:
+    log = store.open("t", TOPIC_ID, 0, LogConfig(segment_bytes=1000, retention_ms=-1))
+    values = await fill(log, 100)
+    await store.housekeep()
+    assert [segment.is_open for segment in log.segments] == [False] * (len(log.segments) - 1) + [True]
+    assert [record.value for record in read_all(log)] == values
+
+
+class TestRaces:
+    """Things that happen while a sync is on its way."""
+
+    CONFIG = LogConfig(segment_bytes=1000, index_interval_bytes=200, retention_ms=-1)
+
+    @pytest.fixture
+    def flusher(self) -> HandFlusher:
+        return HandFlusher()
+
+    @pytest.fixture
+    def by_hand(self, tmp_path: Path, flusher: HandFlusher) -> LocalLogStore:
+        return LocalLogStore(str(tmp_path / "by-hand"), VirtualClock(), flusher)  # type: ignore[arg-type]
+
+    def test_a_segment_that_is_trimmed_away_does_not_fail_the_sync(
+        self, by_hand: LocalLogStore, flusher: HandFlusher
+    ) -> None:
+        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        append(log, batch(bytes(900)))
+        flusher.run_all()
+        late = append(log, batch(bytes(900)))
+        assert len(log.segments) == 2
+        log.let_go_of_idle_segments()
+        flusher.begin(log)
+        assert log.trim(1).value() == 1
+        assert len(log.segments) == 1
+        flusher.end(log)
+        assert late.value().base_offset == 1 and log.failure is None
+
+    def test_what_is_appended_during_a_sync_is_not_answered_by_it(
+        self, by_hand: LocalLogStore, flusher: HandFlusher
+    ) -> None:
+        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        early = append(log, batch(b"early"))
+        flusher.begin(log)
+        late = append(log, batch(b"late"))
+        flusher.end(log)
+        assert (early.done, late.done, log.durable) == (True, False, 1)
+        flusher.run_all()
+        assert late.done and log.durable == 2
+
+    async def test_a_flush_of_a_discarded_log_is_answered(self, by_hand: LocalLogStore) -> None:
+        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        waiting = append(log, batch(b"x"))
+        flushing = log.flush()
+        await by_hand.discard("t", TOPIC_ID)
+        assert waiting.done and flushing.done
+        assert log.flush().done
+
+    async def test_a_topic_that_is_discarded_while_it_is_compacted(
+        self, tmp_path: Path, flusher: HandFlusher, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = LogConfig(
+            segment_bytes=500, delete=False, compact=True, min_cleanable_dirty_ratio=0.01, retention_ms=-1
+        )
+        disk = HaltingDisk(asyncio.get_running_loop())
+        store = LocalLogStore(str(tmp_path / "halting"), VirtualClock(), flusher, disk)  # type: ignore[arg-type]
+        log = store.open("t", TOPIC_ID, 0, config)
+        flusher.is_willing = True
+        for number in range(20):
+            append(log, batch(b"%d" % number + bytes(100), keys=[b"k"]))
+        tidying = asyncio.ensure_future(store.housekeep())
+        await disk.halted.wait()
+        await store.discard("t", TOPIC_ID)
+        disk.gate.set()
+        await tidying
+        assert not Path(log.directory).exists()
+        assert caplog.text == ""
+
+
+class HaltingDisk(Disk):
+    """Stops in the middle of compaction until it may go on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.halted = asyncio.Event()
+        self.gate = threading.Event()
+
+    def sync(self, file: OpenFile) -> None:
+        if file.path.endswith(".cleaned"):
+            self._loop.call_soon_threadsafe(self.halted.set)
+            assert self.gate.wait(10)
+        super().sync(file)
