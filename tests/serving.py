@@ -21,7 +21,7 @@ class ServedBroker:
         self.address = kafka
         self.http = "127.0.0.1:0"
         self.process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in __exit__)
 
     def start(self) -> ServedBroker:
         """Returns when the broker accepts connections. After the first start it keeps its ports."""

@@ -121,8 +121,8 @@ class _Reader(Reader):
 
 
 class _Member(_Reader, Member):
-    """Polled by a thread of its own: a `poll` that times out in the middle of a join starts the join over, so two members
-    that are polled in turn can keep each other from ever joining.
+    """Polled by a thread of its own: a `poll` that times out in the middle of a join starts the join over, so two
+    members that are polled in turn can keep each other from ever joining.
     """
 
     def __init__(self, consumer: Any) -> None:

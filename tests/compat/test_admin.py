@@ -137,7 +137,9 @@ def test_partitions_can_be_added_and_never_taken_away(admin: AdminClient, topic:
     admin.create_partitions([NewPartitions(topic, 6)])[topic].result(SECONDS)
     assert partition_count(admin, topic) == 6
     for count in (6, 2):
-        code, _ = refusal(lambda count=count: admin.create_partitions([NewPartitions(topic, count)])[topic].result(SECONDS))  # type: ignore[misc]
+        code, _ = refusal(
+            lambda count=count: admin.create_partitions([NewPartitions(topic, count)])[topic].result(SECONDS)
+        )  # type: ignore[misc]
         assert code == KafkaError.INVALID_PARTITIONS
     assert partition_count(admin, topic) == 6
 
@@ -310,7 +312,9 @@ def test_offsets_of_an_empty_group_are_altered_and_deleted_with_it(
 # -- kafka-python ------------------------------------------------------------------------------------------------------
 
 
-def test_kafka_python_creates_grows_describes_and_deletes_topics(python_admin: KafkaAdminClient, unique: Unique) -> None:
+def test_kafka_python_creates_grows_describes_and_deletes_topics(
+    python_admin: KafkaAdminClient, unique: Unique
+) -> None:
     name = unique("python")
     python_admin.create_topics([PythonNewTopic(name, 2, 1)])
     with pytest.raises(python_errors.TopicAlreadyExistsError):

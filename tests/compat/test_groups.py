@@ -156,8 +156,15 @@ def test_a_member_that_was_silent_too_long_may_not_commit(broker: ServedBroker, 
         assert committed[0].offset == 10
 
 
-def commit(wire: Raw, group: str, topic: str, member: str, epoch: int, instance: str | None = None, offset: int = 3) -> int:
-    partition = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+def commit(
+    wire: Raw, group: str, topic: str, member: str, epoch: int, instance: str | None = None, offset: int = 3
+) -> int:
+    partition = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
     fields = {
         "group_id": group,
         "generation_id_or_member_epoch": epoch,
@@ -224,6 +231,7 @@ def test_the_commit_of_a_stale_epoch_is_refused(broker: ServedBroker, unique: Un
         assert commit_newer(wire, group, topic, one, joined.member_epoch) == Code.NONE
         old = joined.member_epoch
         heartbeat(wire, group, two, 0, topic)
+
         # The first is told to give up one of its two partitions, confirms, and reaches the next epoch.
         def reached() -> bool:
             told = heartbeat(wire, group, one, epoch[0])
@@ -290,5 +298,5 @@ def test_clients_of_different_kinds_share_one_group(broker: ServedBroker, unique
         assert all([record.offset for record in found[partition]] == list(range(10)) for partition in range(4))
         assert all(len(member.seen) == 10 for member in members)
     finally:
-        for member in members:
+        for member in reversed(members):
             member.close()

@@ -69,7 +69,9 @@ def settled_rss(broker: ServedBroker) -> int:
 def test_a_thousand_idle_connections_and_a_thousand_partitions_cost_ten_megabytes_at_most(served: ServedBroker) -> None:
     raw.create_topic(served.address, "warm-up", 2)
     with Raw(served.address) as connection:
-        assert connection.ask(raw.produce("warm-up", raw.batch(b"x"))).responses[0].partition_responses[0].error_code == 0
+        assert (
+            connection.ask(raw.produce("warm-up", raw.batch(b"x"))).responses[0].partition_responses[0].error_code == 0
+        )
         connection.ask(raw.fetch("warm-up", 0))
         connection.ask(raw.request(3, 4, {"topics": None, "allow_auto_topic_creation": False}))
     before = settled_rss(served)
@@ -83,7 +85,10 @@ def test_a_thousand_idle_connections_and_a_thousand_partitions_cost_ten_megabyte
         for connection in connections:
             assert connection.answer(18, 0).error_code == 0
         grown = settled_rss(served) - before
-        print(f"\n1,000 partitions: {partitions / MB:.1f} MB, with 1,000 connections: {grown / MB:.1f} MB of {before / MB:.0f} MB")
+        print(
+            f"\n1,000 partitions: {partitions / MB:.1f} MB, "
+            f"with 1,000 connections: {grown / MB:.1f} MB of {before / MB:.0f} MB"
+        )
         assert grown <= 10 * MB
 
 
@@ -94,7 +99,7 @@ def test_the_first_record_is_acknowledged_half_a_second_after_the_start(tmp_path
 
 
 def _seconds_to_first_record(directory: Path) -> float:
-    """A producer that waits for the port, with the requests of a client: metadata, which creates the topic, and produce."""
+    """A producer that waits for the port, with a client's requests: metadata, which creates the topic, and produce."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{chosen.getsockname()[1]}"
@@ -358,6 +363,15 @@ def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(wire: Raw, topic
     for bytes_max, whole in ((1, 1), (len(one), 1), (len(one) * 2 + 10, 2), (MB, 5)):
         records = wire.ask(raw.fetch(topic, 0, bytes_max=bytes_max)).responses[0].partitions[0].records
         assert len(records) == whole * len(one)
+
+
+def test_an_answer_has_a_largest_size_whatever_the_client_allows(wire: Raw, topic: str) -> None:
+    produced(wire, raw.produce(topic, raw.batch(os.urandom(1_000_000))))
+    one = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 0x7FFF_FFFF}
+    topics = [{"topic": topic, "partitions": [one] * 80}]
+    fields = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 0x7FFF_FFFF, "isolation_level": 0}
+    wire.send(raw.request(1, 4, {**fields, "topics": topics}))
+    assert 50 * MB < len(wire.receive()) < 56 * MB
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 1 << 62, -(1 << 63)])

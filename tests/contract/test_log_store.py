@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.batches import NOW, append, batch, fill, read_all
-from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
 
 from millstream.errors import Code, RequestError
 from millstream.log.config import FlushPolicy, LogConfig
@@ -15,6 +13,8 @@ from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.stores.base import PartitionLog
 from millstream.testing.clock import VirtualClock
+from tests.batches import NOW, append, batch, fill, read_all
+from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
 
 OpenLog = Callable[..., PartitionLog]
 DAY_MS = 24 * 3600 * 1000

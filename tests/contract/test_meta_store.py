@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.contract.conftest import Driver
 
 from millstream.errors import RevisionConflict
 from millstream.stores.base import Delete, MetaStore, Put, Versioned
+from tests.contract.conftest import Driver
 
 
 async def reopen(driver: Driver) -> MetaStore:

@@ -13,8 +13,6 @@ import os
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.crash.machine import HandFlusher
-
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.log.log import LEADER_EPOCH, Log
@@ -25,6 +23,7 @@ from millstream.records.record import Record
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk, PowerLoss
+from tests.crash.machine import HandFlusher
 
 TOPIC, TOPIC_ID = "history", "0123456789abcdef"
 IN_FLIGHT_MAX = 5

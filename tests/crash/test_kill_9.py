@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
 from tests.serving import ServedBroker
 
 ROUNDS = 50

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from tests.crash.history import History, Report
 from tests.crash.machine import InlineExecutor
 

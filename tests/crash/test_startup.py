@@ -13,9 +13,6 @@ from random import Random
 
 import pytest
 from confluent_kafka import Producer
-from tests.batches import NOW, append, batch, fill, read_all
-from tests.crash.machine import HandFlusher
-from tests.serving import MILLSTREAM, ServedBroker
 
 from millstream.errors import StoreInUse
 from millstream.log.checkpoint import Checkpoint
@@ -28,6 +25,9 @@ from millstream.records.batch import read_header
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk
+from tests.batches import NOW, append, batch, fill, read_all
+from tests.crash.machine import HandFlusher
+from tests.serving import MILLSTREAM, ServedBroker
 
 TOPIC, TOPIC_ID = "orders", "0123456789abcdef"
 SMALL = LogConfig(segment_bytes=20_000, index_interval_bytes=200, retention_ms=-1)

@@ -11,8 +11,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.batches import append, batch, read_all
-from tests.crash.machine import HandFlusher, InlineExecutor
 
 from millstream.errors import Code, MillstreamError, RequestError, StartupError
 from millstream.log.answers import Appended
@@ -23,6 +21,8 @@ from millstream.promise import Promise
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk
+from tests.batches import append, batch, read_all
+from tests.crash.machine import HandFlusher, InlineExecutor
 
 KEEP = LogConfig(segment_bytes=1500, index_interval_bytes=200, retention_ms=-1)
 COMPACT = LogConfig(

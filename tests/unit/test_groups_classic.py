@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
 
 from millstream.broker.groups.groups import GroupSettings
 from millstream.errors import Code
+from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
 
 
 async def stable_group(bench: Bench, count: int = 2, **changes: Any) -> list[str]:

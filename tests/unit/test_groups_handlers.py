@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
-from tests.unit.test_groups_kit import Bench, subscription
 
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.errors import Code
 from millstream.wire.kafka import messages
+from tests.unit.test_groups_kit import Bench, subscription
 
 MODULES = [
     importlib.import_module(f"millstream.doors.kafka.{name}")

@@ -3,13 +3,13 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, code_of, start, turn
 
 from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.offsets import Committed, decode, encode
 from millstream.broker.groups.record import group_key, group_of, offset_key, offset_of
 from millstream.errors import Code
+from tests.unit.test_groups_classic import stable_group
+from tests.unit.test_groups_kit import Bench, code_of, start, turn
 
 DAY = 24 * 3600
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.batches import append, batch
-from tests.crash.machine import HandFlusher
 
 from millstream.errors import StartupError
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.log.disk import Disk
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
+from tests.batches import append, batch
+from tests.crash.machine import HandFlusher
 
 
 @pytest.mark.parametrize("text", ["always", "os", "every=100", "every=500ms", "every=100,500ms"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.batches import batch
 
 from millstream.errors import Code, RequestError
 from millstream.log import producers as module
 from millstream.log.producers import SEQUENCES, Producers
 from millstream.records.batch import BatchHeader, read_header
+from tests.batches import batch
 
 
 def header(producer: int, sequence: int, count: int = 1, epoch: int = 0) -> BatchHeader:

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.batches import NOW, batch
 
 from millstream.log.disk import Disk
 from millstream.log.index import NO_TIME
 from millstream.log.segment import BrokenSegment, Segment, file_name
 from millstream.records.batch import patch_offset, read_header
+from tests.batches import NOW, batch
 
 BASE = 1000
 

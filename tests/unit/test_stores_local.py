@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.batches import append, batch, fill, read_all
-from tests.crash.machine import HandFlusher
 
 from millstream.errors import StartupError
 from millstream.log.config import LogConfig
@@ -18,6 +16,8 @@ from millstream.log.flusher import Flusher
 from millstream.log.slice import OpenFile
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
+from tests.batches import append, batch, fill, read_all
+from tests.crash.machine import HandFlusher
 
 TOPIC_ID = "0123456789abcdef"
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from kio.index import load_request_schema
 from kio.schema.index import api_key_map, schema_name_map
-from tests.compat.random_messages import Maker, read_response, write
 
 from millstream.config import Config
 from millstream.doors.kafka.apis import APIS
@@ -24,6 +23,7 @@ from millstream.records import codec
 from millstream.server import Server
 from millstream.wire.kafka import api_versions, fetch, header, messages, metadata, primitives, produce
 from millstream.wire.kafka.primitives import Reader
+from tests.compat.random_messages import Maker, read_response, write
 
 ROUNDS = 60
 NO_ID = uuid.UUID(int=0)
@@ -273,7 +273,7 @@ def test_a_request_cut_anywhere_is_a_protocol_error(key: int) -> None:
             whole = bytes(reader.buffer)
             decode(Reader(memoryview(whole)), version)
             for size in range(0, len(whole), max(len(whole) // 50, 1)):
-                # The tail of a flexible request (tags, a rack) is not looked at, so a cut there may pass; no cut may crash.
+                # The tail of a flexible request (tags, a rack) is not looked at: a cut there may pass, none may crash.
                 try:
                     decode(Reader(memoryview(whole[:size])), version)
                 except ProtocolError:

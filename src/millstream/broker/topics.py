@@ -9,6 +9,7 @@ Changes of one topic go one after the other, by compare-and-set on the key's rev
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
@@ -61,6 +62,7 @@ class Topics:
         self.auto_create = auto_create
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
+        self._partitions_coming = 0
         self._watchers: dict[int, Callable[[], None]] = {}
         self._next_watcher = 0
         self.changes = 0
@@ -119,11 +121,12 @@ class Topics:
         topic = Topic(name, uuid.uuid4(), [], TopicSettings(overrides, self._defaults), 0)
         if validate_only:
             return topic
-        try:
-            put = Put(PREFIX + name, topic.encode(partition_count, overrides), if_revision=0)
-            topic.revision = await self._meta.transact(put)
-        except RevisionConflict:
-            raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
+        with self._coming(partition_count):
+            try:
+                put = Put(PREFIX + name, topic.encode(partition_count, overrides), if_revision=0)
+                topic.revision = await self._meta.transact(put)
+            except RevisionConflict:
+                raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
         self._open_partitions(topic, partition_count)
         self._add(topic)
         self._notify()
@@ -164,10 +167,12 @@ class Topics:
                 Code.INVALID_PARTITIONS,
                 f"topic {name} has {topic.partition_count} partitions; it can only grow, not to {partition_count}",
             )
-        self._check_room(partition_count - topic.partition_count)
+        more = partition_count - topic.partition_count
+        self._check_room(more)
         if validate_only:
             return
-        await self._store(topic, partition_count, topic.settings.overrides)
+        with self._coming(more):
+            await self._store(topic, partition_count, topic.settings.overrides)
         self._open_partitions(topic, partition_count)
         self._notify()
 
@@ -196,8 +201,19 @@ class Topics:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         return topic
 
+    @contextlib.contextmanager
+    def _coming(self, more: int) -> Iterator[None]:
+        """Counts partitions whose topic is on its way to the store, so that several at once do not overrun the
+        bound.
+        """
+        self._partitions_coming += more
+        try:
+            yield
+        finally:
+            self._partitions_coming -= more
+
     def _check_room(self, more: int) -> None:
-        if self.partition_count + more > self._partitions_max:
+        if self.partition_count + self._partitions_coming + more > self._partitions_max:
             raise RequestError(
                 Code.POLICY_VIOLATION,
                 f"the broker holds {self.partition_count} of at most {self._partitions_max} partitions, "

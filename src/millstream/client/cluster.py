@@ -128,7 +128,9 @@ class Cluster:
         return self._persist("get a producer id", ask)
 
     def produce(self, place: Place, batch: bytearray | memoryview) -> int:
-        """Stores one batch, acknowledged by all replicas; answers with its offset. Idempotent batches may be repeated."""
+        """Stores one batch, acknowledged by all replicas; answers with its offset. Idempotent batches may be
+        repeated.
+        """
 
         def ask() -> int:
             link = self._link(self._leader(place))

@@ -1,7 +1,7 @@
 """One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks.
 
-A call sends one request and waits for its answer. Large answers are received straight into the buffer that they are decoded
-from. Whatever goes wrong with the connection is a `LinkBroken`: the caller makes a new link and asks again.
+A call sends one request and waits for its answer. Large answers are received straight into the buffer that they are
+decoded from. Whatever goes wrong with the connection is a `LinkBroken`: the caller makes a new link and asks again.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ async def compact(log: Log, disk: Disk) -> int:
     newest = await loop.run_in_executor(None, _newest_offsets, segments)
     saved = 0
     for segment in segments:
+        if log.closed or segment not in log.segments:  # discarded or trimmed away in the meantime
+            continue
         cleaned = await loop.run_in_executor(None, _rewrite, segment, newest, horizon, disk)
         if log.closed or segment not in log.segments:
             with contextlib.suppress(FileNotFoundError):  # the whole topic may be gone

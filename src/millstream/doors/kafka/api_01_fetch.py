@@ -23,6 +23,8 @@ KEY = 1
 VERSIONS = (4, 18)
 FLEXIBLE_FROM = fetch.FLEXIBLE_FROM
 WAIT_MS_MAX = 5 * 60_000
+ANSWER_BYTES_MAX = 55 << 20
+"""Whatever the client allows; as in Kafka, whose clients ask for 50 MiB."""
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
@@ -43,7 +45,7 @@ def _fetch(
 ) -> list[Chunk] | Promise[list[Chunk]]:
     version, broker = context.version, context.broker
     is_full = request.session_epoch <= 0
-    work = broker.fetch(wanted, request.bytes_min, request.bytes_max)
+    work = broker.fetch(wanted, request.bytes_min, min(request.bytes_max, ANSWER_BYTES_MAX))
     if work.run(broker.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
         return _encode(work.answer.value(), session, is_full, version)
     broker.metrics.fetch_waits += 1

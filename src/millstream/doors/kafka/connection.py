@@ -8,10 +8,10 @@ Answering. Every request gets a place in line; answers leave when all before the
 while they wait for their sync. Any other answer that is not there at once parks the connection: it is not read until
 the answer is, which is both backpressure and the order that clients expect.
 
-The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many of its
-requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used up. Only a
-frame that is larger than any batch does not wait for memory: it would hold what it has, and with a few others of its kind
-all would wait for each other. It costs its connection.
+The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many
+of its requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used
+up. Only a frame that is larger than any batch does not wait for memory: it would hold what it has, and with a few
+others of its kind all would wait for each other. It costs its connection.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class KafkaDoor:
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
-        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:
+        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()

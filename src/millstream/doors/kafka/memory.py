@@ -47,7 +47,9 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        """First come, first served. Whoever is called back may give or leave in turn, which must not start this again."""
+        """First come, first served. Whoever is called back may give or leave in turn, which must not start this
+        again.
+        """
         if self._is_serving:
             return
         self._is_serving = True

@@ -4,7 +4,8 @@ A session is a set of partitions with their positions. A full request (epoch 0) 
 names only what changed, and its answer holds only partitions with news: records, an error, or a moved start or end.
 Epochs count the requests; one out of line means that an answer was lost, and the client starts over.
 
-The number of sessions is bounded. When all places are taken the longest unused one goes, and its client starts over.
+The number of sessions is bounded, and so is the number of partitions in all of them. At the bound the longest unused
+one goes, and its client starts over.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from millstream.wire.kafka.fetch import FetchRequest
 
 SESSIONS_MAX = 1000
 SESSION_PARTITIONS_MAX = 20_000
+PARTITIONS_MAX = 200_000
+"""Over all sessions: some 80 MB."""
 NO_SESSION = 0
 FINAL_EPOCH = -1
 FULL_EPOCH = 0
@@ -26,7 +29,7 @@ Place = tuple[str | UUID, int]
 
 
 class FetchSession:
-    __slots__ = ("epoch", "id", "known", "wanted")
+    __slots__ = ("counted", "epoch", "id", "known", "wanted")
 
     def __init__(self, session_id: int) -> None:
         self.id = session_id
@@ -34,6 +37,8 @@ class FetchSession:
         self.wanted: dict[Place, Wanted] = {}
         self.known: dict[Place, tuple[int, int]] = {}
         """High watermark and log start as the client was last told."""
+        self.counted = 0
+        """How many of its partitions the table of sessions has counted."""
 
     def update(self, request: FetchRequest) -> None:
         for topic, partitions in request.forgotten:
@@ -63,14 +68,15 @@ class FetchSessions:
     def __init__(self) -> None:
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._next_id = 1
+        self._partitions = 0
 
     def open(self, request: FetchRequest) -> FetchSession | None:
         """The session that a request belongs to, brought up to date; None if the client wants none."""
         if request.session_epoch == FINAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._drop(request.session_id)
             return None
         if request.session_epoch == FULL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._drop(request.session_id)
             session = self._create()
         else:
             found = self._sessions.get(request.session_id)
@@ -81,12 +87,28 @@ class FetchSessions:
             session = found
             session.epoch = session.epoch % 0x7FFF_FFFF + 1
             self._sessions.move_to_end(session.id)
-        session.update(request)
+        try:
+            session.update(request)
+        except RequestError:
+            self._drop(session.id)
+            raise
+        self._count(session)
         return session
+
+    def _count(self, session: FetchSession) -> None:
+        self._partitions += len(session.wanted) - session.counted
+        session.counted = len(session.wanted)
+        while self._partitions > PARTITIONS_MAX and len(self._sessions) > 1:
+            self._drop(next(iter(self._sessions)))
+
+    def _drop(self, session_id: int) -> None:
+        dropped = self._sessions.pop(session_id, None)
+        if dropped is not None:
+            self._partitions -= dropped.counted
 
     def _create(self) -> FetchSession:
         while len(self._sessions) >= SESSIONS_MAX:
-            self._sessions.popitem(last=False)
+            self._drop(next(iter(self._sessions)))
         session = FetchSession(self._next_id)
         self._next_id = self._next_id % 0x7FFF_FFFF + 1
         self._sessions[session.id] = session

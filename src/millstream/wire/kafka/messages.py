@@ -8,9 +8,9 @@
 - A response is given as `Fields`, plain nested dictionaries. Fields that the client's version lacks are left out,
   fields with a default may be omitted.
 
-Only the schemas are `kio`'s when a request is decoded, not its compiled parser: that one believes what it reads. An array
-that claims to have 2^31 items makes it ask for all their memory at once, which ends the process. It also refuses tagged
-fields that it does not know, and newer clients may send some.
+Only the schemas are `kio`'s when a request is decoded, not its compiled parser: that one believes what it reads. An
+array that claims to have 2^31 items makes it ask for all their memory at once, which ends the process. It also
+refuses tagged fields that it does not know, and newer clients may send some.
 
 `kio` is imported on first use: a broker that only produces and fetches never pays for it.
 """

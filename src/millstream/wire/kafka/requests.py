@@ -1,7 +1,7 @@
 """The client's side of the protocol: the few requests that our own readers and writers send, and their answers.
 
-Every request is in the newest version before the flexible ones. Kafka 4 still serves all of them, so do the brokers of the
-last eight years, and they need nothing but fixed-width fields.
+Every request is in the newest version before the flexible ones. Kafka 4 still serves all of them, so do the brokers
+of the last eight years, and they need nothing but fixed-width fields.
 
 Answers are decoded into plain tuples. Records stay views of the answer.
 """

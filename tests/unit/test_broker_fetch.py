@@ -1,0 +1,155 @@
+"""A fetch that waits: woken by what it waits for, by an error, or by its time being over; never twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.topics import Topics
+from millstream.errors import Code
+from millstream.records import codec
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.memory import MemoryLogStore
+from millstream.testing.clock import VirtualClock
+
+WAIT_MS = 500
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.topics = Topics(MemoryMeta(), MemoryLogStore(self.clock), {}, 100, 1, False)
+
+    def append(self, partition: int = 0, value: bytes = b"x") -> int:
+        """The size of the batch."""
+        topic = self.topics.get("orders")
+        assert topic is not None
+        batch = codec.encode([(0, 1, None, value)])
+        topic.partitions[partition].append(memoryview(batch), self.clock)
+        return len(batch)
+
+    def fetch(self, *wanted: Wanted, bytes_min: int = 1, bytes_max: int = 1 << 20) -> Fetch:
+        return Fetch(self.topics, list(wanted), bytes_min, bytes_max)
+
+    def read(self, fetch: Fetch) -> list[tuple[Code, int]]:
+        """Codes and sizes; the fetch must be answered."""
+        return [(one.code, one.slice.size) for one in fetch.answer.value()]
+
+
+def at(offset: int = 0, partition: int = 0, topic: Any = "orders", epoch: int = -1, bytes_max: int = 1 << 20) -> Wanted:
+    return Wanted(topic, partition, epoch, offset, bytes_max)
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    made = Bench()
+    await made.topics.create("orders", 3, {})
+    return made
+
+
+async def test_what_is_there_is_answered_at_once(bench: Bench) -> None:
+    size = bench.append()
+    fetch = bench.fetch(at())
+    assert fetch.run(bench.clock, WAIT_MS)
+    assert bench.read(fetch) == [(Code.NONE, size)]
+
+
+async def test_without_waiting_nothing_is_an_answer_too(bench: Bench) -> None:
+    fetch = bench.fetch(at())
+    assert fetch.run(bench.clock, 0)
+    assert bench.read(fetch) == [(Code.NONE, 0)]
+
+
+async def test_an_append_wakes_it_and_its_timer_is_gone(bench: Bench) -> None:
+    fetch = bench.fetch(at())
+    answered: list[int] = []
+    fetch.answer.then(lambda _: answered.append(1))
+    assert not fetch.run(bench.clock, WAIT_MS)
+    bench.clock.advance(0.2)
+    size = bench.append()
+    assert bench.read(fetch) == [(Code.NONE, size)]
+    bench.append()
+    bench.clock.advance(10)
+    assert answered == [1]
+
+
+async def test_it_waits_for_as_many_bytes_as_it_asked_for(bench: Bench) -> None:
+    size = bench.append()
+    fetch = bench.fetch(at(), at(partition=1), bytes_min=3 * size)
+    assert not fetch.run(bench.clock, WAIT_MS)
+    bench.append(partition=1)
+    assert not fetch.answer.done
+    bench.append(partition=1)
+    assert bench.read(fetch) == [(Code.NONE, size), (Code.NONE, 2 * size)]
+
+
+async def test_when_its_time_is_over_it_takes_what_there_is(bench: Bench) -> None:
+    size = bench.append()
+    fetch = bench.fetch(at(), bytes_min=10_000)
+    assert not fetch.run(bench.clock, WAIT_MS)
+    bench.clock.advance(0.499)
+    assert not fetch.answer.done
+    bench.clock.advance(0.001)
+    assert bench.read(fetch) == [(Code.NONE, size)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (at(topic="nothing"), Code.UNKNOWN_TOPIC_OR_PARTITION),
+        (at(partition=3), Code.UNKNOWN_TOPIC_OR_PARTITION),
+        (at(partition=-1), Code.UNKNOWN_TOPIC_OR_PARTITION),
+        (at(offset=1), Code.OFFSET_OUT_OF_RANGE),
+        (at(offset=-1), Code.OFFSET_OUT_OF_RANGE),
+        (at(epoch=1), Code.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+async def test_an_error_is_answered_at_once_beside_the_others(wanted: Wanted, code: Code, bench: Bench) -> None:
+    fetch = bench.fetch(at(partition=1), wanted)
+    assert fetch.run(bench.clock, WAIT_MS)
+    assert bench.read(fetch) == [(Code.NONE, 0), (code, 0)]
+
+
+async def test_nobody_waits_for_no_partitions(bench: Bench) -> None:
+    fetch = bench.fetch()
+    assert fetch.run(bench.clock, WAIT_MS)
+    assert bench.read(fetch) == []
+
+
+async def test_one_that_is_given_up_is_never_answered(bench: Bench) -> None:
+    fetch = bench.fetch(at(), at(partition=1))
+    assert not fetch.run(bench.clock, WAIT_MS)
+    fetch.cancel()
+    bench.append()
+    bench.clock.advance(10)
+    assert not fetch.answer.done
+
+
+async def test_the_limit_of_the_whole_answer_is_kept_over_all_partitions(bench: Bench) -> None:
+    size = bench.append(0)
+    for partition in (1, 2):
+        assert bench.append(partition) == size
+    fetch = bench.fetch(at(), at(partition=1), at(partition=2), bytes_max=2 * size + 1)
+    assert fetch.run(bench.clock, 0)
+    assert bench.read(fetch) == [(Code.NONE, size), (Code.NONE, size), (Code.NONE, 0)]
+
+
+async def test_a_batch_larger_than_all_limits_is_given_if_it_is_the_first(bench: Bench) -> None:
+    size = bench.append(0, b"x" * 1000)
+    bench.append(1, b"x" * 1000)
+    fetch = bench.fetch(at(bytes_max=10), at(partition=1, bytes_max=10), bytes_max=10)
+    assert fetch.run(bench.clock, 0)
+    assert bench.read(fetch) == [(Code.NONE, size), (Code.NONE, 0)]
+
+
+async def test_topics_can_be_asked_for_by_id(bench: Bench) -> None:
+    import uuid
+
+    topic = bench.topics.get("orders")
+    assert topic is not None
+    size = bench.append()
+    fetch = bench.fetch(at(topic=topic.id), at(topic=uuid.uuid4()))
+    assert fetch.run(bench.clock, WAIT_MS)
+    assert bench.read(fetch) == [(Code.NONE, size), (Code.UNKNOWN_TOPIC_ID, 0)]

@@ -1,0 +1,67 @@
+"""The table of topic settings: what is known, what fits, and where a value comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.broker.settings import SETTINGS, TopicSettings, check_overrides
+from millstream.errors import Code, RequestError
+
+BAD = {
+    "cleanup.policy": ["", "keep", "delete,burn"],
+    "compression.type": ["gzip", ""],
+    "delete.retention.ms": ["-1", "x"],
+    "flush": ["sometimes", "every=0", ""],
+    "index.interval.bytes": ["0", "1.5"],
+    "max.message.bytes": ["-1", str(1 << 31)],
+    "message.timestamp.type": ["createtime", ""],
+    "min.cleanable.dirty.ratio": ["-0.1", "1.1", "nan"],
+    "min.compaction.lag.ms": ["-1"],
+    "min.insync.replicas": ["0", "2"],
+    "retention.bytes": ["-2", str(1 << 63)],
+    "retention.ms": ["-2", "1 day"],
+    "segment.bytes": ["10", "-1"],
+    "segment.ms": ["0"],
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_default_fits_its_own_check(name: str) -> None:
+    check_overrides({name: SETTINGS[name].default})
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
+def test_a_value_that_does_not_fit_is_refused_with_its_name(name: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_overrides({name: text})
+    assert caught.value.code == Code.INVALID_CONFIG
+    assert caught.value.detail.startswith(f"{name}={text} is not valid: ")
+
+
+def test_every_setting_has_values_that_are_refused() -> None:
+    assert set(BAD) == set(SETTINGS)
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    for name in SETTINGS:
+        with pytest.raises(RequestError):
+            check_overrides({name: None})
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(RequestError, match=r"retention.hours is not a topic setting; known are .*retention.ms"):
+        check_overrides({"retention.hours": "1"})
+
+
+def test_a_topics_own_value_goes_over_the_brokers_and_that_over_the_default() -> None:
+    settings = TopicSettings({"retention.ms": "5"}, {"retention.ms": "7", "segment.ms": "9"})
+    assert settings.value("retention.ms") == "5" and settings.default("retention.ms") == "7"
+    assert settings.log.retention_ms == 5
+    assert settings.log.segment_ms == 9
+    assert settings.log.retention_bytes == -1
+
+
+def test_compaction_and_deletion_can_be_chosen_together() -> None:
+    for text, delete, compact in (("delete", True, False), ("compact", False, True), ("compact, delete", True, True)):
+        log = TopicSettings({"cleanup.policy": text}, {}).log
+        assert (log.delete, log.compact) == (delete, compact)
