@@ -30,7 +30,7 @@ demo: setup  ## a broker, records in and out over real clients, a short report
 	$(BIN)/python -m millstream.demo
 
 test: setup check  ## every test
-	$(PYTEST) tests
+	$(PYTEST) --numprocesses 2 tests
 
 check: setup  ## format, lint, strict types, import directions, generated documents
 	$(BIN)/ruff format --check src tests bench

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.compat.clients import (
     Seen,
     Sent,
     Start,
+    wait_for,
 )
 
 ASSIGNORS = {
@@ -101,6 +103,9 @@ class KafkaPython(Client):
             max_poll_interval_ms=REQUEST_MS,
             reconnect_backoff_max_ms=200,
         )
+        # It must know the topic before it joins. A leader that learns of it afterwards joins a second time, and if a
+        # `poll` times out during that join, 3.0.12 forgets to take over its result: the member then waits for ever.
+        wait_for(lambda: consumer.partitions_for_topic(topic) or time.sleep(0.05), f"metadata of {topic}")
         return _Member(consumer)
 
 
@@ -121,8 +126,8 @@ class _Reader(Reader):
 
 
 class _Member(_Reader, Member):
-    """Polled by a thread of its own: a `poll` that times out in the middle of a join starts the join over, so two
-    members that are polled in turn can keep each other from ever joining.
+    """Polled by a thread of its own: members that are polled in turn, for a moment each, can keep each other from ever
+    joining, because none is there to answer when the others are.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -138,7 +143,7 @@ class _Member(_Reader, Member):
         try:
             while not self._closing.is_set():
                 with self._one_at_a_time, contextlib.suppress(KafkaError):  # `poll` raises when a broker goes away
-                    for record in super()._poll(0.2):
+                    for record in super()._poll(0.5):
                         self._records.put(record)
                 self._closing.wait(0.001)  # or the lock would never be free for anyone else
         except Exception as error:
