@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,11 +41,13 @@ def newer(broker: ServedBroker, group: str, topic: str, assignor: str = "uniform
     return ConfluentMember(broker.address, group, topic, config)
 
 
-@pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_members_of_the_consumer_protocol_share_leave_commit_and_resume(
-    assignor: str, broker: ServedBroker, unique: Unique
-) -> None:
-    """The broker's heartbeat interval is 5 s, so each step of a rebalance may take as long."""
+def test_members_of_the_consumer_protocol_share_leave_commit_and_resume(broker: ServedBroker, unique: Unique) -> None:
+    """Both assignors side by side: the heartbeat interval is 5 s, and each step of a rebalance may take as long."""
+    with ThreadPoolExecutor(len(ASSIGNORS)) as pool:
+        list(pool.map(lambda assignor: share_leave_commit_and_resume(assignor, broker, unique), ASSIGNORS))
+
+
+def share_leave_commit_and_resume(assignor: str, broker: ServedBroker, unique: Unique) -> None:
     client, topic, group = Confluent(broker.address), unique("newer"), unique(f"newer-{assignor}")
     client.create_topic(topic, 4)
     client.produce(topic, numbered(0, 20, 4))
