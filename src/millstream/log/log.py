@@ -148,7 +148,10 @@ class Log:
         if flush.batches == 1:
             self._flusher.request(self)
             return self._when_durable(end, answer)
-        self._publish(end, (segment.base_offset, segment.size))
+        self.durable = end
+        self._durable_mark = (segment.base_offset, segment.size)
+        if self._wakers:
+            self._wake_readers()
         if flush.batches is not None and self._unsynced_batches >= flush.batches:
             self._flusher.request(self)
         elif flush.ms is not None and not self._flush_timer:
@@ -280,8 +283,11 @@ class Log:
         self.durable = end
         self._durable_mark = mark
         if self._wakers:
-            for waker in list(self._wakers):
-                waker()
+            self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        for waker in list(self._wakers or ()):
+            waker()
 
     def fail(self, error: OSError) -> RequestError:
         """Rule 3: from here on the log is only read."""
@@ -291,8 +297,7 @@ class Log:
         waiting, self._waiting = self._waiting, deque()
         for _, promise, _ in waiting:
             promise.fail(refusal)
-        for waker in list(self._wakers or ()):
-            waker()
+        self._wake_readers()
         return refusal
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -554,8 +559,7 @@ class Log:
         waiting, self._waiting = self._waiting, deque()
         for _, promise, _ in waiting:
             promise.fail(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted"))
-        for waker in list(self._wakers or ()):
-            waker()
+        self._wake_readers()
         self.let_go_of_idle_segments()
         if self.segments:
             self.segments[-1].let_go()

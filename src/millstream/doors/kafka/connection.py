@@ -46,6 +46,7 @@ HEADER_READ_BYTES = 4096
 """How much is read at once where a large frame is expected: just enough for its header, the rest goes where it
 belongs.
 """
+LOW_WATER_BYTES_MAX = 256 * 1024
 
 _SIZE = Struct(">i")
 _ANSWER_HEAD = Struct(">ii")
@@ -77,6 +78,7 @@ class Connection:
         "_is_read",
         "_is_written",
         "_leave_line",
+        "_low_water",
         "_metrics",
         "_outbox",
         "_running",
@@ -97,6 +99,7 @@ class Connection:
         self._filled = 0
         self._expected = 0
         self._frame_is_large = False
+        self._low_water = 1
         self._granted = 0
         """Bytes of the door's budget that came after waiting, for the frame to come."""
         self._leave_line: Callable[[], None] | None = None
@@ -180,7 +183,9 @@ class Connection:
     def _start_frame(self, beginning: memoryview) -> None:
         """Moves an incomplete frame into a buffer of its own."""
         size = _SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
-        room = self._door.pool.size_for(min(size, max(len(beginning) * 2, self._door.pool.SMALL)))
+        pool, budget = self._door.pool, self._door.budget
+        # With memory to spare a frame gets all its room at once; otherwise only as much as follows from what arrived.
+        room = pool.size_for(min(size, pool.LARGE if budget.free * 2 > budget.limit else len(beginning) * 2))
         if not self._reserve(room):
             self._backlog = bytes(beginning)
             return
@@ -189,6 +194,19 @@ class Connection:
         self._filled = len(beginning)
         self._buffer = self._door.pool.take(room)
         self._buffer[: self._filled] = beginning
+        if self._frame_is_large:
+            self._wake_at(size - self._filled)
+
+    def _wake_at(self, count: int) -> None:
+        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame.
+
+        A producer that compresses or makes many small records sends a frame slower than we read it: without this, each
+        megabyte would be a dozen turns of the loop.
+        """
+        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX)
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def _reserve(self, size: int) -> bool:
         """Takes bytes out of the door's budget, or parks until there are some."""
@@ -211,29 +229,32 @@ class Connection:
         buffer = self._buffer
         assert buffer is not None
         end = min(self._expected, len(buffer))
-        if self._filled == end:
-            self._grow(buffer)
-            return
-        with memoryview(buffer)[self._filled : end] as room:
-            count = self._socket.recv_into(room)
-        if count == 0:
-            self.close()
-            return
-        self._metrics.bytes_in += count
-        self._filled += count
         if self._filled < end:
-            return
+            with memoryview(buffer)[self._filled : end] as room:
+                count = self._socket.recv_into(room)
+            if count == 0:
+                self.close()
+                return
+            self._metrics.bytes_in += count
+            self._filled += count
         self.last_used = self._door.now
-        if self._expected == 4:
+        if self._filled == end == 4 == self._expected:
             # Only the length prefix had arrived; now it is known how much follows.
             (size,) = _SIZE.unpack_from(buffer)
             if size <= 0 or size > self._door.frame_bytes_max:
                 raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
             self._expected = size + 4
+        elif self._filled == self._expected:
+            self._finish_frame(buffer)
             return
-        if self._filled < self._expected:
+        elif self._filled == end:
             self._grow(buffer)
-            return
+        if self._low_water > 1:
+            self._wake_at(self._expected - self._filled)
+
+    def _finish_frame(self, buffer: bytearray) -> None:
+        if self._low_water > 1:
+            self._wake_at(1)
         with memoryview(buffer)[4 : self._expected] as frame:
             self._buffer = None
             try:
@@ -301,13 +322,17 @@ class Connection:
         except RequestError:
             return False  # nothing was written; the general way says what is wrong
         self._metrics.requests[_PRODUCE] += 1
-        if not promise.done:
+        if promise.done:
+            answer = known.settled(correlation_id, batch, promise)
+            if self._in_line:
+                self._put([answer])
+            else:
+                self._outbox.put(answer)
+        else:
             place = _Place()
             self._in_line.append(place)
             promise.then(lambda done: self._fill(place, [known.settled(correlation_id, batch, done)]))
             self._park_if_behind()
-        else:
-            self._put([known.settled(correlation_id, batch, promise)])
         return True
 
     def _put(self, chunks: list[Chunk]) -> None:
