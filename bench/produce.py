@@ -1,41 +1,56 @@
 """What a gigabyte of produced payload costs the broker in CPU, against a C program that copies a socket to a file.
 
-Both sides get the same number of payload bytes on one connection. Ours come from librdkafka in batches of 1 MB, with
-Kafka's framing on top (about 11 bytes a record), which counts against us; the reference's come from a bare sender.
-Only the server's own process counts, so the client's speed matters little. `flush=os` on our side, because the C
-program does not sync either. Every sample has a fresh server on an empty directory, warmed up by a small part of the
-load.
+Both sides have the same client, librdkafka with batches of 1 MB, so both see the same frames at the same pace and
+share the machine with the same work. The reference, kafka_sink.c, writes what follows a request's header to a file
+as it comes and sends an answer that was prepared for it; it looks at nothing. Only the server's own process counts.
+`flush=os` on our side, because the C program does not sync either. Every sample has a fresh server on an empty
+directory, warmed up by a small part of the load.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
 
 from bench import client, servers
 from bench.measure import Measure, Scale, Side
+from millstream.wire.kafka import api_versions, metadata, produce
 
 TOPIC = "produce"
-CHUNK_BYTES = 1_000_000
 
 
-def _sink(payload_bytes: int) -> float:
+def _write_answers(directory: Path, port: int) -> None:
+    """What the reference sends: one file per API and version that librdkafka may choose from the first of them."""
+    ranges = [(0, 3, 7), (1, 4, 11), (2, 1, 2), (3, 0, 4), (18, 0, 3)]
+    topics = [metadata.TopicEntry(0, TOPIC, UUID(int=1), 1)]
+    brokers = [metadata.BrokerEntry(1, "127.0.0.1", port)]
+    bodies = {
+        **{(18, version): api_versions.encode(version, 0, ranges) for version in range(4)},
+        **{(3, version): metadata.encode(version, brokers, "bench", 1, topics) for version in range(5)},
+        **{(0, version): produce.encode([produce.PartitionAnswer(TOPIC, 0, 0, 0)], version) for version in range(3, 8)},
+    }
+    for (key, version), body in bodies.items():
+        (directory / f"{key}.{version}").write_bytes((4 + len(body)).to_bytes(4, "big") + bytes(4) + body)
+
+
+def _sink(payload_bytes: int, record_bytes: int) -> float:
     servers.touch_memory(payload_bytes * 3 // 2)
-    chunk = os.urandom(CHUNK_BYTES)
+    records = payload_bytes // record_bytes
     with (
         servers.scratch() as directory,
-        servers.reference("sink", str(directory / "out")) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=client.SECONDS_MAX) as connection,
+        servers.reference("kafka_sink", str(directory / "out"), str(directory)) as server,
     ):
-        before = server.cpu_seconds()
-        for _ in range(payload_bytes // CHUNK_BYTES):
-            connection.sendall(chunk)
-        connection.shutdown(socket.SHUT_WR)
-        if connection.recv(1) != b"k":
-            raise RuntimeError("the sink ended early")
-        return (server.cpu_seconds() - before) / (payload_bytes / 1e9)
+        _write_answers(directory, server.port)
+        with client.Feeder(f"127.0.0.1:{server.port}", TOPIC, record_bytes) as feeder:
+            feeder.feed(records // 50)
+            before = server.cpu_seconds()
+            feeder.feed(records)
+            cpu = server.cpu_seconds() - before
+        if (directory / "out").stat().st_size < payload_bytes:
+            raise RuntimeError("the reference has not written everything")
+    return cpu / (payload_bytes / 1e9)
 
 
 def _broker(payload_bytes: int, record_bytes: int) -> float:
@@ -56,7 +71,7 @@ def _measure(key: str, title: str, record_bytes: int, payload_bytes: int, must: 
     @contextmanager
     def sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
         size = scale.of(payload_bytes)
-        yield (lambda: _sink(size)), (lambda: _broker(size, record_bytes))
+        yield (lambda: _sink(size, record_bytes)), (lambda: _broker(size, record_bytes))
 
     return Measure(key, title, "C, socket to file", "CPU s/GB", must, aim, lower_is_better=True, sides=sides)
 

@@ -67,7 +67,7 @@ def compiled(name: str) -> str:
         compiler = shutil.which("cc")
         if compiler is None:
             raise Unavailable("no C compiler (cc) for the reference programs")
-        subprocess.run([compiler, "-O2", "-D_GNU_SOURCE", "-o", str(program), str(source)], check=True)
+        subprocess.run([compiler, "-O2", "-pthread", "-D_GNU_SOURCE", "-o", str(program), str(source)], check=True)
     return str(program)
 
 

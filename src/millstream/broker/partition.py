@@ -36,8 +36,8 @@ class Partition:
         self.log = log
         self.settings = settings
 
-    def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
-        """Takes one batch as a producer sent it; raises `RequestError` if it may not be stored."""
+    def admit(self, records: memoryview) -> BatchHeader:
+        """The header of a batch as a producer sent it; raises `RequestError` if it may not be stored."""
         settings = self.settings
         size = len(records)
         if size > settings.message_bytes_max:
@@ -51,7 +51,14 @@ class Partition:
             raise self._refusal(attributes)
         if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise RequestError(Code.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence number")
+        return header
+
+    def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
+        """Takes one batch; raises `RequestError` if it may not be stored."""
+        header = self.admit(records)
+        settings = self.settings
         if settings.needs_more_checks:
+            size = len(records)
             if size > settings.log.segment_bytes:
                 raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
             if settings.log.compact:

@@ -138,13 +138,33 @@ class Log:
             segment.append(batch, header, base, config.index_interval_bytes)
         except OSError as error:
             return Promise.failed(self._undo_write(error))
-        self.end = end = base + header.last_offset_delta + 1
         if header.producer_id != NO_PRODUCER:
             self.producers.note(header, base, self.clock.now_ms())
+        return self._appended(segment, base + header.last_offset_delta + 1, size, 1)
+
+    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+        if self.failure is not None or self.closed:
+            return self.append(batches[0], headers[0])
+        base = end = self.end
+        for batch, header in zip(batches, headers, strict=True):
+            patch_offset(batch, end, header.length, LEADER_EPOCH)
+            end += header.last_offset_delta + 1
+        config = self.config
+        size = sum(map(len, batches))
+        try:
+            segment = self._segment_for(size, config)
+            segment.append_all(batches, headers, base, config.index_interval_bytes)
+        except OSError as error:
+            return Promise.failed(self._undo_write(error))
+        return self._appended(segment, end, size, len(batches))
+
+    def _appended(self, segment: Segment, end: int, size: int, count: int) -> Promise[Appended]:
+        """The books after bytes went to the end of the active segment, and the promise of an answer."""
+        answer = Appended(self.end, self.start)
+        self.end = end
         self.unsynced_bytes += size
-        self._unsynced_batches += 1
-        answer = Appended(base, self.start)
-        flush = config.flush
+        self._unsynced_batches += count
+        flush = self.config.flush
         if flush.batches == 1:
             self._flusher.request(self)
             return self._when_durable(end, answer)

@@ -75,6 +75,14 @@ class Segment:
         self._disk.append(file if file is not None else self.file, batch)
         self.note(header, base_offset, len(batch), interval)
 
+    def append_all(
+        self, batches: list[memoryview], headers: list[BatchHeader], base_offset: int, interval: int
+    ) -> None:
+        self._disk.append_all(self.file, batches)
+        for batch, header in zip(batches, headers, strict=True):
+            self.note(header, base_offset, len(batch), interval)
+            base_offset += header.last_offset_delta + 1
+
     def note(self, header: BatchHeader, base_offset: int, size: int, interval: int) -> None:
         """Takes a batch at the end of the file into the index and the books."""
         newest = self._max_timestamp

@@ -44,6 +44,9 @@ class PartitionLog(Protocol):
         Batches of idempotent producers are stored once; sequence gaps and old epochs fail the promise.
         """
 
+    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+        """Several batches without producer ids, all or none, behind each other; answers with the first one's offset."""
+
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
         """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one."""
 

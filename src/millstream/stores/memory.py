@@ -55,6 +55,10 @@ class MemoryLog:
             waker()
         return Promise.of(Appended(base, self.start))
 
+    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+        answers = [self.append(batch, header) for batch, header in zip(batches, headers, strict=True)]
+        return answers[0]
+
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
         if offset < self.start or offset > self.end:
             detail = f"the log holds offsets {self.start} to {self.end}, not {offset}"

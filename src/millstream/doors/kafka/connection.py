@@ -30,6 +30,7 @@ from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk, Outbox
+from millstream.doors.kafka.produce_run import ProduceRun
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import header, messages
@@ -82,6 +83,7 @@ class Connection:
         "_metrics",
         "_outbox",
         "_running",
+        "_sends_large",
         "_socket",
         "closed",
         "last_used",
@@ -99,6 +101,7 @@ class Connection:
         self._filled = 0
         self._expected = 0
         self._frame_is_large = False
+        self._sends_large = False
         self._low_water = 1
         self._granted = 0
         """Bytes of the door's budget that came after waiting, for the frame to come."""
@@ -169,10 +172,19 @@ class Connection:
             (size,) = _SIZE.unpack_from(data, position)
             if size <= 0 or size > self._door.frame_bytes_max:
                 raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
-            if position + 4 + size > end:
+            after = position + 4 + size
+            if after > end:
                 break
-            self._handle(data[position + 4 : position + 4 + size])
-            position += 4 + size
+            if end - after > 4:
+                run = ProduceRun(self._door.known)
+                after = run.take(data, position, end)
+                if after > position:
+                    self._handle_run(run)
+                    position = after
+                    continue
+                after = position + 4 + size
+            self._handle(data[position + 4 : after])
+            position = after
         if self.closed or position == end:
             return
         if self._is_parked:
@@ -183,9 +195,9 @@ class Connection:
     def _start_frame(self, beginning: memoryview) -> None:
         """Moves an incomplete frame into a buffer of its own."""
         size = _SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
-        pool, budget = self._door.pool, self._door.budget
-        # With memory to spare a frame gets all its room at once; otherwise only as much as follows from what arrived.
-        room = pool.size_for(min(size, pool.LARGE if budget.free * 2 > budget.limit else len(beginning) * 2))
+        pool = self._door.pool
+        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
+        room = pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
         if not self._reserve(room):
             self._backlog = bytes(beginning)
             return
@@ -255,6 +267,7 @@ class Connection:
     def _finish_frame(self, buffer: bytearray) -> None:
         if self._low_water > 1:
             self._wake_at(1)
+        self._sends_large = len(buffer) > self._door.pool.SMALL
         with memoryview(buffer)[4 : self._expected] as frame:
             self._buffer = None
             try:
@@ -334,6 +347,18 @@ class Connection:
             promise.then(lambda done: self._fill(place, [known.settled(correlation_id, batch, done)]))
             self._park_if_behind()
         return True
+
+    def _handle_run(self, run: ProduceRun) -> None:
+        """Several produce requests that arrived together, as one append."""
+        promise = run.append(self._context)
+        self._metrics.requests[_PRODUCE] += run.count
+        if promise.done:
+            self._put(run.answers())
+        else:
+            place = _Place()
+            self._in_line.append(place)
+            promise.then(lambda _: self._fill(place, run.answers()))
+            self._park_if_behind()
 
     def _put(self, chunks: list[Chunk]) -> None:
         """An answer that is there at once: straight into the outbox, unless others are in line before it."""

@@ -96,12 +96,13 @@ class KnownProduce:
             shift += 7
         return None
 
-    def settled(self, correlation_id: int, batch: BatchHeader, promise: Promise[Appended]) -> bytes:
-        """The whole frame of the answer to an append that is settled."""
+    def settled(self, correlation_id: int, batch: BatchHeader, promise: Promise[Appended], behind: int = 0) -> bytes:
+        """The whole frame of the answer to an append that is settled, so many offsets behind its first."""
         if promise.error is not None:
             body = self._tags + produce.encode([answered(self._data, batch, promise)], self._version)
             return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
         base_offset, log_start, _ = promise.value()
+        base_offset += behind
         append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else -1
         if self._version < 5:
             return self._answer.pack(self._size, correlation_id, self._head, base_offset, append_time, self._tail)
