@@ -10,12 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millstream.records import codec, pure
+from millstream.records import (
+    _kernel,
+    codec,
+    pure,
+)
 from millstream.records.batch import CONTROL, HEADER_BYTES, LOG_APPEND_TIME, CorruptBatch, check, read_header
 from millstream.records.compression import Codec
 from millstream.records.record import Record
-
-_kernel = pytest.importorskip("millstream.records._kernel")
 
 NOW = 1_700_000_000_000
 SAMPLE = [

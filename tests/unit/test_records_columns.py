@@ -12,13 +12,15 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from millstream.records import codec, pure
+from millstream.records import (
+    _kernel,
+    codec,
+    pure,
+)
 from millstream.records.batch import CONTROL, LOG_APPEND_TIME, CorruptBatch
 from millstream.records.columns import ALL, Binary, ColumnsTooLarge
 from millstream.records.compression import Codec
 from millstream.records.record import Record
-
-_kernel = pytest.importorskip("millstream.records._kernel")
 
 NOW = 1_700_000_000_000
 

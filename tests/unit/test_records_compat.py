@@ -8,11 +8,13 @@ from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 from kafka.record.memory_records import MemoryRecordsBuilder as KafkaPythonBuilder
 
-from millstream.records import codec, pure
+from millstream.records import (
+    _kernel,
+    codec,
+    pure,
+)
 from millstream.records.compression import Codec
 from millstream.records.record import Record
-
-_kernel = pytest.importorskip("millstream.records._kernel")
 
 NOW = 1_700_000_000_000
 RECORDS = [

@@ -9,12 +9,15 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.records import codec, columns, pure
+from millstream.records import (
+    _kernel,
+    codec,
+    columns,
+    pure,
+)
 from millstream.records.batch import CRC_START, HEADER_BYTES, CorruptBatch
 from millstream.records.compression import Codec
 from millstream.records.record import Record, Section
-
-_kernel = pytest.importorskip("millstream.records._kernel")
 
 NOW = 1_700_000_000_000
 RECORDS = [

@@ -13,29 +13,29 @@ Rules
 4. A failed write (disk full) costs its request: the file is cut back to where it was, or the log goes read-only.
 5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
 
-Recovery lives in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
+Reading is in `readable.py`, recovery in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
 from millstream.clock import Clock
 from millstream.errors import Code, LogReadOnly, RequestError
-from millstream.log.answers import Appended, TimedOffset
+from millstream.log.answers import Appended
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.producers import Producers
+from millstream.log.readable import ReadableLog
 from millstream.log.segment import RELATIVE_OFFSET_MAX, Segment
-from millstream.log.slice import OpenFile, Slice
+from millstream.log.slice import OpenFile
 from millstream.promise import Promise
-from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 
 logger = logging.getLogger(__name__)
@@ -43,19 +43,15 @@ logger = logging.getLogger(__name__)
 LEADER_EPOCH = 0
 CHECKPOINT_BYTES = 64 << 20
 """How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
-CURSORS_MAX = 64
-"""Remembered places where readers left off, so that reading on needs no search."""
 
 
-class Log:
+class Log(ReadableLog):
     """Implements `stores.base.PartitionLog` on files."""
 
     __slots__ = (
         "_checkpoint_due",
-        "_cursors",
         "_directory_dirty",
         "_disk",
-        "_durable_mark",
         "_flush_timer",
         "_flusher",
         "_sync_target",
@@ -70,29 +66,20 @@ class Log:
         "compacted_to",
         "config",
         "directory",
-        "durable",
-        "end",
         "failure",
-        "name",
         "producers",
-        "segments",
-        "start",
         "unsynced_bytes",
     )
 
     def __init__(
         self, name: str, directory: str, config: LogConfig, disk: Disk, clock: Clock, flusher: Flusher
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self.directory = directory
         self.config = config
         self._disk = disk
         self.clock = clock
         self._flusher = flusher
-        self.segments: list[Segment] = []
-        self.start = 0
-        self.durable = 0
-        self.end = 0
         self.producers = Producers()
         self.failure: str | None = None
         self.closed = False
@@ -104,14 +91,11 @@ class Log:
         self._unsynced_batches = 0
         self._unsynced_segments: list[Segment] = []
         self._directory_dirty = False
-        self._durable_mark: tuple[int, int] = (0, 0)
-        """Base offset of the segment and the position in it up to which readers may read."""
         self._synced: tuple[int, int, int] = (0, 0, 0)
         """The offset, and segment and position, up to which the disk has everything: what a checkpoint may say."""
         self._sync_target: tuple[int, tuple[int, int], int, int] | None = None
         self._waiting: deque[tuple[int, Promise[Appended], Appended]] = deque()
         self._wakers: dict[Callable[[], None], None] | None = None
-        self._cursors: dict[int, tuple[Segment, int]] | None = None
         self._checkpoint_due = 0
         self._flush_timer = False
 
@@ -319,96 +303,6 @@ class Log:
             promise.fail(refusal)
         self._wake_readers()
         return refusal
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        if offset < self.start or offset > self.end:
-            return Promise.failed(
-                RequestError(
-                    Code.OFFSET_OUT_OF_RANGE, f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
-                )
-            )
-        if offset >= self.durable:
-            return Promise.of(Slice(0, offset))
-        place = self._find(offset)
-        if place is None:
-            return Promise.of(Slice(0, offset))
-        segment, position = place
-        limit = self._limit(segment)
-        if limit - position <= bytes_max:
-            end, next_offset = limit, self._offset_behind(segment)
-        else:
-            end, next_offset = segment.cut_at_batch(position, bytes_max, limit)
-        self._remember(next_offset, segment, end)
-        return Promise.of(Slice(end - position, next_offset, file=segment.file, position=position))
-
-    def _limit(self, segment: Segment) -> int:
-        base, position = self._durable_mark
-        return segment.size if segment.base_offset < base else position if segment.base_offset == base else 0
-
-    def _offset_behind(self, segment: Segment) -> int:
-        """The offset that comes after everything readable in a segment."""
-        if segment.base_offset == self._durable_mark[0]:
-            return self.durable
-        at = self._segment_index(segment.base_offset)
-        return self.segments[at + 1].base_offset if at + 1 < len(self.segments) else self.end
-
-    def _segment_index(self, offset: int) -> int:
-        return bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1
-
-    def _find(self, offset: int) -> tuple[Segment, int] | None:
-        """The segment and position of the first readable batch that reaches `offset`."""
-        if self._cursors is not None:
-            place = self._cursors.get(offset)
-            if place is not None and place[1] < self._limit(place[0]):
-                return place
-        at = max(self._segment_index(offset), 0)
-        while at < len(self.segments):
-            segment = self.segments[at]
-            found = segment.locate(offset, self._limit(segment))
-            if found is not None:
-                return segment, found[0]
-            at += 1
-        return None
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        if self._cursors is None:
-            self._cursors = {}
-        elif len(self._cursors) >= CURSORS_MAX and offset not in self._cursors:
-            del self._cursors[next(iter(self._cursors))]
-        self._cursors[offset] = (segment, position)
-
-    def forget_cursors(self) -> None:
-        """Whenever segments are replaced or removed."""
-        self._cursors = None
-
-    def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
-        for segment in self.segments:
-            limit = self._limit(segment)
-            if limit == 0 or segment.max_timestamp < timestamp:
-                continue
-            for position, header in segment.walk_from_time(timestamp, limit):
-                if header.max_timestamp < timestamp or header.last_offset < self.start:
-                    continue
-                for record in codec.decode(self._batch(segment, position, header)):
-                    if record.timestamp >= timestamp and record.offset >= self.start:
-                        return Promise.of(TimedOffset(record.offset, record.timestamp))
-        return Promise.of(None)
-
-    def find_max_time(self) -> Promise[TimedOffset | None]:
-        newest = max((self._newest_time(segment) for segment in self.segments), default=-1)
-        return self.find_time(newest) if newest >= 0 else Promise.of(None)
-
-    def _newest_time(self, segment: Segment) -> int:
-        """The largest timestamp of what can be read of a segment, neither trimmed nor unsynced."""
-        limit = self._limit(segment)
-        if limit == segment.size and segment.base_offset >= self.start:
-            return segment.max_timestamp
-        return segment.newest_time(self.start, limit) if limit else -1
-
-    def _batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
-        return Slice(header.size, 0, file=segment.file, position=position).to_bytes()
 
     # -- shrinking ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from millstream.log.disk import Disk
 from millstream.log.index import NO_TIME, Entry, Index
 from millstream.log.slice import OpenFile
-from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, read_header
+from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -219,8 +219,8 @@ class Segment:
         return end, next_offset
 
 
-class BrokenSegment(Exception):
-    """Bytes where a batch header should be are not one."""
+class BrokenSegment(CorruptBatch):
+    """Bytes where a batch header should be are not one. Costs the read that came upon them."""
 
     def __init__(self, path: str, position: int) -> None:
         super().__init__(f"{path} holds no batch at position {position}")
