@@ -421,7 +421,7 @@ class Connection:
 
     def _refuse(self, error: ProtocolError) -> None:
         self._metrics.request_errors += 1
-        logger.warning("closing the connection from %s: %s", self._context.client_host, error)
+        self._door.note_refusal(self._context.client_host, error)
         self.close()
 
     # -- answering ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.kafka.sessions import FetchSessions
-from millstream.errors import StartupError
+from millstream.errors import ProtocolError, StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ FRAME_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame."""
 ACCEPT_PAUSE_SECONDS = 0.1
 CLOSE_SECONDS_MAX = 2.0
+REFUSALS_LOGGED_MAX = 20
+"""Between two sweeps; the rest is only counted."""
 
 
 class KafkaDoor:
@@ -50,6 +52,7 @@ class KafkaDoor:
         self._listener: socket.socket | None = None
         self._address = Address("", 0)
         self._sweeper: Timer | None = None
+        self._refusals = 0
         self.now = self.clock.monotonic()
         """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
@@ -120,8 +123,18 @@ class KafkaDoor:
         self.pool.give(buffer)
         self.budget.give(len(buffer))
 
+    def note_refusal(self, host: str, error: ProtocolError) -> None:
+        """Says why a connection is closed, but not a thousand times a second."""
+        self._refusals += 1
+        if self._refusals <= REFUSALS_LOGGED_MAX:
+            logger.warning("closing the connection from %s: %s", host, error)
+
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, or stuck in the middle of a frame."""
+        if self._refusals > REFUSALS_LOGGED_MAX:
+            more = self._refusals - REFUSALS_LOGGED_MAX
+            logger.warning("closed %d more connections for requests that cannot be understood", more)
+        self._refusals = 0
         self.now = self.clock.monotonic()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
