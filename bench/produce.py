@@ -9,6 +9,8 @@ directory, warmed up by a small part of the load.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from bench.measure import Measure, Scale, Side
 from millstream.wire.kafka import api_versions, metadata, produce
 
 TOPIC = "produce"
+CHUNK_BYTES = 1_000_000
 
 
 def _write_answers(directory: Path, port: int) -> None:
@@ -53,6 +56,24 @@ def _sink(payload_bytes: int, record_bytes: int) -> float:
     return cpu / (payload_bytes / 1e9)
 
 
+def _bare_sink(payload_bytes: int) -> float:
+    """The same bytes from a sender that does nothing else, and leaves the machine and its caches to the server."""
+    servers.touch_memory(payload_bytes * 3 // 2)
+    chunk = os.urandom(CHUNK_BYTES)
+    with (
+        servers.scratch() as directory,
+        servers.reference("sink", str(directory / "out")) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=client.SECONDS_MAX) as connection,
+    ):
+        before = server.cpu_seconds()
+        for _ in range(payload_bytes // CHUNK_BYTES):
+            connection.sendall(chunk)
+        connection.shutdown(socket.SHUT_WR)
+        if connection.recv(1) != b"k":
+            raise RuntimeError("the sink ended early")
+        return (server.cpu_seconds() - before) / (payload_bytes / 1e9)
+
+
 def _broker(payload_bytes: int, record_bytes: int) -> float:
     servers.touch_memory(payload_bytes * 3 // 2)
     records = payload_bytes // record_bytes
@@ -67,13 +88,19 @@ def _broker(payload_bytes: int, record_bytes: int) -> float:
     return cpu / (payload_bytes / 1e9)
 
 
-def _measure(key: str, title: str, record_bytes: int, payload_bytes: int, must: float, aim: float) -> Measure:
+def _measure(
+    key: str, title: str, record_bytes: int, payload_bytes: int, must: float | None, aim: float | None
+) -> Measure:
+    is_bare = must is None
+
     @contextmanager
     def sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
         size = scale.of(payload_bytes)
-        yield (lambda: _sink(size, record_bytes)), (lambda: _broker(size, record_bytes))
+        reference = (lambda: _bare_sink(size)) if is_bare else (lambda: _sink(size, record_bytes))
+        yield reference, (lambda: _broker(size, record_bytes))
 
-    return Measure(key, title, "C, socket to file", "CPU s/GB", must, aim, lower_is_better=True, sides=sides)
+    name = "C, socket to file, bare sender" if is_bare else "C, socket to file"
+    return Measure(key, title, name, "CPU s/GB", must, aim, lower_is_better=True, sides=sides)
 
 
 MEASURES = [
@@ -82,4 +109,6 @@ MEASURES = [
     _measure(
         "produce-small", "broker CPU per GB produced, 100 B records, flush=os", 100, 240_000_000, must=2.2, aim=1.6
     ),
+    _measure("produce-bare", "1 KB, the reference fed by a bare sender", 1000, 1_000_000_000, must=None, aim=None),
+    _measure("produce-small-bare", "100 B, the reference fed by a bare sender", 100, 240_000_000, must=None, aim=None),
 ]
