@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Programs that tests and the demo use, with Debian's package for each: installed only where the program is missing.
-PROGRAMS := kcat:kcat cc:gcc curl:curl
+PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless psql:postgresql
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help
@@ -30,7 +30,7 @@ demo: setup  ## a broker, records in and out over real clients, a short report
 	$(BIN)/python -m millstream.demo
 
 test: setup check  ## every test
-	$(PYTEST) --numprocesses 2 tests
+	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 check: setup  ## format, lint, strict types, import directions, generated documents
 	$(BIN)/ruff format --check src tests bench

@@ -1,0 +1,112 @@
+"""Which offsets to read: from options to ranges, and from ranges to tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pyspark.sql.datasource import InputPartition
+
+from millstream.client.cluster import Cluster
+from millstream.spark.options import BadOption, Positions, SourceOptions
+from millstream.wire.kafka.requests import EARLIEST, LATEST, Place
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.partition
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class RangePartition(InputPartition):
+    """One task: a range of offsets, and whether it is the last one of its partition in this batch."""
+
+    def __init__(self, range_: OffsetRange, is_last: bool = False) -> None:
+        super().__init__(range_)
+        self.range = range_
+        self.is_last = is_last
+
+
+def connect(options: SourceOptions) -> Cluster:
+    client = options.client
+    return Cluster(client.bootstrap, client.client_id, client.timeout_seconds)
+
+
+def find_places(cluster: Cluster, options: SourceOptions) -> list[Place]:
+    """Every partition that the options ask for, as there are now. A topic that is named must exist."""
+    if options.assigned:
+        names = {topic for topic, _ in options.assigned}
+        found = cluster.partitions(names)
+        for topic, partition in options.assigned:
+            if partition not in found.get(topic, ()):
+                raise BadOption(f"there is no partition {partition} of topic {topic} at {options.client.bootstrap}")
+        return sorted(options.assigned)
+    if options.pattern is not None:
+        names = {topic for topic in cluster.topics() if re.fullmatch(options.pattern, topic)}
+        found = cluster.partitions(names) if names else {}
+    else:
+        found = cluster.partitions(options.topics)
+        missing = sorted(set(options.topics) - set(found))
+        if missing:
+            raise BadOption(f"there is no topic {', '.join(missing)} at {options.client.bootstrap}")
+    return sorted((topic, partition) for topic, partitions in found.items() for partition in partitions)
+
+
+def resolve(
+    cluster: Cluster, positions: Positions, places: Iterable[Place], *, strict_times: bool = False
+) -> dict[Place, int]:
+    """The offset at which each partition begins or ends."""
+    fixed: dict[Place, int] = {}
+    times: dict[Place, int] = {}
+    places = list(places)
+    unknown = sorted({*positions.offsets, *positions.times} - set(places))
+    if unknown:
+        raise BadOption(f"offsets are given for {unknown[0][0]}-{unknown[0][1]}, which is not read")
+    for place in places:
+        given = positions.offsets.get(place)
+        if given is not None and given >= 0:
+            fixed[place] = given
+        else:
+            times[place] = given if given is not None else positions.times.get(place, positions.rest)
+    found = cluster.offsets(times) if times else {}
+    if strict_times:
+        _check_times(cluster, times, found)
+    return {**fixed, **found}
+
+
+def _check_times(cluster: Cluster, times: Mapping[Place, int], found: Mapping[Place, int]) -> None:
+    timed = {place for place, time in times.items() if time not in (EARLIEST, LATEST)}
+    ends = cluster.latest(timed) if timed else {}
+    for place in sorted(timed):
+        if found[place] >= ends[place]:
+            raise BadOption(
+                f"{place[0]}-{place[1]} has no record at or after {times[place]}; "
+                "startingOffsetsByTimestampStrategy=latest starts at the end instead"
+            )
+
+
+def split(ranges: list[OffsetRange], partitions_min: int | None, rows_max: int) -> list[OffsetRange]:
+    """One task per partition, and more where `minPartitions` or `maxRecordsPerPartition` asks for it."""
+    ranges = [one for one in ranges if one.size > 0]
+    total = sum(one.size for one in ranges)
+    parts: list[OffsetRange] = []
+    for one in ranges:
+        pieces = 1
+        if partitions_min is not None and partitions_min > len(ranges):
+            pieces = max(1, round(one.size / total * partitions_min))
+        pieces = min(max(pieces, -(-one.size // rows_max)), one.size)
+        cuts = [one.start + one.size * at // pieces for at in range(pieces + 1)]
+        parts += [OffsetRange(one.topic, one.partition, a, b) for a, b in pairwise(cuts)]
+    return parts

@@ -1,0 +1,94 @@
+"""`format("millstream")`: topics as a Spark source and sink, in Python alone.
+
+It speaks plain Kafka protocol, so it works with any Kafka cluster. Every class here is pickled to Spark's workers,
+so each holds options and nothing that is open.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from millstream.client.cluster import Cluster
+from millstream.spark.options import SourceOptions, parse_source
+from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, resolve, split
+from millstream.spark.reading import read_range
+from millstream.spark.schema import Shape, check_schema, full_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class MillstreamSource(DataSource):
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "millstream"
+
+    def schema(self) -> StructType:
+        return full_schema(self.options.get("includeHeaders", "false").lower() == "true")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_schema(schema)
+        options = parse_source(self.options, streaming=False)
+        if _pushes_filters(sys._getframe(1)):
+            from millstream.spark.filters import FilteringReader
+
+            return FilteringReader(options, schema)
+        return BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from millstream.spark.stream import StreamReader
+
+        check_schema(schema)
+        return StreamReader(parse_source(self.options, streaming=True), schema)
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        cluster = connect(self._options)
+        try:
+            ranges = self._ranges(cluster)
+        finally:
+            cluster.close()
+        parts = split(ranges, self._options.partitions_min, self._options.rows_per_partition_max)
+        return [RangePartition(part) for part in parts]
+
+    def _ranges(self, cluster: Cluster) -> list[OffsetRange]:
+        options = self._options
+        places = find_places(cluster, options)
+        starts = resolve(cluster, options.starting, places, strict_times=options.strict_times)
+        ends = resolve(cluster, options.ending, places)
+        return [OffsetRange(*place, starts[place], ends[place]) for place in places]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            return  # what Spark hands over where there is nothing to read
+        cluster = connect(self._options)
+        try:
+            yield from read_range(cluster, self._options, partition.range, Shape(self._schema))
+        finally:
+            cluster.close()
+
+
+def _pushes_filters(caller: FrameType) -> bool:
+    """Whether Spark asks for a reader in order to push filters into it.
+
+    It refuses a reader that could take filters unless `spark.sql.python.filterPushdown.enabled` is on, and does not say
+    whether it is. But it has a module of its own for the case.
+    """
+    module = caller.f_globals.get("__spec__")
+    return getattr(module, "name", caller.f_globals.get("__name__")) == PUSHDOWN_MODULE

@@ -1,0 +1,166 @@
+"""The streaming side of the source: offsets from batch to batch.
+
+An offset of the stream is what Spark's Kafka source writes into its checkpoint too: `{"topic": {"0": 23}}`, the next
+record to read of each partition. A partition that is not in the offset a batch starts from is new and read from its
+beginning.
+
+The reader lives in a process of the driver for as long as the query runs and keeps its connections; pickled copies of
+it go to the tasks without them.
+
+With `group.id`, how far a partition has been read is told to the broker by the task that read its last range, and by
+the driver when Spark calls `commit`. Neither alone would do: Spark calls `commit` for a batch only while it plans the next
+one, and so never for the last batch of a run. Nothing is ever read from there: the checkpoint is the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from millstream.client.cluster import Cluster, ClusterError
+from millstream.errors import MillstreamError
+from millstream.spark.options import SourceOptions
+from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, resolve, split
+from millstream.spark.reading import read_range
+from millstream.spark.schema import Shape
+from millstream.wire.kafka.requests import Place
+
+logger = logging.getLogger(__name__)
+
+Offsets = dict[Place, int]
+
+
+class StreamBroken(MillstreamError):
+    """What the checkpoint says and what the broker has do not fit."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._open: Cluster | None = None
+        self._target: Offsets | None = None
+        self._latest: Offsets | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None, "_target": None, "_latest": None}
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._open is None:
+            self._open = connect(self._options)
+        return self._open
+
+    # -- planning, on the driver -------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        places = find_places(self._cluster, self._options)
+        strict = self._options.strict_times
+        return pack(resolve(self._cluster, self._options.starting, places, strict_times=strict))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.rows_per_trigger_max
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._ends()
+
+    def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
+        began = unpack(start)
+        ends = self._target if self._target is not None else self._ends()
+        self._latest = ends
+        ends = self._keep_lost(began, ends)
+        if isinstance(limit, ReadMaxRows):
+            new = ends.keys() - began.keys()
+            first = {**began, **(self._cluster.earliest(new) if new else {})}
+            ends = ration(first, ends, limit.max_rows)
+        return pack(ends)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
+        return pack(self._latest) if self._latest is not None else None
+
+    def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[InputPartition]:
+        began, ends = unpack(start), unpack(end)
+        behind = [place for place, offset in ends.items() if place not in began or began[place] > offset]
+        first = self._cluster.earliest(behind) if behind else {}
+        ranges = [OffsetRange(*place, first.get(place, began.get(place, 0)), offset) for place, offset in ends.items()]
+        parts = split(ranges, self._options.partitions_min, self._options.rows_per_partition_max)
+        return [RangePartition(part, is_last=part.end == ends[part.place]) for part in parts]
+
+    def commit(self, end: dict[str, dict[str, int]]) -> None:
+        if self._options.group is not None:
+            self._tell(self._cluster, unpack(end))
+
+    def stop(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _ends(self) -> Offsets:
+        return self._cluster.latest(find_places(self._cluster, self._options))
+
+    def _keep_lost(self, began: Offsets, ends: Offsets) -> Offsets:
+        """What is gone since the last batch: an error, or read on with what is there."""
+        gone = sorted(began.keys() - ends.keys())
+        back = sorted(place for place, offset in ends.items() if began.get(place, 0) > offset)
+        if (gone or back) and self._options.fail_on_data_loss:
+            topic, partition = (gone or back)[0]
+            what = "does not exist any more" if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
+            raise StreamBroken(
+                f"{topic}-{partition} {what}, though the checkpoint says it was read; was the topic made anew? "
+                "Set failOnDataLoss to false to read on with what is there, or use a new checkpoint"
+            )
+        return {**{place: began[place] for place in gone}, **ends}
+
+    # -- reading, in tasks -------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangePartition):
+            return
+        cluster = connect(self._options)
+        try:
+            yield from read_range(cluster, self._options, partition.range, Shape(self._schema))
+            if partition.is_last and self._options.group is not None:
+                self._tell(cluster, {partition.range.place: partition.range.end})
+        finally:
+            cluster.close()
+
+    def _tell(self, cluster: Cluster, offsets: Offsets) -> None:
+        assert self._options.group is not None
+        try:
+            cluster.commit(self._options.group, offsets)
+        except ClusterError as error:  # for people who watch the lag, and no reason to stop
+            logger.warning("the offsets of group %s are not committed: %s", self._options.group, error)
+
+
+def ration(began: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> Offsets:
+    """Ends that are at most `rows_max` further in all, each partition by its share of what there is to read."""
+    sizes = {place: max(end - began[place], 0) for place, end in ends.items()}
+    total = sum(sizes.values())
+    if total <= rows_max:
+        return dict(ends)
+    left = rows_max
+    rationed: Offsets = {}
+    # Small ones first, each at least one row: rounding down would never move them.
+    for place in sorted(sizes, key=lambda place: (sizes[place], place)):
+        share = min(sizes[place], max(1, sizes[place] * rows_max // total), left)
+        rationed[place] = began[place] + share if sizes[place] else ends[place]
+        left -= share
+    return rationed
+
+
+def pack(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    packed: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        packed.setdefault(topic, {})[str(partition)] = offset
+    return packed
+
+
+def unpack(packed: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {(topic, int(part)): offset for topic, parts in packed.items() for part, offset in parts.items()}
