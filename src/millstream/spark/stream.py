@@ -8,8 +8,8 @@ The reader lives in a process of the driver for as long as the query runs and ke
 it go to the tasks without them.
 
 With `group.id`, how far a partition has been read is told to the broker by the task that read its last range, and by
-the driver when Spark calls `commit`. Neither alone would do: Spark calls `commit` for a batch only while it plans the next
-one, and so never for the last batch of a run. Nothing is ever read from there: the checkpoint is the truth.
+the driver when Spark calls `commit`. Neither alone would do: Spark calls `commit` for a batch only while it plans the
+next one, and so never for the last batch of a run. Nothing is ever read from there: the checkpoint is the truth.
 """
 
 from __future__ import annotations
