@@ -17,10 +17,24 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.markup import escape
 
-from bench import decode, fetch, flush, memory, peer, produce, report, small_requests
+from bench import (
+    decode,
+    fetch,
+    flush,
+    memory,
+    peer,
+    produce,
+    report,
+    small_requests,
+    spark_read,
+    spark_session,
+    spark_stream,
+    spark_write,
+)
 from bench.measure import Measure, Result, Scale, run
 
-MODULES = (produce, fetch, small_requests, flush, peer, decode, memory)
+MODULES = (produce, fetch, small_requests, flush, peer, decode, memory, spark_read, spark_stream, spark_write)
+# Spark last: its session stays for all of its rows, and a JVM beside the others would be noise.
 ROUNDS_MIN = 3
 BUSY_PERCENT_MAX = 10.0
 LOG_WIDTH = 160  # where there is no terminal to ask
@@ -74,7 +88,10 @@ def main() -> int:
             f"[yellow]other programs use {busy:.0f} % of this machine: throughput and round trips will be off[/]"
         )
     chosen = [measure for measure in all_measures() if is_chosen(measure, options.only, options.quick)]
-    results = [measure_one(measure, scale, console) for measure in chosen]
+    try:
+        results = [measure_one(measure, scale, console) for measure in chosen]
+    finally:
+        spark_session.close()
     report.write(results, scale, console)
     return int(any(result.verdict in ("missed", "not measured") for result in results))
 

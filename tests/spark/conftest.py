@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millstream.spark import session
+from tests.spark.standalone import SHORT_LIVED, StandaloneCluster
 
 HERE = Path(__file__).parent
 
@@ -26,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "tests",
         "local[2]",
         {
+            "spark.driver.extraJavaOptions": SHORT_LIVED,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.task.maxFailures": "1",
@@ -33,3 +35,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A master and two workers. A job on it runs in a process of its own: `spark_cluster.run(...)`."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster

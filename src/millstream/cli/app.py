@@ -1,6 +1,7 @@
 """The `millstream` command, put together from the nouns.
 
-Nothing here or in the nouns imports `confluent_kafka`, `rich` or the broker at import: `--help` and `serve` start fast.
+Nothing here or in the nouns imports `confluent_kafka`, `rich`, `pyspark` or the broker at import: `--help` and `serve`
+start fast.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, group, produce, serve, topic
+from millstream.cli import config, consume, group, pipeline, produce, query, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -43,4 +44,6 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(pipeline.app, name="pipeline")
+app.command()(query.query)
 app.add_typer(config.app, name="config")

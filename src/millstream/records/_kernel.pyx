@@ -16,6 +16,9 @@ Nearly all records look alike: short, no headers, numbers of one to three bytes.
 checks, and leaves everything else to `any_step`, which knows all shapes and all errors. Columns are filled in the same
 pass, 32 bytes at a time where as many may be read and written beyond the end. A first pass that only measures would
 walk the records twice, and the walk is half the time.
+
+The other way round, `put_rows` turns rows of columns into records. Every end of a value is compared with the bytes of
+its column, every record is measured before it is written, and what is measured is what is written.
 """
 
 cimport cython
@@ -32,8 +35,10 @@ from libc.string cimport memcpy, memset
 
 from millstream.records import columns as _columns
 from millstream.records import pure as _pure
+from millstream.records import rows as _rows
 from millstream.records.columns import Binary, ColumnsTooLarge, Filled, HeaderLists
 from millstream.records.record import Record
+from millstream.records.rows import RowRefused
 
 cdef extern from *:
     """
@@ -232,6 +237,311 @@ cdef extern from *:
     void put_end(Column *, int64_t row, int32_t size) noexcept nogil
     int64_t put_quick_rows(Walk *, int64_t count, Table *, Column *key, Column *value) noexcept nogil
 
+cdef extern from *:
+    """
+    /* Rows of columns to records. `rows.py` says what the columns are, `pure.py` what may be in them. */
+
+    enum {
+        BAD_COLUMN = 1, BAD_ROW, BAD_BYTES, BAD_TIME, BAD_HEADER, BAD_PARTITION, TOO_LARGE,
+        IS_NULL = -1, IS_BAD = -2,
+        AHEAD = 8, /* rows, which is as long as memory takes to answer */
+    };
+
+    /* A column that is read. Bytes and lists have ends, one more than rows; numbers have only data. */
+    typedef struct {
+        int64_t rows, before, data_bytes;
+        const uint8_t *validity, *ends, *data;
+        int is_large;
+    } Given;
+
+    typedef struct {
+        int64_t count, now_ms;
+        int has_key, has_timestamp, has_partition, has_headers;
+        Given value, key, timestamp, partition, headers, names, held;
+    } GivenRows;
+
+    typedef struct {
+        uint8_t *data;
+        int64_t used, room, bytes_max, body_bytes_max, count, base_timestamp, max_timestamp;
+        int64_t wanted; /* room for a record that is larger than what was reserved */
+        int failure;
+        int64_t blamed;
+    } Written;
+
+    INLINED int is_there(const Given *column, int64_t row) {
+        int64_t at = column->before + row;
+        return ALWAYS(!column->validity) || column->validity[at >> 3] >> (at & 7) & 1;
+    }
+
+    INLINED int64_t given_i32(const uint8_t *numbers, int64_t at) {
+        int32_t number;
+        memcpy(&number, numbers + 4 * at, 4);
+        return number;
+    }
+
+    INLINED int64_t given_i64(const uint8_t *numbers, int64_t at) {
+        int64_t number;
+        memcpy(&number, numbers + 8 * at, 8);
+        return number;
+    }
+
+    /* How many bytes, or items of a list, a row has, and where they start; or IS_NULL or IS_BAD. */
+    INLINED int64_t given(const Given *column, int64_t row, int64_t end_max, int64_t *start) {
+        int64_t at = column->before + row, end;
+        if (!is_there(column, row)) return IS_NULL;
+        *start = column->is_large ? given_i64(column->ends, at) : given_i32(column->ends, at);
+        end = column->is_large ? given_i64(column->ends, at + 1) : given_i32(column->ends, at + 1);
+        return ALWAYS(*start >= 0 && *start <= end && end <= end_max) ? end - *start : IS_BAD;
+    }
+
+    INLINED int64_t given_bytes(const Given *column, int64_t row, const uint8_t **start) {
+        int64_t first = 0, size = given(column, row, column->data_bytes, &first);
+        *start = column->data + first;
+        return size;
+    }
+
+    INLINED uint64_t zigzag(int64_t number) {
+        return (uint64_t) number << 1 ^ (uint64_t) (number >> 63);
+    }
+
+    INLINED int zigzag_bytes(uint64_t value) {
+        return value < 0x80 ? 1 : value < 0x4000 ? 2 : (70 - __builtin_clzll(value)) / 7;
+    }
+
+    INLINED uint8_t *put_zigzag(uint8_t *at, uint64_t value) {
+        if (ALWAYS(value < 0x80)) {
+            *at = (uint8_t) value;
+            return at + 1;
+        }
+        do {
+            *at++ = (uint8_t) (value | 0x80);
+            value >>= 7;
+        } while (value > 0x7F);
+        *at = (uint8_t) value;
+        return at + 1;
+    }
+
+    INLINED int64_t sized_bytes(int64_t size) {
+        return size < 0 ? 1 : size + zigzag_bytes((uint64_t) size << 1);
+    }
+
+    /* The room has WIDE bytes to spare, so only what is read must end in time. */
+    INLINED uint8_t *put_sized(uint8_t *at, const Given *column, const uint8_t *start, int64_t size) {
+        const uint8_t *end = start + size;
+        at = put_zigzag(at, zigzag(size < 0 ? -1 : size));
+        if (NEVER(size <= 0)) return at;
+        if (ALWAYS(column->data + column->data_bytes - end >= WIDE && size <= QUICK_BYTES_MAX)) {
+            for (uint8_t *to = at; start < end; start += WIDE, to += WIDE) memcpy(to, start, WIDE);
+        } else {
+            memcpy(at, start, size);
+        }
+        return at + size;
+    }
+
+    /* The bytes that a row's headers take with their count, or a negative failure. */
+    static int64_t measure_headers(const GivenRows *rows, int64_t row, int64_t *first, int64_t *count) {
+        int64_t size = 0, pairs_max = rows->names.rows < rows->held.rows ? rows->names.rows : rows->held.rows;
+        const uint8_t *start;
+        *count = given(&rows->headers, row, pairs_max, first);
+        if (*count == IS_BAD) return -BAD_BYTES;
+        if (*count == IS_NULL) *count = 0;
+        for (int64_t at = *first; at < *first + *count; at++) {
+            int64_t name = given_bytes(&rows->names, at, &start), held = given_bytes(&rows->held, at, &start);
+            if (name == IS_NULL) return -BAD_HEADER;
+            if (name == IS_BAD || held == IS_BAD) return -BAD_BYTES;
+            size += sized_bytes(name) + sized_bytes(held);
+        }
+        return size + zigzag_bytes(zigzag(*count));
+    }
+
+    /* As measured: columns that someone else changes meanwhile fill the room or end early, and never leave it. */
+    static uint8_t *put_headers(uint8_t *at, uint8_t *end, const GivenRows *rows, int64_t first, int64_t count) {
+        const uint8_t *name, *held;
+        at = put_zigzag(at, zigzag(count));
+        for (int64_t pair = first; pair < first + count; pair++) {
+            int64_t name_bytes = given_bytes(&rows->names, pair, &name);
+            int64_t held_bytes = given_bytes(&rows->held, pair, &held);
+            if (name_bytes < 0 || held_bytes == IS_BAD) return NULL;
+            if (sized_bytes(name_bytes) + sized_bytes(held_bytes) > end - at) return NULL;
+            at = put_sized(at, &rows->names, name, name_bytes);
+            at = put_sized(at, &rows->held, held, held_bytes);
+        }
+        return at;
+    }
+
+    /* Picked rows lie apart, and waiting for each of them takes half the time. */
+    INLINED void fetch_ahead(const Given *column, const uint8_t *picked, int64_t at, int64_t rows) {
+        int64_t row = given_i32(picked, at), start;
+        if (NEVER(row < 0 || row >= rows || given(column, row, column->data_bytes, &start) < 0)) return;
+        __builtin_prefetch(column->data + start);
+        __builtin_prefetch(column->data + start + 64);
+    }
+
+    /* Rows, or picked rows, until one is refused, or finds the body full or its room too small. */
+    INLINED int64_t put_these_rows(
+        int with_headers, const GivenRows *rows, const uint8_t *picked, int64_t at, int64_t stop, Written *to
+    ) {
+        Written out = *to;
+        for (; at < stop; at++) {
+            const uint8_t *key = NULL, *value;
+            int64_t row = at, timestamp = rows->now_ms, key_bytes = IS_NULL, value_bytes, size, total;
+            int64_t header_bytes = 1, first_header = 0, header_count = 0;
+            uint64_t time_delta, delta = (uint64_t) out.count << 1;
+            if (picked) {
+                row = given_i32(picked, at);
+                if (ALWAYS(stop - at > AHEAD)) fetch_ahead(&rows->value, picked, at + AHEAD, rows->count);
+            }
+            out.blamed = row;
+            if (NEVER(row < 0 || row >= rows->count)) {
+                out.failure = BAD_ROW;
+                break;
+            }
+            if (rows->has_timestamp && is_there(&rows->timestamp, row)) {
+                timestamp = given_i64(rows->timestamp.data, rows->timestamp.before + row);
+                if (NEVER(timestamp < 0)) {
+                    out.failure = BAD_TIME;
+                    break;
+                }
+                timestamp /= 1000;
+            }
+            time_delta = out.count ? zigzag(timestamp - out.base_timestamp) : 0;
+            if (rows->has_key) key_bytes = given_bytes(&rows->key, row, &key);
+            value_bytes = given_bytes(&rows->value, row, &value);
+            if (NEVER(key_bytes == IS_BAD || value_bytes == IS_BAD)) {
+                out.failure = BAD_BYTES;
+                break;
+            }
+            if (with_headers) {
+                header_bytes = measure_headers(rows, row, &first_header, &header_count);
+                if (NEVER(header_bytes < 0)) {
+                    out.failure = (int) -header_bytes;
+                    break;
+                }
+            }
+            size = 1 + zigzag_bytes(time_delta) + zigzag_bytes(delta) + sized_bytes(key_bytes) +
+                   sized_bytes(value_bytes) + header_bytes;
+            if (NEVER(size > out.body_bytes_max - out.used)) {
+                if (!out.count) out.failure = TOO_LARGE;
+                break;
+            }
+            total = size + zigzag_bytes((uint64_t) size << 1);
+            if (NEVER(total > out.bytes_max - out.used) && out.count) break;
+            if (NEVER(total + WIDE > out.room - out.used)) {
+                out.wanted = total + WIDE;
+                break;
+            }
+            uint8_t *put = out.data + out.used;
+            put = put_zigzag(put, (uint64_t) size << 1);
+            *put++ = 0;
+            put = put_zigzag(put, time_delta);
+            put = put_zigzag(put, delta);
+            put = put_sized(put, &rows->key, key, key_bytes);
+            put = put_sized(put, &rows->value, value, value_bytes);
+            if (!with_headers) {
+                *put = 0;
+            } else if (!put_headers(put, out.data + out.used + total, rows, first_header, header_count)) {
+                out.failure = BAD_BYTES;
+                break;
+            }
+            out.used += total;
+            if (!out.count++) out.base_timestamp = out.max_timestamp = timestamp;
+            if (timestamp > out.max_timestamp) out.max_timestamp = timestamp;
+        }
+        *to = out;
+        return at;
+    }
+
+    static int64_t put_rows(const GivenRows *rows, const uint8_t *picked, int64_t at, int64_t stop, Written *to) {
+        return rows->has_headers ? put_these_rows(1, rows, picked, at, stop, to)
+                                 : put_these_rows(0, rows, picked, at, stop, to);
+    }
+
+    INLINED uint32_t murmur2(const uint8_t *at, int64_t size) {
+        const uint32_t multiplier = 0x5BD1E995;
+        uint32_t hashed = 0x9747B28C ^ (uint32_t) size, word;
+        for (; size >= 4; at += 4, size -= 4) {
+            memcpy(&word, at, 4);
+            word *= multiplier;
+            word = (word ^ word >> 24) * multiplier;
+            hashed = hashed * multiplier ^ word;
+        }
+        if (size) {
+            word = at[0];
+            if (size > 1) word |= (uint32_t) at[1] << 8;
+            if (size > 2) word |= (uint32_t) at[2] << 16;
+            hashed = (hashed ^ word) * multiplier;
+        }
+        hashed = (hashed ^ hashed >> 13) * multiplier;
+        return hashed ^ hashed >> 15;
+    }
+
+    /* Notes the partition of each row and counts them; 0, or the failure of the row `blamed`. */
+    static int choose_partitions(
+        const GivenRows *rows, const uint8_t *picked, int64_t count, int32_t partitions, int32_t *chosen,
+        int64_t *counts, int64_t *blamed
+    ) {
+        for (int64_t at = 0; at < count; at++) {
+            int64_t row = picked ? given_i32(picked, at) : at, group = partitions, size;
+            const uint8_t *key;
+            *blamed = row;
+            if (NEVER(row < 0 || row >= rows->count)) return BAD_ROW;
+            if (rows->has_partition && is_there(&rows->partition, row)) {
+                group = given_i32(rows->partition.data, rows->partition.before + row);
+                if (group < 0 || group >= partitions) return BAD_PARTITION;
+            } else if (rows->has_key) {
+                size = given_bytes(&rows->key, row, &key);
+                if (NEVER(size == IS_BAD)) return BAD_BYTES;
+                if (size >= 0) group = (murmur2(key, size) & INT32_MAX) % (uint32_t) partitions;
+            }
+            chosen[at] = (int32_t) group;
+            counts[group]++;
+        }
+        return 0;
+    }
+    """
+    enum:
+        BAD_COLUMN, BAD_ROW, TOO_LARGE
+    ctypedef struct Given:
+        int64_t rows
+        int64_t before
+        int64_t data_bytes
+        const uint8_t *validity
+        const uint8_t *ends
+        const uint8_t *data
+        bint is_large
+    ctypedef struct GivenRows:
+        int64_t count
+        int64_t now_ms
+        bint has_key
+        bint has_timestamp
+        bint has_partition
+        bint has_headers
+        Given value
+        Given key
+        Given timestamp
+        Given partition
+        Given headers
+        Given names
+        Given held
+    ctypedef struct Written:
+        uint8_t *data
+        int64_t used
+        int64_t room
+        int64_t bytes_max
+        int64_t body_bytes_max
+        int64_t count
+        int64_t base_timestamp
+        int64_t max_timestamp
+        int64_t wanted
+        int failure
+        int64_t blamed
+    int32_t given_i32(const uint8_t *, int64_t at) noexcept nogil
+    int64_t put_rows(GivenRows *, const uint8_t *picked, int64_t at, int64_t stop, Written *) noexcept nogil
+    int choose_partitions(
+        GivenRows *, const uint8_t *picked, int64_t count, int32_t partitions, int32_t *chosen, int64_t *counts,
+        int64_t *blamed
+    ) noexcept nogil
+
 cdef enum:
     BAD_COUNT = 1
     BAD_NUMBER
@@ -258,7 +568,7 @@ cdef int64_t BODY_BYTES_MAX = _pure.BODY_BYTES_MAX
 
 # The twin numbers the same things; an import that fails makes `codec` use the twin, which is better than a kernel
 # that was built from other sources.
-if (_pure.BAD_TAIL, _columns.HEADERS) != (BAD_TAIL, HEADERS):
+if (_pure.BAD_TAIL, _columns.HEADERS, _rows.TOO_LARGE) != (BAD_TAIL, HEADERS, TOO_LARGE):
     raise ImportError("the kernel is older than its twin: build it anew")
 
 cdef PyTypeObject *RECORD = <PyTypeObject *> Record
@@ -841,3 +1151,207 @@ def encode(records, base_offset, int64_t lead):
                 at = put_field(at, name)
         out.used = at - out.data
     return out.finish(), base_timestamp, max_timestamp, last_delta, index + 1
+
+
+@cython.final
+cdef class Held:
+    """A buffer that is held, and can be neither freed nor resized meanwhile."""
+
+    cdef Py_buffer view
+    cdef const uint8_t *data
+    cdef int64_t size
+
+    def __cinit__(self, buffer):
+        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
+        self.data = <const uint8_t *> self.view.buf
+        self.size = self.view.len
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+@cython.final
+cdef class Rows:
+    """Columns that are open for reading: their buffers are held, and long enough for their rows."""
+
+    cdef GivenRows given
+    cdef list held
+
+    def __cinit__(self, columns):
+        self.held = []
+        self.given.count, self.given.now_ms, value, key, timestamp, partition, headers = columns
+        self.open_bytes(&self.given.value, value)
+        self.check(self.given.value.rows)
+        if key is not None:
+            self.given.has_key = True
+            self.open_bytes(&self.given.key, key)
+            self.check(self.given.key.rows)
+        if timestamp is not None:
+            self.given.has_timestamp = True
+            self.open_numbers(&self.given.timestamp, timestamp, 8)
+            self.check(self.given.timestamp.rows)
+        if partition is not None:
+            self.given.has_partition = True
+            self.open_numbers(&self.given.partition, partition, 4)
+            self.check(self.given.partition.rows)
+        if headers is not None:
+            rows, before, validity, ends, is_large, names, values = headers
+            self.given.has_headers = True
+            self.open_rows(&self.given.headers, rows, before, validity)
+            self.open_ends(&self.given.headers, ends, is_large)
+            self.open_bytes(&self.given.names, names)
+            self.open_bytes(&self.given.held, values)
+            self.check(self.given.headers.rows)
+
+    cdef int check(self, int64_t rows) except -1:
+        if not 0 <= self.given.count <= rows:
+            raise RowRefused(BAD_COLUMN, 0)
+        return 0
+
+    cdef const uint8_t *hold(self, buffer, int64_t count, int64_t width) except? NULL:
+        """Where a buffer lies that must have so many items; NULL where it may be empty, and is not looked at."""
+        cdef Held held
+        if not count:
+            return NULL
+        held = Held(buffer)
+        if count > held.size // width:
+            raise RowRefused(BAD_COLUMN, 0)
+        self.held.append(held)
+        return held.data
+
+    cdef int open_rows(self, Given *column, int64_t rows, int64_t before, validity) except -1:
+        # Sums of two of these cannot overflow, and no buffer holds as much.
+        if not (0 <= rows < INT64_MAX // 4 and 0 <= before < INT64_MAX // 4):
+            raise RowRefused(BAD_COLUMN, 0)
+        column.rows, column.before = rows, before
+        if validity is not None:
+            column.validity = self.hold(validity, (before + rows + 7) // 8 if rows else 0, 1)
+        return 0
+
+    cdef int open_ends(self, Given *column, ends, bint is_large) except -1:
+        column.is_large = is_large
+        column.ends = self.hold(ends, column.before + column.rows + 1 if column.rows else 0, 8 if is_large else 4)
+        return 0
+
+    cdef int open_bytes(self, Given *column, given) except -1:
+        cdef Held data
+        rows, before, validity, ends, buffer, is_large = given
+        self.open_rows(column, rows, before, validity)
+        self.open_ends(column, ends, is_large)
+        data = Held(buffer)
+        column.data, column.data_bytes = data.data, data.size
+        self.held.append(data)
+        return 0
+
+    cdef int open_numbers(self, Given *column, given, int64_t width) except -1:
+        rows, before, validity, data = given
+        self.open_rows(column, rows, before, validity)
+        column.data = self.hold(data, column.before + column.rows if column.rows else 0, width)
+        return 0
+
+
+def open_rows(columns):
+    return Rows(columns)
+
+
+cdef int64_t count_picked(Rows rows, Held picked) except -1:
+    return rows.given.count if picked is None else picked.size // 4
+
+
+@cython.final
+cdef class Body:
+    cdef bytearray array
+    cdef Written state
+
+    def __cinit__(self, int64_t lead, int64_t bytes_max):
+        self.array = PyByteArray_FromStringAndSize(NULL, 0)
+        self.state.bytes_max = min(bytes_max, BODY_BYTES_MAX)
+        self.state.body_bytes_max = BODY_BYTES_MAX
+        self.state.base_timestamp = self.state.max_timestamp = -1
+        # All of it at once: pages that stay untouched cost nothing, and moving what was written would.
+        self.grow(max(lead, self.state.bytes_max) + WIDE)
+        memset(self.state.data, 0, lead)
+        self.state.used = lead
+
+    cdef int grow(self, int64_t more) except -1:
+        self.state.room = self.state.used + more
+        PyByteArray_Resize(self.array, self.state.room)
+        self.state.data = <uint8_t *> PyByteArray_AS_STRING(self.array)
+        return 0
+
+    @property
+    def count(self):
+        return self.state.count
+
+    @property
+    def size(self):
+        return self.state.used
+
+    def add(self, Rows rows not None, picked, int64_t first, int64_t stop):
+        cdef Held held = None
+        cdef const uint8_t *order = NULL
+        if picked is not None:
+            held = Held(picked)
+            order = held.data
+        if self.state.data == NULL:
+            raise ValueError("the body is finished")
+        if not 0 <= first <= stop <= count_picked(rows, held):
+            raise RowRefused(BAD_ROW, first)
+        while True:
+            self.state.wanted = 0
+            with nogil:
+                first = put_rows(&rows.given, order, first, stop, &self.state)
+            if self.state.failure:
+                failure, self.state.failure = self.state.failure, 0
+                raise RowRefused(failure, self.state.blamed)
+            if not self.state.wanted:
+                return first
+            self.grow(self.state.wanted)
+
+    def finish(self):
+        PyByteArray_Resize(self.array, self.state.used)
+        self.state.data = NULL
+        return (
+            self.array, self.state.base_timestamp, self.state.max_timestamp, self.state.count - 1, self.state.count
+        )
+
+
+def begin(lead, bytes_max):
+    return Body(lead, bytes_max)
+
+
+def pick(Rows rows not None, partitions, picked):
+    cdef Held held = None
+    cdef const uint8_t *given_order = NULL
+    cdef int64_t count, at, blamed = 0
+    cdef int32_t groups = partitions, group
+    cdef bytearray chosen_array, counts_array, order_array
+    cdef int32_t *chosen
+    cdef int32_t *order
+    cdef int64_t *ends
+    cdef int failure
+    if groups < 1 or groups == INT32_MAX:
+        raise ValueError("a topic has at least one partition")
+    if picked is not None:
+        held = Held(picked)
+        given_order = held.data
+    count = count_picked(rows, held)
+    chosen_array = PyByteArray_FromStringAndSize(NULL, 4 * count)
+    order_array = PyByteArray_FromStringAndSize(NULL, 4 * count)
+    counts_array = bytearray(8 * (<int64_t> groups + 2))
+    chosen = <int32_t *> PyByteArray_AS_STRING(chosen_array)
+    order = <int32_t *> PyByteArray_AS_STRING(order_array)
+    ends = <int64_t *> PyByteArray_AS_STRING(counts_array)
+    with nogil:
+        # Counted one place further on, so that sums become where each group starts, and where it ends when it is full.
+        failure = choose_partitions(&rows.given, given_order, count, groups, chosen, ends + 1, &blamed)
+        if not failure:
+            for group in range(groups + 1):
+                ends[group + 1] += ends[group]
+            for at in range(count):
+                group = chosen[at]
+                order[ends[group]] = given_i32(given_order, at) if given_order != NULL else <int32_t> at
+                ends[group] += 1
+    if failure:
+        raise RowRefused(failure, blamed)
+    return order_array, [ends[group] for group in range(groups + 1)]

@@ -38,6 +38,7 @@ from millstream.records.batch import (
 from millstream.records.columns import ALL, DATA_BYTES_MAX, Columns, ColumnsTooLarge, Filled, mask
 from millstream.records.compression import Codec, compress, decompress
 from millstream.records.record import Record, Section
+from millstream.records.rows import RowColumns
 
 BYTES_MAX = 256 << 20
 """What one batch may decompress to unless the caller says otherwise: far above any sane `max.message.bytes`."""
@@ -46,6 +47,17 @@ OFFSET_DELTA_MAX = 2**31 - 1
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
 _CRC_POSITION = 17
+
+
+class Body(Protocol):
+    """Records of one batch under way: rows are added until it is full, and `finish` makes the batch of them."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def add(self, rows: Any, picked: Buffer | None, first: int, stop: int) -> int: ...
+    def finish(self) -> tuple[bytearray, int, int, int, int]: ...
 
 
 class Kernel(Protocol):
@@ -57,6 +69,9 @@ class Kernel(Protocol):
     def encode(
         self, records: Iterable[tuple[Any, ...]], base_offset: int | None, lead: int
     ) -> tuple[bytearray, int, int, int, int]: ...
+    def open_rows(self, columns: RowColumns) -> Any: ...
+    def begin(self, lead: int, bytes_max: int) -> Body: ...
+    def pick(self, rows: Any, partitions: int, picked: Buffer | None) -> tuple[bytearray, list[int]]: ...
 
 
 def _pick() -> tuple[Kernel, str]:
@@ -153,29 +168,66 @@ def encode(
         last_offset_delta = last_delta
     elif not max(last_delta, 0) <= last_offset_delta <= OFFSET_DELTA_MAX:
         raise ValueError(f"last_offset_delta is {last_offset_delta}, but the last record is at {last_delta}")
+    times = base_timestamp, max_timestamp
+    producer = producer_id, producer_epoch, base_sequence
+    codec = codec if count else Codec.NONE
+    return _close(out, codec, base_offset or 0, attributes, last_offset_delta, times, producer, count)
+
+
+def open_rows(columns: RowColumns) -> Any:
+    """Rows for `pick` and for a body's `add`; raises `RowRefused` unless every column is as long as it says."""
+    return kernel.open_rows(columns)
+
+
+def pick(rows: Any, partitions: int, picked: Buffer | None = None) -> tuple[bytearray, list[int]]:
+    """Rows in order of their partitions: row numbers as int32, and where the rows of each partition end.
+
+    A row with a partition goes there, one with a key where Kafka's Java clients would send it. The others stand last,
+    as if there were one partition more. `picked` are the row numbers to choose from, if not all.
+    """
+    return kernel.pick(rows, partitions, picked)
+
+
+def begin(bytes_max: int) -> Body:
+    """An empty body for a batch of at most `bytes_max`, or of one record that is larger."""
+    return kernel.begin(HEADER_BYTES, bytes_max)
+
+
+def finish(
+    body: Body,
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytearray:
+    """The whole batch with its checksum."""
+    out, base_timestamp, max_timestamp, last_delta, count = body.finish()
     if not count:
-        codec = Codec.NONE
+        raise ValueError("a batch needs at least one row")
+    times = base_timestamp, max_timestamp
+    producer = producer_id, producer_epoch, base_sequence
+    return _close(out, codec, 0, 0, last_delta, times, producer, count)
+
+
+def _close(
+    out: bytearray,
+    codec: Codec,
+    base_offset: int,
+    attributes: int,
+    last_offset_delta: int,
+    times: tuple[int, int],
+    producer: tuple[int, int, int],
+    count: int,
+) -> bytearray:
+    """Compresses what stands behind the room for the header, and fills that in."""
     if codec is not Codec.NONE:
         body = compress(codec, memoryview(out)[HEADER_BYTES:])
         out = bytearray(HEADER_BYTES)
         out += body
-    _HEADER.pack_into(
-        out,
-        0,
-        base_offset or 0,
-        len(out) - PREFIX_BYTES,
-        -1,
-        2,
-        0,
-        attributes & ~CODEC_MASK | codec,
-        last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        count,
-    )
+    length = len(out) - PREFIX_BYTES
+    attributes = attributes & ~CODEC_MASK | codec
+    _HEADER.pack_into(out, 0, base_offset, length, -1, 2, 0, attributes, last_offset_delta, *times, *producer, count)
     _CRC.pack_into(out, _CRC_POSITION, crc32c(memoryview(out)[CRC_START:]))
     return out
 

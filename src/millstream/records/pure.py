@@ -18,14 +18,15 @@ Rules, the same in both twins and checked in this order, so that they fail alike
    where it has its answer.
 
 Broken rules raise `CorruptBatch`; what a caller of `encode` gets wrong raises `TypeError`, `ValueError` or
-`OverflowError`.
+`OverflowError`; rows of columns that cannot become records raise `RowRefused`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, Literal
 
 from millstream.records.batch import CorruptBatch
 from millstream.records.columns import (
@@ -42,6 +43,20 @@ from millstream.records.columns import (
     HeaderLists,
 )
 from millstream.records.record import Record, Section
+from millstream.records.rows import (
+    BAD_BYTES,
+    BAD_COLUMN,
+    BAD_HEADER,
+    BAD_PARTITION,
+    BAD_ROW,
+    BAD_TIME,
+    TOO_LARGE,
+    Bytes,
+    Lists,
+    Numbers,
+    RowColumns,
+    RowRefused,
+)
 
 RECORD_BYTES_MIN = 7
 LENGTH_MIN = 6
@@ -332,3 +347,215 @@ def encode(
         _put(out, len(fields))
         out += fields
     return out, base_timestamp, max_timestamp, last_delta, index + 1
+
+
+_Code = Literal["i", "q"]
+
+
+def _view(column: Bytes | Numbers | Lists, buffer: Any, code: _Code, extra: int) -> memoryview:
+    """The numbers of a column's rows, and `extra` more: ends are one more than rows."""
+    width = 8 if code == "q" else 4
+    if column.rows < 0 or column.before < 0:
+        raise RowRefused(BAD_COLUMN, 0)
+    if not column.rows:
+        return memoryview(b"").cast(code)
+    view = memoryview(buffer).cast("B")
+    start, stop = column.before * width, (column.before + column.rows + extra) * width
+    if stop > len(view):
+        raise RowRefused(BAD_COLUMN, 0)
+    return view[start:stop].cast(code)
+
+
+class _Given:
+    """A column that is read: whether a row is null, and where it starts and ends."""
+
+    def __init__(self, column: Bytes | Numbers | Lists, numbers: Any, code: _Code, extra: int) -> None:
+        self.rows = column.rows
+        self.numbers = _view(column, numbers, code, extra)
+        self._before = column.before
+        self._validity: memoryview | None = None
+        if column.validity is not None and column.rows:
+            self._validity = memoryview(column.validity).cast("B")
+            if (column.before + column.rows + 7) // 8 > len(self._validity):
+                raise RowRefused(BAD_COLUMN, 0)
+
+    def has(self, row: int) -> bool:
+        at = self._before + row
+        return self._validity is None or bool(self._validity[at >> 3] >> (at & 7) & 1)
+
+    def ends(self, row: int, end_max: int, blamed: int) -> tuple[int, int]:
+        start, end = self.numbers[row], self.numbers[row + 1]
+        if not 0 <= start <= end <= end_max:
+            raise RowRefused(BAD_BYTES, blamed)
+        return start, end
+
+
+class _GivenBytes(_Given):
+    def __init__(self, column: Bytes) -> None:
+        super().__init__(column, column.ends, "q" if column.is_large else "i", 1)
+        self._data = memoryview(column.data).cast("B")
+
+    def get(self, row: int, blamed: int) -> bytes | None:
+        if not self.has(row):
+            return None
+        start, end = self.ends(row, len(self._data), blamed)
+        return bytes(self._data[start:end])
+
+
+class Rows:
+    """Columns that are open for reading."""
+
+    def __init__(self, columns: RowColumns) -> None:
+        self.count = columns.rows
+        self.now_ms = columns.now_ms
+        self.value = _GivenBytes(columns.value)
+        self.key = _GivenBytes(columns.key) if columns.key is not None else None
+        self.timestamp = self.partition = self.headers = None
+        if (times := columns.timestamp) is not None:
+            self.timestamp = _Given(times, times.data, "q", 0)
+        if (numbers := columns.partition) is not None:
+            self.partition = _Given(numbers, numbers.data, "i", 0)
+        if (lists := columns.headers) is not None:
+            self.headers = _Given(lists, lists.ends, "q" if lists.is_large else "i", 1)
+            self.names, self.held = _GivenBytes(lists.key), _GivenBytes(lists.value)
+        for column in (self.value, self.key, self.timestamp, self.partition, self.headers):
+            if column is not None and column.rows < self.count:
+                raise RowRefused(BAD_COLUMN, 0)
+
+    def time(self, row: int) -> int:
+        if self.timestamp is None or not self.timestamp.has(row):
+            return self.now_ms
+        micros: int = self.timestamp.numbers[row]
+        if micros < 0:
+            raise RowRefused(BAD_TIME, row)
+        return micros // 1000
+
+    def pairs(self, row: int) -> list[tuple[bytes, bytes | None]]:
+        if self.headers is None or not self.headers.has(row):
+            return []
+        start, end = self.headers.ends(row, min(self.names.rows, self.held.rows), row)
+        pairs = []
+        for at in range(start, end):
+            name = self.names.get(at, row)
+            if name is None:
+                raise RowRefused(BAD_HEADER, row)
+            pairs.append((name, self.held.get(at, row)))
+        return pairs
+
+
+def open_rows(columns: RowColumns) -> Rows:
+    return Rows(columns)
+
+
+def _picked(rows: Rows, picked: Any) -> Sequence[int]:
+    """Row numbers: those that were picked, as int32, or all."""
+    if picked is None:
+        return range(rows.count)
+    return memoryview(picked).cast("B").cast("i")
+
+
+class Body:
+    """Records that follow each other, before they become a batch: rows are added until it is full."""
+
+    def __init__(self, lead: int, bytes_max: int) -> None:
+        self._out = bytearray(lead)
+        self._bytes_max = bytes_max
+        self._base_timestamp = self._max_timestamp = -1
+        self.count = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._out)
+
+    def add(self, rows: Rows, picked: Any, first: int, stop: int) -> int:
+        """Adds rows, or picked rows, from `first` on: answers with the first one that has no room, or with `stop`.
+
+        One that is larger than the bound by itself is taken into a body that is empty.
+        """
+        order = _picked(rows, picked)
+        if not 0 <= first <= stop <= len(order):
+            raise RowRefused(BAD_ROW, first)
+        for at in range(first, stop):
+            row = order[at]
+            if not 0 <= row < rows.count:
+                raise RowRefused(BAD_ROW, row)
+            if not self._add(rows, row):
+                return at
+        return stop
+
+    def _add(self, rows: Rows, row: int) -> bool:
+        timestamp = rows.time(row)
+        base_timestamp = self._base_timestamp if self.count else timestamp
+        fields = bytearray(1)
+        _put(fields, timestamp - base_timestamp)
+        _put(fields, self.count)
+        _put_bytes(fields, rows.key.get(row, row) if rows.key is not None else None)
+        _put_bytes(fields, rows.value.get(row, row))
+        pairs = rows.pairs(row)
+        _put(fields, len(pairs))
+        for name, held in pairs:
+            _put_bytes(fields, name)
+            _put_bytes(fields, held)
+        if len(fields) > BODY_BYTES_MAX - len(self._out):
+            if self.count:
+                return False
+            raise RowRefused(TOO_LARGE, row)
+        length = bytearray()
+        _put(length, len(fields))
+        if self.count and len(length) + len(fields) > self._bytes_max - len(self._out):
+            return False
+        self._out += length
+        self._out += fields
+        self._base_timestamp = base_timestamp
+        self._max_timestamp = max(self._max_timestamp, timestamp)
+        self.count += 1
+        return True
+
+    def finish(self) -> tuple[bytearray, int, int, int, int]:
+        """What `encode` answers with. Nothing may be added after it."""
+        return self._out, self._base_timestamp, self._max_timestamp, self.count - 1, self.count
+
+
+def begin(lead: int, bytes_max: int) -> Body:
+    return Body(lead, bytes_max)
+
+
+def murmur2(key: bytes) -> int:
+    """The hash of Kafka's Java clients, with 32 bits, unsigned."""
+    size = len(key)
+    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    hashed = 0x9747B28C ^ size
+    for at in range(0, size - size % 4, 4):
+        word = int.from_bytes(key[at : at + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        hashed = hashed * multiplier & mask ^ word
+    if size % 4:
+        hashed = (hashed ^ int.from_bytes(key[size - size % 4 :], "little")) * multiplier & mask
+    hashed = (hashed ^ hashed >> 13) * multiplier & mask
+    return hashed ^ hashed >> 15
+
+
+def pick(rows: Rows, partitions: int, picked: Any) -> tuple[bytearray, list[int]]:
+    """Rows in order of their partitions: row numbers as int32, and where each partition's end.
+
+    A row with a partition goes there, one with a key where Kafka's Java clients would send it. The others stand last,
+    as if there were one partition more.
+    """
+    if partitions < 1:
+        raise ValueError("a topic has at least one partition")
+    groups: list[list[int]] = [[] for _ in range(partitions + 1)]
+    for row in _picked(rows, picked):
+        if not 0 <= row < rows.count:
+            raise RowRefused(BAD_ROW, row)
+        group = partitions
+        if rows.partition is not None and rows.partition.has(row):
+            group = rows.partition.numbers[row]
+            if not 0 <= group < partitions:
+                raise RowRefused(BAD_PARTITION, row)
+        elif rows.key is not None:
+            key = rows.key.get(row, row)
+            if key is not None:
+                group = (murmur2(key) & INT32_MAX) % partitions
+        groups[group].append(row)
+    ends = list(accumulate(len(group) for group in groups))
+    return bytearray(array("i", (row for group in groups for row in group)).tobytes()), ends

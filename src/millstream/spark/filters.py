@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -30,6 +30,8 @@ from millstream.spark.source import BatchReader
 from millstream.wire.kafka.requests import Place
 
 ALL = (-(1 << 62), 1 << 62)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -125,5 +127,5 @@ def _number(value: Any) -> int:
     """Times as milliseconds, rounded down: a record has no microseconds."""
     if isinstance(value, datetime):
         whole = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return int(whole.timestamp() * 1000 // 1)
+        return (whole - EPOCH) // MILLISECOND
     return int(value)

@@ -3,6 +3,17 @@
 Spark hands options over without regard to case, and so they are matched. A name may stand with or without `kafka.`
 in front where it is a client's setting. Unknown names, contradictions and values that cannot be read are refused at
 once, in one sentence that says what is known.
+
+What Spark's Kafka source and Kafka's own clients know besides falls into three kinds:
+
+    no meaning here    CONSUMER_TUNING, PRODUCER_TUNING: accepted and ignored. They set the pace of a client that is not
+                       at work here, and none of them changes which rows come out or go in.
+    would change rows  REFUSED: a sentence says what to use instead, as Spark's own source does for most of them.
+    security           security.protocol other than PLAINTEXT, sasl.* and ssl.*: refused, because to ignore them would
+                       send data in the open without a word.
+
+`minOffsetsPerTrigger` and `maxTriggerDelay` work as there. Two differences to Spark's source: only committed records
+are read (its default is read_uncommitted), and offsets given as JSON need not name every partition.
 """
 
 from __future__ import annotations
@@ -16,6 +27,11 @@ from dataclasses import dataclass, field
 from millstream.errors import MillstreamError
 from millstream.wire.kafka.requests import EARLIEST, LATEST, Place
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 SOURCE_OPTIONS = (
     "subscribe",
     "subscribePattern",
@@ -28,13 +44,17 @@ SOURCE_OPTIONS = (
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "timestampSkewMs",
 )
-SINK_OPTIONS = ("topic", "includeHeaders", "compression")
+SINK_OPTIONS = ("topic", "includeHeaders", "compression", "max.request.size")
+SPARKS_OWN = ("path", "checkpointlocation", "queryname")
+"""What Spark hands to a sink with the options that are meant for it."""
 CLIENT_OPTIONS = (
     "bootstrap.servers",
     "client.id",
@@ -42,7 +62,55 @@ CLIENT_OPTIONS = (
     "request.timeout.ms",
     "max.partition.fetch.bytes",
     "compression.type",
+    "isolation.level",
+    "security.protocol",
 )
+COMMON_TUNING = _words(
+    """
+    auto.include.jmx.reporter client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
+    enable.metrics.push metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms receive.buffer.bytes
+    reconnect.backoff.max.ms reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms send.buffer.bytes
+    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
+    """
+)
+CONSUMER_TUNING = (
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    *COMMON_TUNING,
+    *_words(
+        """
+        allow.auto.create.topics check.crcs exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes
+        group.instance.id group.protocol group.remote.assignor heartbeat.interval.ms max.poll.interval.ms
+        max.poll.records partition.assignment.strategy session.timeout.ms
+        """
+    ),
+)
+PRODUCER_TUNING = (
+    *COMMON_TUNING,
+    *_words(
+        """
+        acks batch.size buffer.memory compression.gzip.level compression.lz4.level compression.zstd.level
+        delivery.timeout.ms enable.idempotence linger.ms max.block.ms max.in.flight.requests.per.connection
+        metadata.max.idle.ms partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
+        transaction.timeout.ms
+        """
+    ),
+)
+REFUSED = {
+    "auto.offset.reset": "startingOffsets says where to begin",
+    "enable.auto.commit": "with group.id the progress is committed by itself",
+    "interceptor.classes": "no Java code runs here",
+    "key.deserializer": "keys are bytes; decode them in the query",
+    "value.deserializer": "values are bytes; decode them in the query",
+    "key.serializer": "keys are bytes or text; encode them in the query",
+    "value.serializer": "values are bytes or text; encode them in the query",
+    "partitioner.class": "no Java code runs here; a column named partition chooses the partition",
+    "partitioner.ignore.keys": "a column named partition chooses the partition",
+    "transactional.id": "the sink is idempotent, not transactional",
+}
 
 
 class BadOption(MillstreamError):
@@ -78,6 +146,9 @@ class SourceOptions:
     strict_times: bool = True
     """A starting time behind the last record is an error, not the end."""
     rows_per_trigger_max: int | None = None
+    rows_per_trigger_min: int | None = None
+    trigger_delay_seconds_max: float = 900.0
+    """How long a batch may wait for `rows_per_trigger_min`."""
     partitions_min: int | None = None
     rows_per_partition_max: int = 2_000_000
     """Where a task's range is cut: a long partition is read by several tasks."""
@@ -94,24 +165,38 @@ class SinkOptions:
     client: ClientOptions
     topic: str | None = None
     compression: str = "none"
+    batch_bytes: int = 1_000_000
+    """Of a batch before it is compressed. A little below what brokers take unless told otherwise, 1 MiB."""
 
 
 class _Given:
     """The options of one read or write, each taken out once; what is left over is not known."""
 
-    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], tuning: tuple[str, ...] = ()) -> None:
         self._known = (*known, *CLIENT_OPTIONS)
-        names = {name.lower(): name for name in self._known}
+        names = {name.lower(): name for name in (*tuning, *self._known)}
         self._values: dict[str, str] = {}
         for name, value in options.items():
             plain = name.lower()
-            if plain.removeprefix("kafka.") in {each.lower() for each in CLIENT_OPTIONS}:
+            if plain not in names:
                 plain = plain.removeprefix("kafka.")
+            _refuse_what_changes_rows_or_hides(name, plain)
             if plain not in names:
                 close = difflib.get_close_matches(plain, names, n=1)
-                hint = f"; did you mean {names[close[0]]}?" if close else ""
+                hint = f"; did you mean {names[close[0]]}?" if close else "."
                 raise BadOption(f"option {name!r} is not known{hint} Known are: {', '.join(self._known)}")
+            if self._values.get(plain, value) != value:
+                raise BadOption(f"{names[plain]} is given twice, as {self._values[plain]} and as {value}")
             self._values[plain] = value
+        self._check_client()
+
+    def _check_client(self) -> None:
+        protocol = self.text("security.protocol") or "PLAINTEXT"
+        if protocol.upper() != "PLAINTEXT":
+            raise BadOption(_no_security(f"security.protocol={protocol}"))
+        level = self.text("isolation.level") or "read_committed"
+        if level.lower() != "read_committed":
+            raise BadOption(f"isolation.level={level} is not possible: only committed records are read")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name.lower())
@@ -148,8 +233,19 @@ class _Given:
         return ClientOptions(bootstrap, self.text("client.id") or "millstream-spark", timeout_ms / 1000)
 
 
+def _refuse_what_changes_rows_or_hides(name: str, plain: str) -> None:
+    if plain in REFUSED:
+        raise BadOption(f"option {name!r} is not possible: {REFUSED[plain]}")
+    if plain.startswith(("sasl.", "ssl.", "security.provider")):
+        raise BadOption(_no_security(name))
+
+
+def _no_security(what: str) -> str:
+    return f"{what}: encryption and logins are not spoken here; use a listener without them and leave the option out"
+
+
 def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
-    given = _Given(options, SOURCE_OPTIONS)
+    given = _Given(options, SOURCE_OPTIONS, CONSUMER_TUNING)
     which = given.given("subscribe", "subscribePattern", "assign")
     if len(which) != 1:
         raise BadOption(
@@ -164,6 +260,7 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
         raise BadOption("a batch read cannot start at the latest offset: it would read nothing")
     if ending.rest == EARLIEST or EARLIEST in ending.offsets.values():
         raise BadOption("a read cannot end at the earliest offset: it would read nothing")
+    _check_order(starting, ending)
     pattern = given.text("subscribePattern")
     if pattern is not None:
         try:
@@ -176,6 +273,9 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     topics = tuple(topic.strip() for topic in (given.text("subscribe") or "").split(",") if topic.strip())
     if which == ["subscribe"] and not topics:
         raise BadOption("subscribe names no topic")
+    rows_min, rows_max = given.integer("minOffsetsPerTrigger", 1), given.integer("maxOffsetsPerTrigger", 1)
+    if rows_min is not None and rows_max is not None and rows_min > rows_max:
+        raise BadOption(f"minOffsetsPerTrigger={rows_min} is more than maxOffsetsPerTrigger={rows_max}")
     return SourceOptions(
         client=given.client(),
         topics=topics,
@@ -184,7 +284,9 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
         starting=starting,
         ending=ending,
         strict_times=strategy == "error",
-        rows_per_trigger_max=given.integer("maxOffsetsPerTrigger", 1),
+        rows_per_trigger_max=rows_max,
+        rows_per_trigger_min=rows_min,
+        trigger_delay_seconds_max=_seconds("maxTriggerDelay", given.text("maxTriggerDelay") or "15m"),
         partitions_min=given.integer("minPartitions", 1),
         rows_per_partition_max=_or(given.integer("maxRecordsPerPartition", 1), 2_000_000),
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
@@ -196,11 +298,16 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkOptions:
-    given = _Given({name: value for name, value in options.items() if name.lower() != "path"}, SINK_OPTIONS)
+    given = _Given(
+        {name: value for name, value in options.items() if name.lower() not in SPARKS_OWN},
+        SINK_OPTIONS,
+        PRODUCER_TUNING,
+    )
     compression = given.text("compression") or given.text("compression.type") or "none"
     if compression not in ("none", "gzip", "snappy", "lz4", "zstd"):
         raise BadOption(f"compression={compression} is not known; use none, gzip, snappy, lz4 or zstd")
-    return SinkOptions(given.client(), given.text("topic") or None, compression)
+    batch_bytes = _or(given.integer("max.request.size", 1024), SinkOptions.batch_bytes)
+    return SinkOptions(given.client(), given.text("topic") or None, compression, batch_bytes)
 
 
 def _or(value: int | None, default: int) -> int:
@@ -209,7 +316,7 @@ def _or(value: int | None, default: int) -> int:
 
 def _positions(given: _Given, which: str, default: int) -> Positions:
     names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
-    # As with Spark's own source, the more precise one wins where several are given.
+    # Where several are given, the same one wins as with Spark's own source.
     by_time = given.text(names[2])
     time = given.integer(names[1], 0)
     if time is not None:
@@ -222,6 +329,27 @@ def _positions(given: _Given, which: str, default: int) -> Positions:
     if text.lower() in ("earliest", "latest"):
         return Positions(EARLIEST if text.lower() == "earliest" else LATEST)
     return Positions(default, _per_partition(names[0], text, EARLIEST))
+
+
+def _check_order(starting: Positions, ending: Positions) -> None:
+    """What is given for both ends of a partition must be in order."""
+    if starting.rest >= 0 and 0 <= ending.rest < starting.rest:
+        raise BadOption(f"startingTimestamp={starting.rest} is after endingTimestamp={ending.rest}")
+    for kind, starts, ends in (("offset", starting.offsets, ending.offsets), ("time", starting.times, ending.times)):
+        for place in sorted(starts.keys() & ends.keys()):
+            if 0 <= ends[place] < starts[place]:
+                raise BadOption(
+                    f"{place[0]}-{place[1]} would start at {kind} {starts[place]} and end before it, at {ends[place]}"
+                )
+
+
+def _seconds(name: str, text: str) -> float:
+    """A time as Spark writes it: 500ms, 15m, 2h; plain numbers are milliseconds."""
+    units = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.lower())
+    if match is None or match[2] not in units:
+        raise BadOption(f"{name}={text} is not a time like 500ms, 30s or 15m")
+    return int(match[1]) * units[match[2]]
 
 
 def _per_partition(name: str, text: str, low: int) -> dict[Place, int]:

@@ -44,24 +44,41 @@ def connect(options: SourceOptions) -> Cluster:
     return Cluster(client.bootstrap, client.client_id, client.timeout_seconds)
 
 
-def find_places(cluster: Cluster, options: SourceOptions) -> list[Place]:
-    """Every partition that the options ask for, as there are now. A topic that is named must exist."""
+def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = True) -> list[Place]:
+    """Every partition that the options ask for, as there are now. A topic that is named must exist, unless told."""
     if options.assigned:
         names = {topic for topic, _ in options.assigned}
         found = cluster.partitions(names)
-        for topic, partition in options.assigned:
-            if partition not in found.get(topic, ()):
-                raise BadOption(f"there is no partition {partition} of topic {topic} at {options.client.bootstrap}")
-        return sorted(options.assigned)
+        places = sorted((topic, index) for topic, index in set(options.assigned) if index in found.get(topic, ()))
+        missing = sorted(set(options.assigned) - set(places))
+        if missing and must_exist:
+            topic, index = missing[0]
+            raise BadOption(f"there is no partition {index} of topic {topic} at {options.client.bootstrap}")
+        return places
     if options.pattern is not None:
         names = {topic for topic in cluster.topics() if re.fullmatch(options.pattern, topic)}
         found = cluster.partitions(names) if names else {}
     else:
         found = cluster.partitions(options.topics)
-        missing = sorted(set(options.topics) - set(found))
-        if missing:
-            raise BadOption(f"there is no topic {', '.join(missing)} at {options.client.bootstrap}")
+        absent = sorted(set(options.topics) - set(found))
+        if absent and must_exist:
+            raise BadOption(f"there is no topic {', '.join(absent)} at {options.client.bootstrap}")
     return sorted((topic, partition) for topic, partitions in found.items() for partition in partitions)
+
+
+def find_starts(cluster: Cluster, options: SourceOptions, places: Iterable[Place]) -> dict[Place, int]:
+    """Where each partition begins. A given offset behind its end is lost data: an error, or the end instead."""
+    places = list(places)
+    starts = resolve(cluster, options.starting, places, strict_times=options.strict_times)
+    given = [place for place in places if options.starting.offsets.get(place, -1) >= 0]
+    for place, end in (cluster.latest(given) if given else {}).items():
+        if starts[place] > end and options.fail_on_data_loss:
+            raise BadOption(
+                f"{place[0]}-{place[1]} cannot start at offset {starts[place]}: it ends at {end}; "
+                "set failOnDataLoss to false to start at its end"
+            )
+        starts[place] = min(starts[place], end)
+    return starts
 
 
 def resolve(

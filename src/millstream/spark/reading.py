@@ -6,6 +6,9 @@ headers of the batches tell where to go on, so nothing has to be decoded for tha
 What does not belong to the range is cut off: a broker answers with whole batches. Control batches and records of
 aborted transactions never appear. Offsets that are gone (deleted, trimmed) are an error if `failOnDataLoss` is set,
 and skipped if it is not.
+
+A megabyte of well compressed batches may hold gigabytes. What decodes to more than `DECODED_BYTES_MAX` is decoded in
+halves, down to single batches, so that memory has a bound.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import Cluster, ClusterError
 from millstream.errors import Code, MillstreamError
 from millstream.records import codec
-from millstream.records.batch import HEADER_BYTES, TRANSACTIONAL, read_header
+from millstream.records.batch import HEADER_BYTES, TRANSACTIONAL, CorruptBatch, read_header
+from millstream.records.columns import DATA_BYTES_MAX, Columns, ColumnsTooLarge
 from millstream.spark.options import SourceOptions
 from millstream.spark.ranges import OffsetRange
 from millstream.spark.schema import Shape
@@ -30,6 +34,9 @@ from millstream.wire.kafka.requests import Fetched
 WAIT_MS_MAX = 500
 EMPTY_ANSWERS_MAX = 20
 """How often a broker may answer with nothing although its end lies further on, before that counts as lost."""
+DECODED_BYTES_MAX = 64 << 20
+FORMAT = 2
+"""Of record batches; brokers have turned older ones into it for years."""
 
 
 class DataLost(MillstreamError):
@@ -42,11 +49,22 @@ class DataLost(MillstreamError):
         )
 
 
+class Damaged(MillstreamError):
+    """A broker answered with something that is no record batch."""
+
+    def __init__(self, wanted: OffsetRange, at: int, why: str) -> None:
+        super().__init__(
+            f"{wanted.topic}-{wanted.partition}: the batch at offset {at} cannot be read: {why}; "
+            "to read on without it, start behind it"
+        )
+
+
 @dataclass(frozen=True)
 class _Run:
-    """The whole batches of one answer."""
+    """The whole batches of one answer, and where in `data` each of them ends."""
 
     data: memoryview
+    ends: list[int]
     first: int
     next_offset: int
 
@@ -68,10 +86,17 @@ class _Reading:
             offset, empty = self._wanted.start, 0
             pending = self._ask(thread, offset)
             while offset < self._wanted.end:
-                fetched = pending.result()
+                try:
+                    fetched = pending.result()
+                except ClusterError as error:
+                    if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                        raise
+                    self._lost(offset, "the partition does not exist any more")
+                    return
                 if fetched.error == Code.OFFSET_OUT_OF_RANGE:
                     offset = self._skip_lost(offset, fetched)
-                    pending = self._ask(thread, offset)
+                    if offset < self._wanted.end:
+                        pending = self._ask(thread, offset)
                     continue
                 run = self._whole_batches(fetched, offset)
                 if run.next_offset == offset:
@@ -102,10 +127,13 @@ class _Reading:
         """Leaves out what a transaction took back, and a batch that the answer cuts off."""
         records = fetched.records
         kept: list[memoryview] = []
+        ends: list[int] = []
         position, first, next_offset = 0, -1, offset
         starts = sorted(fetched.aborted, key=lambda entry: entry[1])
         while position + HEADER_BYTES <= len(records) and next_offset < self._wanted.end:
             header = read_header(records, position)
+            if header.magic != FORMAT or header.size < HEADER_BYTES:
+                raise Damaged(self._wanted, next_offset, f"it has format {header.magic} and {header.size} bytes")
             if position + header.size > len(records):
                 break
             while starts and starts[0][1] <= header.last_offset:
@@ -114,25 +142,41 @@ class _Reading:
                 self._aborted.discard(header.producer_id)
             elif not (header.attributes & TRANSACTIONAL and header.producer_id in self._aborted):
                 kept.append(records[position : position + header.size])
+                ends.append(header.size + (ends[-1] if ends else 0))
                 first = header.base_offset if first < 0 else first
             position += header.size
             next_offset = max(next_offset, header.next_offset)
-        whole = sum(map(len, kept)) == position
-        data = records[:position] if whole else memoryview(b"".join(kept))
-        return _Run(data, first, next_offset)
+        is_whole = not ends or ends[-1] == position
+        data = records[:position] if is_whole else memoryview(b"".join(kept))
+        return _Run(data, ends, first, next_offset)
 
     def _decode(self, run: _Run, offset: int) -> Iterator[pa.RecordBatch]:
-        if not run.data:
-            return
         must_cut = run.first < offset or run.next_offset > self._wanted.end
         wanted = self._shape.decoded | {"offset"} if must_cut or not self._shape.decoded else self._shape.decoded
-        columns = codec.decode_columns(run.data, columns=wanted)
-        first, rows = 0, columns.rows
-        if must_cut:
-            offsets = array("q")
-            assert columns.offset is not None
-            offsets.frombytes(columns.offset)
-            first = bisect_left(offsets, offset)
-            rows = bisect_left(offsets, self._wanted.end) - first
-        if rows > 0:
-            yield self._shape.batch(columns, *self._wanted.place, first, rows)
+        for columns in self._columns(run.data, run.ends, wanted):
+            first, rows = 0, columns.rows
+            if must_cut:
+                offsets = array("q")
+                assert columns.offset is not None
+                offsets.frombytes(columns.offset)
+                first = bisect_left(offsets, offset)
+                rows = bisect_left(offsets, self._wanted.end) - first
+            if rows > 0:
+                yield self._shape.batch(columns, *self._wanted.place, first, rows)
+
+    def _columns(self, data: memoryview, ends: list[int], wanted: frozenset[str]) -> Iterator[Columns]:
+        if not ends:
+            return
+        bytes_max = DECODED_BYTES_MAX if len(ends) > 1 else DATA_BYTES_MAX
+        try:
+            columns = codec.decode_columns(data, columns=wanted, bytes_max=bytes_max)
+        except (ColumnsTooLarge, CorruptBatch) as error:  # the second one too where one batch alone is too large
+            if len(ends) == 1:
+                raise Damaged(self._wanted, read_header(data).base_offset, str(error)) from error
+        else:
+            yield columns
+            return
+        half = len(ends) // 2
+        middle = ends[half - 1]
+        yield from self._columns(data[:middle], ends[:half], wanted)
+        yield from self._columns(data[middle:], [end - middle for end in ends[half:]], wanted)

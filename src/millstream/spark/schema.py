@@ -46,6 +46,7 @@ DECODED = {
     "headers": "headers",
 }
 """Which column of the kernel a column of Spark is made of; topic and partition are made of nothing."""
+MILLISECONDS_MAX = (2**63 - 1) // 1000
 
 
 def full_schema(with_headers: bool) -> StructType:
@@ -63,6 +64,8 @@ def check_schema(schema: StructType) -> None:
                 f"column {wanted.name} is {TYPES[wanted.name].simpleString()}, not {wanted.dataType.simpleString()}; "
                 "cast it in the query"
             )
+        if not wanted.nullable and wanted.name in ("key", "value"):
+            raise BadOption(f"column {wanted.name} may be null in any record; leave NOT NULL out")
 
 
 class Shape:
@@ -72,6 +75,7 @@ class Shape:
         self.names = schema.fieldNames()
         self.arrow = to_arrow_schema(schema, timezone="UTC")
         self.decoded = frozenset(DECODED[name] for name in self.names if name in DECODED)
+        self._repeated: dict[str | int, Any] = {}
 
     def batch(self, columns: Columns, topic: str, partition: int, first: int, rows: int) -> pa.RecordBatch:
         """Rows `first` to `first + rows` of what was decoded."""
@@ -86,8 +90,29 @@ class Shape:
         self, name: str, decoded: pa.RecordBatch, topic: str, partition: int, first: int, rows: int, kind: Any
     ) -> Any:
         if name == "topic":
-            return pa.repeat(pa.scalar(topic, kind), rows)
+            return self._repeat(topic, rows, kind)
         if name == "partition":
-            return pa.repeat(pa.scalar(partition, kind), rows)
-        array = decoded.column(DECODED[name]).slice(first, rows)
-        return array if array.type == kind else pc.cast(array, kind)
+            return self._repeat(partition, rows, kind)
+        array = decoded.column(DECODED[name])
+        if rows < len(array):
+            array = array.slice(first, rows)
+        if array.type == kind:
+            return array
+        return _microseconds(array, kind) if name == "timestamp" else pc.cast(array, kind)
+
+    def _repeat(self, value: str | int, rows: int, kind: Any) -> Any:
+        """The same value again and again: made once, as long as the longest batch so far, and cut to size."""
+        array = self._repeated.get(value)
+        if array is None or len(array) < rows:
+            array = self._repeated[value] = pa.repeat(pa.scalar(value, kind), rows)
+        return array.slice(0, rows)
+
+
+def _microseconds(array: Any, kind: Any) -> Any:
+    """Milliseconds as Spark's microseconds. Producers may write any number: what is too large becomes the largest."""
+    try:
+        return pc.cast(array, kind)
+    except pa.ArrowInvalid:
+        number = array.cast(pa.int64())
+        bounded = pc.min_element_wise(pc.max_element_wise(number, -MILLISECONDS_MAX), MILLISECONDS_MAX)
+        return bounded.cast(array.type).cast(kind)

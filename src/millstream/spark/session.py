@@ -1,35 +1,182 @@
-"""Starting Spark: a local one unless told otherwise, quiet, with the Python that runs this."""
+"""Starting Spark: a local one unless told otherwise, quiet, in UTC.
+
+Which Python runs tasks
+-----------------------
+A local Spark uses the Python that runs this. So does a cluster whose master is on this machine. The workers of any
+other cluster are asked for `pythonX.Y` of this one's version; `PYSPARK_PYTHON` or `spark.pyspark.python` names another.
+Spark plans reads with the same name or path on this machine, so it has to lead to a Python here as well.
+
+Millstream's code travels to the workers by itself (`shipping.py`). Before anything else they are asked whether they can
+run it: a task that fails to import something says so in forty lines of stack trace.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from millstream.spark import jvm, shipping
+from millstream.spark.jvm import SparkDidNotStart
+
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+LOOPBACK = "127.0.0.1"
+MASTER_SECONDS_MAX = 5.0
+"""For a master to accept a connection. Spark itself would try for a minute and then not say why."""
+
+LOG_LEVEL = "spark.log.level"
+PYTHON = "spark.pyspark.python"
+ARCHIVES = "spark.archives"
+WORKERS_PATH = "spark.executorEnv.PYTHONPATH"
+
+DEFAULTS = {
+    LOG_LEVEL: "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
 
 
 def start(app: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session in UTC. With the master of a cluster, this package's code goes to its workers."""
+    """A session; the one of this process if there is one already. What `conf` says wins over the defaults here."""
+    try:
+        from pyspark import SparkContext
+    except ModuleNotFoundError as error:
+        raise SparkDidNotStart("Spark is not installed here; it needs pip install 'millstream[spark]'") from error
+
+    given = dict(conf or {})
+    if SparkContext._active_spark_context is not None:
+        return _session(given)
+    settings = _settle(app, master or LOCAL, given)
+    session = _start(settings, quiet=LOG_LEVEL not in given)
+    if shipping.FOLDER in settings.get(WORKERS_PATH, ""):
+        _lead_to_code(session)
+        _ask_workers(session)
+    return session
+
+
+def _session(settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        **(conf or {}),
-    }
-    builder = SparkSession.builder.appName(app).master(master or LOCAL)
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    return builder.getOrCreate()
+
+
+def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
+    """Every setting of the session; the choice of Python goes into the environment, where Spark looks for it."""
+    settings: dict[str, str] = {**DEFAULTS, "spark.app.name": app, "spark.master": master}
+    is_local = master == "local" or master.startswith("local[")
+    if is_local:
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+        is_here = True
+    elif master.startswith("spark://"):
+        settings["spark.driver.host"], is_here = _reach(master)
+    else:
+        is_here = False
+    settings |= given
+    python = sys.executable if is_local else _choose_python(settings.get(PYTHON), is_here)
+    # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    if not is_local:
+        _ship(settings)
+    return settings
+
+
+def _reach(master: str) -> tuple[str, bool]:
+    """Our address as the master sees it, which is where workers will find the driver; and whether it is here too."""
+    cause = ""
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdecimal():
+            raise SparkDidNotStart(f"{master} is not the address of a Spark master; one looks like spark://HOST:7077")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), MASTER_SECONDS_MAX) as link:
+                ours, theirs = link.getsockname()[0], link.getpeername()[0]
+                return ours, ours == theirs
+        except (OSError, OverflowError) as error:
+            cause = getattr(error, "strerror", None) or str(error)
+    raise SparkDidNotStart(f"no Spark master answers at {master} ({cause}); start it, or name another with --master")
+
+
+def _choose_python(named: str | None, is_here: bool) -> str:
+    named = named or os.environ.get("PYSPARK_PYTHON")
+    if named:
+        if shutil.which(named) is None:
+            raise SparkDidNotStart(
+                f"the Python for Spark's workers is {named}, which is not on this machine; reads are planned here with "
+                "the same, so name one (PYSPARK_PYTHON) that is there on both"
+            )
+        return named
+    if is_here:
+        return sys.executable
+    # The name alone, because paths differ from machine to machine; here it has to mean this very Python.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
+    return f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _ship(settings: dict[str, str]) -> None:
+    archive = f"{shipping.pack()}#{shipping.FOLDER}"
+    settings[ARCHIVES] = ",".join(filter(None, (archive, settings.get(ARCHIVES))))
+    settings[WORKERS_PATH] = os.pathsep.join(filter(None, (shipping.FOLDER, settings.get(WORKERS_PATH))))
+
+
+def _start(settings: Mapping[str, str], quiet: bool) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext, __version__
+
+    conf: SparkConf = SparkConf().setAll(list(settings.items()))
+    java = jvm.launch(conf) if SparkContext._gateway is None else None
+    try:
+        SparkContext(conf=conf, gateway=java.gateway if java else None)
+        session = _session(settings)
+    except Py4JError as error:
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+        cause = jvm.last_words(java.kept() if java else str(error).splitlines())
+        raise SparkDidNotStart(f"Spark {__version__} did not start on {settings['spark.master']}: {cause}") from error
+    if java is not None:
+        if quiet:
+            jvm.quieten(java.gateway)
+        java.be_heard()
     return session
+
+
+def _lead_to_code(session: SparkSession) -> None:
+    """What Spark runs in Python on the driver runs with the workers' Python, and may need the shipped code there."""
+    from pyspark import SparkFiles
+    from pyspark.errors import AnalysisException
+
+    from millstream.spark.source import MillstreamSource
+
+    session.sparkContext.environment["PYTHONPATH"] += os.pathsep + SparkFiles.get(shipping.FOLDER)
+    try:
+        session.dataSource.register(MillstreamSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # that one: found by Spark itself
+            raise
+
+
+def _ask_workers(session: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    context = session.sparkContext
+    tasks = context.defaultParallelism
+    try:
+        context.parallelize(range(tasks), tasks).foreachPartition(shipping.check_worker)
+    except (Py4JError, PySparkException) as error:
+        cause = jvm.last_words(str(error).splitlines())
+        python, master = context.pythonExec, context.master
+        session.stop()
+        raise SparkDidNotStart(f"the workers of {master} cannot run tasks with {python}: {cause}") from error

@@ -11,12 +11,19 @@ from collections.abc import Iterator, MutableMapping
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from millstream.client.cluster import Cluster
 from millstream.spark.options import SourceOptions, parse_source
-from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, resolve, split
+from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, resolve, split
 from millstream.spark.reading import read_range
 from millstream.spark.schema import Shape, check_schema, full_schema
 
@@ -52,6 +59,16 @@ class MillstreamSource(DataSource):
         check_schema(schema)
         return StreamReader(parse_source(self.options, streaming=True), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from millstream.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from millstream.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
 
 class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -70,7 +87,7 @@ class BatchReader(DataSourceReader):
     def _ranges(self, cluster: Cluster) -> list[OffsetRange]:
         options = self._options
         places = find_places(cluster, options)
-        starts = resolve(cluster, options.starting, places, strict_times=options.strict_times)
+        starts = find_starts(cluster, options, places)
         ends = resolve(cluster, options.ending, places)
         return [OffsetRange(*place, starts[place], ends[place]) for place in places]
 

@@ -15,6 +15,8 @@ next one, and so never for the last batch of a run. Nothing is ever read from th
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +28,7 @@ from pyspark.sql.types import StructType
 from millstream.client.cluster import Cluster, ClusterError
 from millstream.errors import MillstreamError
 from millstream.spark.options import SourceOptions
-from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, resolve, split
+from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, split
 from millstream.spark.reading import read_range
 from millstream.spark.schema import Shape
 from millstream.wire.kafka.requests import Place
@@ -47,9 +49,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open: Cluster | None = None
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
+        self._triggered: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_target": None, "_latest": None}
+        return {**self.__dict__, "_open": None, "_target": None, "_latest": None, "_triggered": None}
 
     @property
     def _cluster(self) -> Cluster:
@@ -61,8 +64,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         places = find_places(self._cluster, self._options)
-        strict = self._options.strict_times
-        return pack(resolve(self._cluster, self._options.starting, places, strict_times=strict))
+        starts = find_starts(self._cluster, self._options, places)
+        if self._target is not None:  # asked for before this was, and records may have come in between
+            self._target = {place: max(self._target.get(place, 0), start) for place, start in starts.items()}
+        return pack(starts)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.rows_per_trigger_max
@@ -74,22 +79,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
         began = unpack(start)
         ends = self._target if self._target is not None else self._ends()
-        self._latest = ends
+        is_first, self._latest = self._latest is None, ends
         ends = self._keep_lost(began, ends)
-        if isinstance(limit, ReadMaxRows):
-            new = ends.keys() - began.keys()
-            first = {**began, **(self._cluster.earliest(new) if new else {})}
-            ends = ration(first, ends, limit.max_rows)
-        return pack(ends)
+        if is_first and self._options.fail_on_data_loss:
+            find_places(self._cluster, self._options)  # after a restart there may be names that never were read
+        if not isinstance(limit, ReadMaxRows) and self._options.rows_per_trigger_min is None:
+            return pack(ends)
+        first = {**began, **self._first_offsets(began, ends)}
+        if self._must_wait(sum(ends[place] - first[place] for place in ends)):
+            return start
+        return pack(ration(first, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
         return pack(self._latest) if self._latest is not None else None
 
     def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[InputPartition]:
         began, ends = unpack(start), unpack(end)
-        behind = [place for place, offset in ends.items() if place not in began or began[place] > offset]
-        first = self._cluster.earliest(behind) if behind else {}
-        ranges = [OffsetRange(*place, first.get(place, began.get(place, 0)), offset) for place, offset in ends.items()]
+        first = {**began, **self._first_offsets(began, ends)}
+        ranges = [OffsetRange(*place, first[place], offset) for place, offset in ends.items()]
         parts = split(ranges, self._options.partitions_min, self._options.rows_per_partition_max)
         return [RangePartition(part, is_last=part.end == ends[part.place]) for part in parts]
 
@@ -103,7 +110,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open = None
 
     def _ends(self) -> Offsets:
-        return self._cluster.latest(find_places(self._cluster, self._options))
+        return self._cluster.latest(find_places(self._cluster, self._options, must_exist=False))
+
+    def _first_offsets(self, began: Offsets, ends: Offsets) -> Offsets:
+        """Where to begin with partitions that are new, or were made anew and end before what was read."""
+        behind = [place for place, end in ends.items() if place not in began or began[place] > end]
+        return self._cluster.earliest(behind) if behind else {}
+
+    def _must_wait(self, rows: int) -> bool:
+        """For `minOffsetsPerTrigger`, though not for ever, and not where nothing more will come."""
+        rows_min = self._options.rows_per_trigger_min
+        now = time.monotonic()
+        waited = now - self._triggered if self._triggered is not None else math.inf
+        if rows_min is None or rows >= rows_min or waited > self._options.trigger_delay_seconds_max:
+            self._triggered = now
+            return False
+        return self._target is None
 
     def _keep_lost(self, began: Offsets, ends: Offsets) -> Offsets:
         """What is gone since the last batch: an error, or read on with what is there."""

@@ -1,31 +1,24 @@
-"""`make demo`: a broker, real clients, a `kill -9` in the middle, and the count of what came back.
+"""Orders in and out over real clients, with a `kill -9` of the broker in the middle.
 
-Everything happens in a temporary directory and on free ports. Each step prints one line; the table at the end holds the
-numbers, and the exit code is 0 only if every record that was acknowledged is there, once, at its offset and in order.
+Every record that was acknowledged must be there afterwards: once, at its offset, and in the order of its key.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from millstream.demo.broker import Broker
+from millstream.demo.report import Report
 
 TOPIC = "orders"
 GROUP = "billing"
@@ -37,58 +30,6 @@ RECORDS_UNDER_FIRE = 100_000
 IN_FLIGHT_MAX = 5000
 """Few enough that answers keep coming while records still go out."""
 LINES = 200_000
-START_SECONDS_MAX = 15.0
-
-console = Console(highlight=False)
-
-
-class Broker:
-    """`millstream serve` as a process of its own, on ports that stay the same when it comes back."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[str] | None = None
-        self._log: IO[str] = (directory / "broker.log").open("a")
-        self.kafka = self.http = "127.0.0.1:0"
-
-    def start(self) -> float:
-        """Seconds until it was ready."""
-        started = time.monotonic()
-        command = [sys.executable, "-m", "millstream", "serve", "--data", str(self._directory / "data")]
-        command += ["--kafka", self.kafka, "--http", self.http]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")}
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=self._directory, env=environ
-        )
-        assert self._process.stdout is not None
-        killer = threading.Timer(START_SECONDS_MAX, self._process.kill)
-        killer.start()
-        line = self._process.stdout.readline()
-        killer.cancel()
-        if not line.startswith("ready "):
-            raise RuntimeError(f"the broker did not start; its log:\n{(self._directory / 'broker.log').read_text()}")
-        addresses = dict(part.split("=", 1) for part in line.split()[1:])
-        self.kafka, self.http = addresses["kafka"], addresses["http"]
-        return time.monotonic() - started
-
-    def end(self, number: signal.Signals) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self._process.wait(20)
-
-    def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def command(self, *arguments: str, stdin: str | None = None) -> str:
-        """Runs our own command line against this broker."""
-        command = [sys.executable, "-m", "millstream", *arguments, "--broker", self.kafka]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
-        if done.returncode != 0:
-            raise RuntimeError(f"millstream {' '.join(arguments)} failed: {done.stderr.strip()}")
-        return done.stdout
 
 
 @dataclass
@@ -242,41 +183,12 @@ def metrics(broker: Broker) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
-class Report:
-    """The lines while it runs, and the table at the end."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int, int]] = []
-
-    @contextmanager
-    def step(self, title: str) -> Iterator[Callable[[str], None]]:
-        started = time.monotonic()
-        outcome: list[str] = []
-        with console.status(f"{title} ..."):
-            yield outcome.append
-        seconds = time.monotonic() - started
-        console.print(f"  [green]✓[/] [bold]{title:<25}[/] [dim]{seconds:4.1f} s[/]  {''.join(outcome)}")
-
-    def expect(self, what: str, put_in: int, came_out: int) -> None:
-        self.rows.append((what, put_in, came_out))
-
-    def show(self) -> bool:
-        table = Table(title="\nWhat went in, and what came out", title_justify="left", title_style="bold")
-        table.add_column("")
-        for heading in ("in", "out", ""):
-            table.add_column(heading, justify="right")
-        for what, put_in, came_out in self.rows:
-            same = put_in == came_out
-            table.add_row(what, f"{put_in:,}", f"{came_out:,}", "[green]✓[/]" if same else "[red]✗[/]")
-        console.print(table)
-        return all(put_in == came_out for _, put_in, came_out in self.rows)
+def is_lag(name: str) -> bool:
+    return name.startswith("kafka_consumergroup_lag{") and f'"{GROUP}"' in name
 
 
 def run(broker: Broker, report: Report) -> None:
     ledger = Ledger()
-    with report.step("start a broker") as say:
-        seconds = broker.start()
-        say(f"ready in {seconds:.2f} s on {broker.kafka}")
     with report.step("create a topic") as say:
         say(broker.command("topic", "create", TOPIC, "-p", str(PARTITIONS)).strip())
     with report.step("produce, 5 compressions") as say:
@@ -306,36 +218,7 @@ def run(broker: Broker, report: Report) -> None:
             report.expect("records acknowledged, and read by kcat", len(ledger.acknowledged), counted)
     with report.step("scrape the metrics") as say:
         figures = metrics(broker)
-        behind = sum(value for name, value in figures.items() if name.startswith("kafka_consumergroup_lag{"))
+        behind = sum(value for name, value in figures.items() if is_lag(name))
         say(f"{len(figures):,} figures at {broker.http}/metrics")
         report.expect("lag of the group, by /metrics", 0, int(behind))
         report.expect("lag of the group, by `group describe`", 0, lag(broker))
-    with report.step("stop the broker") as say:
-        code = broker.end(signal.SIGTERM)
-        say("cleanly, on SIGTERM")
-        report.expect("exit code of the broker", 0, code)
-
-
-def main() -> int:
-    console.print("\n[bold]Millstream[/]: one log, every door\n")
-    report = Report()
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="millstream-demo-") as directory:
-        broker = Broker(Path(directory))
-        try:
-            run(broker, report)
-        except Exception as error:
-            console.print("  [red]✗[/]", Text(str(error)))
-            return 1
-        finally:
-            broker.close()
-    good = report.show()
-    verdict = "[green]Nothing acknowledged was lost.[/]" if good else "[red]The counts differ.[/]"
-    console.print(f"\n{verdict} {time.monotonic() - started:.0f} s in all.")
-    if good:
-        console.print("Next: [bold].venv/bin/millstream serve[/], then any Kafka client on 127.0.0.1:9092\n")
-    return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What `millstream pipeline run` does once the file is known to be right.
+
+How it ends
+-----------
+SIGTERM and Ctrl-C ask the pipeline to stop: batches that are on their way may end, for a while, and nothing is lost
+either way. A second Ctrl-C does not wait. SIGTERM ends with 0, Ctrl-C with 130, a failure with 1 and one sentence.
+
+Ctrl-C reaches every process of the terminal. Spark's Java process ignores it, so that it is there for a clean stop. A
+supervisor may send SIGTERM to all processes; then Java is gone first, and what Spark says about that is not a failure.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from millstream.cli.connection import Connection
+from millstream.cli.failure import Failure
+from millstream.cli.spark import local_settings
+from millstream.pipeline.catalog import sink_names
+from millstream.pipeline.gauges import Gauges
+from millstream.pipeline.live import View, view_for
+from millstream.pipeline.lock import CheckpointLock
+from millstream.pipeline.run import Pipeline, first_line
+from millstream.pipeline.spec import PipelineSpec
+from millstream.spark import session
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asked for."""
+
+    once: bool
+    master: str | None
+    settings: dict[str, str]
+    metrics: str | None
+
+
+class Stop:
+    """Signals, turned into an event."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.is_interrupted = False
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def take_interrupts(self) -> None:
+        """After Spark has started: it takes Ctrl-C for itself then."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_term(self, number: int, frame: Any) -> None:
+        self.event.set()
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        if self.event.is_set():
+            raise KeyboardInterrupt
+        self.is_interrupted = True
+        self.event.set()
+
+
+def run(spec: PipelineSpec, broker: str, wish: Wish) -> None:
+    stop = Stop()
+    names = sink_names(spec)
+    with CheckpointLock(spec.name, spec.checkpoint), _gauges(spec.name, names, wish.metrics) as gauges:
+        if spec.dead_letters is not None:
+            _create_missing(broker, spec.dead_letters)
+        with view_for(spec.name, names) as view:
+            view.say("starting Spark")
+            spark = session.start(f"millstream {spec.name}", wish.master, local_settings(wish.master) | wish.settings)
+            stop.take_interrupts()
+            try:
+                with _as_sentence(stop):
+                    _run(Pipeline(spec, spark, broker), wish.once, stop, view, gauges)
+                if wish.once and not stop.event.is_set():
+                    view.sum_up()
+            finally:
+                with _as_sentence(stop):
+                    spark.stop()
+    if stop.is_interrupted:
+        raise KeyboardInterrupt
+
+
+def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges) -> None:
+    if stop.event.is_set():
+        return
+    view.say("starting")
+    pipeline.start(once=once)
+    view.say("running")
+    try:
+        for report in pipeline.watch(stop.event):
+            view.take(report)
+            gauges.take(report)
+        view.say("stopping")
+    finally:
+        pipeline.stop()
+    stopped = stop.event.is_set()
+    if stopped:  # batches that ended meanwhile
+        for report in pipeline.watch(stop.event):
+            view.take(report)
+            gauges.take(report)
+        view.say("stopped")
+
+
+@contextmanager
+def _as_sentence(stop: Stop) -> Iterator[None]:
+    """What Spark throws as one sentence; after a stop was asked for, nothing: it may be gone already."""
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        if not stop.event.is_set():
+            raise Failure(first_line(error)) from error
+
+
+@contextmanager
+def _gauges(pipeline: str, sinks: list[str], address: str | None) -> Iterator[Gauges]:
+    gauges = Gauges(pipeline, sinks)
+    if address is not None:
+        print(f"metrics are at http://{gauges.serve(address)}/metrics", file=sys.stderr)
+    try:
+        yield gauges
+    finally:
+        gauges.close()
+
+
+def _create_missing(broker: str, topic: str) -> None:
+    """Dead letters must have somewhere to go before the first one comes."""
+    connection = Connection(broker)
+    if topic in connection.metadata().topics:
+        return
+    from confluent_kafka.admin import NewTopic
+
+    future = connection.admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=-1)])[topic]
+    try:
+        connection.settle(future, topic)
+    except Failure:
+        if topic not in connection.metadata().topics:  # another pipeline may have made it meanwhile
+            raise

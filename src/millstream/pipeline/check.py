@@ -1,0 +1,283 @@
+"""Every mistake of a pipeline at once, before Spark starts: schemas, SQL, sinks and topics.
+
+A mistake is what would fail later, or never do what its author meant: Spark would tell them one at a time, and after a
+start. The questions that a run has about a spec are answered here too, because they take the same knowledge of what
+each view holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from millstream.client.cluster import Cluster, ClusterError
+from millstream.pipeline import source as sources
+from millstream.pipeline.ddl import NESTED
+from millstream.pipeline.mistakes import BadPipeline, Mistake, closest
+from millstream.pipeline.sight import UNNAMED, Rows
+from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink, TopicSink, parse, redacted
+from millstream.pipeline.sql import UNKNOWN, Columns
+from millstream.pipeline.views import View, analyse, unknown_view
+
+TIMES = ("TIMESTAMP", "TIMESTAMP_NTZ")
+USUAL_TIMES = ("at", "timestamp")
+PARTITIONS = {"none": (), "day": ("day",), "hour": ("day", "hour")}
+"""Columns that a lake adds."""
+
+_REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
+
+
+class Topics(NamedTuple):
+    read: tuple[str, ...]
+    """None with a pattern."""
+    written: tuple[str, ...]
+    dead_letters: str | None
+
+
+# -- what a run asks -------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, cluster: Cluster | None = None) -> PipelineSpec:
+    """A pipeline that can run. Raises BadPipeline with every mistake."""
+    spec, mistakes = parse(path)
+    if spec is not None:
+        mistakes = mistakes + check(spec, cluster)
+    if spec is None or mistakes:
+        raise BadPipeline(path, mistakes)
+    return spec
+
+
+def step_columns(spec: PipelineSpec) -> dict[str, Columns]:
+    """The columns of each view, names and Spark's types ("?" where not known); views of which too little is known are
+    left out.
+    """
+    names = {spec.source.name.lower(): spec.source.name, **{step.name.lower(): step.name for step in spec.steps}}
+    return {names[key]: view.columns for key, view in _views(spec)[0].items() if view.columns is not None}
+
+
+def is_stateful(spec: PipelineSpec, view: str) -> bool:
+    """Whether Spark keeps state for it: an aggregate, DISTINCT, or a join of streams, in its SQL or below."""
+    return _rows(spec, view).is_stateful
+
+
+def output_mode(spec: PipelineSpec, sink: Sink) -> str:
+    """How Spark hands a sink its rows: `update` sends an aggregate's row again whenever it changes, `append` sends it
+    once, when it is final. A lake cannot change rows, and Spark itself cannot update everything.
+    """
+    rows = _rows(spec, sink.source)
+    is_updated = rows.aggregations == 1 and rows.append_only is None and not isinstance(sink, LakeSink)
+    return "update" if is_updated else "append"
+
+
+def is_untransformed(spec: PipelineSpec, sink: Sink) -> bool:
+    """Whether a lake gets the source's rows as they are."""
+    return isinstance(sink, LakeSink) and sink.source.lower() == spec.source.name.lower()
+
+
+def time_column(spec: PipelineSpec, sink: LakeSink, columns: Sequence[tuple[str, str]] | None = None) -> str | None:
+    """The column whose days or hours partition a lake: when the record was stored, else the watermark's, else `at` or
+    `timestamp`, else the only time there is. `columns` are the sink's as Spark knows them, if it has been asked.
+    """
+    found = columns if columns is not None else step_columns(spec).get(sink.source, [])
+    times = {name.lower(): name for name, kind in found if kind.upper() in TIMES}
+    mark = [spec.source.watermark.column.lower()] if spec.source.watermark is not None else []
+    for name in ("_timestamp", *mark, *USUAL_TIMES):
+        if name in times:
+            return times[name]
+    return next(iter(times.values())) if len(times) == 1 else None
+
+
+def topics_of(spec: PipelineSpec) -> Topics:
+    read = (spec.source.topic,) if spec.source.topic is not None else ()
+    written = dict.fromkeys(sink.topic for sink in spec.sinks if isinstance(sink, TopicSink))
+    return Topics(read, tuple(written), spec.dead_letters)
+
+
+# -- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def check(spec: PipelineSpec, cluster: Cluster | None = None) -> list[Mistake]:
+    """Everything that is wrong with a pipeline, as far as it can be known; topics are looked up with a cluster."""
+    views, mistakes = _views(spec)
+    mistakes = sources.check(spec) + mistakes
+    for sink in spec.sinks:
+        view = views.get(sink.source.lower(), unknown_view(""))
+        mistakes.extend(_Checked(spec, sink, view).mistakes())
+    if cluster is not None:
+        mistakes.extend(_check_topics(spec, cluster))
+    return sorted({*mistakes})
+
+
+def _views(spec: PipelineSpec) -> tuple[dict[str, View], list[Mistake]]:
+    """What every view holds, by its name in lower case, and what is wrong in the steps."""
+    columns = sources.columns(spec)
+    names = [name for name, _ in columns] if columns is not None else None
+    views = {spec.source.name.lower(): View(columns, Rows(names, is_stream=True))}
+    mistakes = []
+    later = {step.name.lower(): step.name for step in spec.steps}
+    mark = spec.source.watermark.column if spec.source.watermark is not None else None
+    for step in spec.steps:
+        view, findings = analyse(step.sql, views, mark, later) if step.sql else (unknown_view(""), [])
+        if step.check:
+            place = (*step.place, "sql")
+            mistakes += [
+                Mistake(spec.lines.line_within(place, at), f"step {step.name}: {text}") for at, text in findings
+            ]
+        views[step.name.lower()] = view
+        later.pop(step.name.lower(), None)
+    return views, mistakes
+
+
+def _rows(spec: PipelineSpec, view: str) -> Rows:
+    return _views(spec)[0].get(view.lower(), unknown_view("")).rows
+
+
+class _Checked:
+    """One sink while it is looked at."""
+
+    def __init__(self, spec: PipelineSpec, sink: Sink, view: View) -> None:
+        self._spec = spec
+        self._sink = sink
+        self._view = view
+        self._kinds = {name.lower(): kind for name, kind in view.columns} if view.columns is not None else None
+        self._found: list[Mistake] = []
+
+    def mistakes(self) -> list[Mistake]:
+        sink = self._sink
+        if isinstance(sink, LakeSink):
+            self._lake(sink)
+        elif isinstance(sink, TableSink):
+            self._table(sink)
+        else:
+            self._topic(sink)
+        self._names()
+        self._mode()
+        return self._found
+
+    def _wrong(self, text: str, *keys: str) -> None:
+        self._found.append(Mistake(self._spec.lines.line(*self._sink.place, *keys), text))
+
+    def _names(self) -> None:
+        """Columns need a name each where they are stored by name."""
+        source, columns = self._sink.source, self._view.columns or []
+        names = [name for name, _ in columns if name != UNNAMED]
+        twice = {name for name in names if [each.lower() for each in names].count(name.lower()) > 1}
+        if twice:
+            self._wrong(f"{source} has more than one column {min(twice)}; give each a name of its own with AS", "from")
+        if len(names) < len(columns) and not isinstance(self._sink, TopicSink):
+            at = [index for index, (name, _) in enumerate(columns, 1) if name == UNNAMED]
+            which = f"column {at[0]} of {source} has" if len(at) == 1 else f"columns {_list(at)} of {source} have"
+            self._wrong(f"{which} no name; add AS NAME", "from")
+
+    def _mode(self) -> None:
+        """An aggregate can only be appended once it is final, and only a watermark says when that is."""
+        rows = self._view.rows
+        if rows.aggregations == 0 or output_mode(self._spec, self._sink) != "append":
+            return
+        what = rows.append_only or "one aggregate on another"
+        why = "a lake takes" if isinstance(self._sink, LakeSink) else f"with {what} Spark sends"
+        if self._spec.source.watermark is None:
+            advice = "add a watermark to [source]"
+        elif rows.untimed is not None:
+            advice = f"group by window({self._spec.source.watermark.column}, ...)"
+        else:
+            return
+        self._wrong(
+            f"{why} only rows that are final, and an aggregate's in {self._sink.source} never are: {advice}", "from"
+        )
+
+    def _lake(self, sink: LakeSink) -> None:
+        if re.match(r"\w+://", sink.path):
+            self._wrong("a lake is a folder, and not a URL; mount the store, and name the folder", "lake")
+        kinds = self._kinds
+        if kinds is None:
+            return
+        if sink.format == "delta":
+            odd = [name for name, _ in self._view.columns or [] if _REFUSED_BY_DELTA.search(name)]
+            if odd:
+                self._wrong(f"a Delta lake cannot have a column named {odd[0]!r}; rename it with AS", "from")
+        for name in PARTITIONS[sink.partition_by]:
+            if name in kinds:
+                advice = f'rename it with AS, or set partition_by = "{"day" if name == "hour" else "none"}"'
+                self._wrong(f"{sink.source} has a column {name}, as the lake's partitions are called; {advice}", "from")
+        if sink.partition_by != "none" and UNKNOWN not in kinds.values() and time_column(self._spec, sink) is None:
+            times = [name for name, kind in kinds.items() if kind in TIMES]
+            why = f"several times ({', '.join(times)}) and none called at" if times else "no TIMESTAMP"
+            advice = 'add _timestamp to its SELECT, or set partition_by = "none"'
+            self._wrong(
+                f"{sink.source} has {why}, so it is not clear which {sink.partition_by} a row is of; {advice}", "from"
+            )
+
+    def _table(self, sink: TableSink) -> None:
+        wrong = _wrong_url(sink.url)
+        if wrong is not None:
+            self._wrong(wrong, "table")
+        if len({name.lower() for name in sink.key}) < len(sink.key):
+            self._wrong("key names a column twice; name each once", "key")
+        for name in sink.key:
+            self._has(name, "key")
+
+    def _topic(self, sink: TopicSink) -> None:
+        if sink.key is not None:
+            self._has(sink.key, "key")
+        if sink.format != "json" and self._kinds is not None:
+            wanted = "STRING" if sink.format == "text" else "BINARY"
+            kind = self._kinds.get("value")
+            if kind not in (wanted, UNKNOWN):
+                text = f'format = "{sink.format}" sends the column value, which must be {wanted}'
+                self._wrong(f"{text}; {sink.source} has {f'it as {kind}' if kind else 'none'}", "format")
+
+    def _has(self, name: str, key: str) -> None:
+        kinds = self._kinds
+        if kinds is None:
+            return
+        if name.lower() not in kinds:
+            known = closest(name, [each for each, _ in self._view.columns or [] if each != UNNAMED])
+            self._wrong(f"key: {self._sink.source} has no column {name}{known}", key)
+        elif kinds[name.lower()].startswith(NESTED):
+            kind = kinds[name.lower()].partition("<")[0]
+            self._wrong(f"key: {name} is a {kind}, which cannot be a key; select a plain value from it with AS", key)
+
+
+def _wrong_url(url: str) -> str | None:
+    """What is wrong with a table's URL; passwords are never in it."""
+    advice = "write sqlite:FILE or postgresql://USER@HOST/DATABASE"
+    scheme, colon, rest = url.partition(":")
+    if scheme == "sqlite":
+        is_file = rest.strip("/") and not rest.startswith("//") and not rest.endswith("/:memory:")
+        return None if is_file else "the table's URL names no file; write sqlite:FILE, as in sqlite:hits.db"
+    if scheme not in ("postgresql", "postgres"):
+        shown = f"{scheme}:" if colon and scheme.isalnum() else "this"
+        return f"{shown} is not a database that tables are kept in; {advice}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return f"the table's URL cannot be read: its host or port is not valid; {advice}"
+    if not rest.startswith("//") or port == 0:
+        return f"the table's URL {redacted(url) if rest.startswith('//') else scheme + ':'} is not complete; {advice}"
+    return None
+
+
+def _check_topics(spec: PipelineSpec, cluster: Cluster) -> list[Mistake]:
+    """Topics that a source's pattern names may come later; the dead letters' topic is made by the run."""
+    wanted = [((*sink.place, "topic"), sink.topic) for sink in spec.sinks if isinstance(sink, TopicSink)]
+    if spec.source.topic is not None:
+        wanted.append(((*spec.source.place, "topic"), spec.source.topic))
+    try:
+        there = cluster.partitions([topic for _, topic in wanted]) if wanted else cluster.topics()
+    except ClusterError as error:
+        line = spec.lines.line("broker")
+        return [Mistake(line, f"the broker cannot be reached, so topics could not be looked up: {error}")]
+    return [
+        Mistake(spec.lines.line(*place), f"there is no topic {topic}; create it with `millstream topic create {topic}`")
+        for place, topic in wanted
+        if topic not in there
+    ]
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"

@@ -1,0 +1,89 @@
+"""Values into columns: the view that a pipeline's SQL reads from.
+
+A row of the view has the decoded columns and, behind them, where the record came from (`META`). Rows that cannot be
+decoded are marked with a cause (`CAUSE`) instead of being dropped or failing: whoever reads the rows chooses between
+`good` and `bad`. A record without a value (a tombstone) is a row whose columns are all null, and no mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from millstream.pipeline import avro
+from millstream.pipeline.spec import SourceSpec
+
+META = {
+    "_key": "key",
+    "_topic": "topic",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+    "_headers": "headers",
+}
+CAUSE = "_cause"
+RAW = "_value"
+"""The value as it came, for dead letters."""
+_BAD = "_bad"
+
+
+def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
+    """Records of `format("millstream")` as decoded columns, META, RAW and CAUSE."""
+    text = F.col("value").cast("string")
+    if source.format == "bytes":
+        return _rows(records, [F.col("value")], F.lit(None).cast("string"))
+    if source.format == "text":
+        return _rows(records, [text.alias("value")], _not_text())
+    assert source.schema is not None
+    if source.format == "avro":
+        parsed = avro.decode(records, source.schema, source.options, _BAD)
+        return _spread(parsed, avro.columns(source.schema), F.col("_parsed")[_BAD])
+    fields = cast(StructType, StructType.fromDDL(source.schema))
+    options = {**source.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD}
+    parsed = records.withColumn("_parsed", _parse(source.format, text, fields, options))
+    wrong = F.col("_parsed")[_BAD].isNotNull() | (F.col("value").isNotNull() & F.col("_parsed").isNull())
+    cause = F.when(wrong, F.lit(f"the value is not {source.format.upper()} that fits {source.schema}"))
+    return _spread(parsed, fields, F.coalesce(_not_text(), cause))
+
+
+def good(rows: DataFrame) -> DataFrame:
+    return rows.where(F.col(CAUSE).isNull()).drop(CAUSE, RAW)
+
+
+def good_or_stop(rows: DataFrame) -> DataFrame:
+    """For `on_error = "stop"`: the first row that cannot be decoded fails the batch, and says which record it was."""
+    where = F.concat(F.col("_topic"), F.lit("-"), F.col("_partition"), F.lit(" at offset "), F.col("_offset"))
+    stop = F.raise_error(F.concat(where, F.lit(": "), F.col(CAUSE), F.lit(' (on_error = "stop")')))
+    return rows.where(F.when(F.col(CAUSE).isNotNull(), stop.cast("boolean")).otherwise(True)).drop(CAUSE, RAW)
+
+
+def bad(rows: DataFrame) -> DataFrame:
+    return rows.where(F.col(CAUSE).isNotNull())
+
+
+def _parse(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:
+    schema = StructType([*fields.fields, StructField(_BAD, StringType())])
+    if kind == "json":
+        return F.from_json(text, schema, dict(options))
+    return F.from_csv(
+        text, ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in schema), dict(options)
+    )
+
+
+def _not_text() -> Column:
+    valid = F.is_valid_utf8(F.col("value").cast("string"))
+    return F.when(F.col("value").isNotNull() & ~valid, F.lit("the value is not UTF-8"))
+
+
+def _spread(parsed: DataFrame, fields: StructType, cause: Column) -> DataFrame:
+    """The fields of the struct `_parsed` as columns."""
+    return _rows(parsed, [F.col("_parsed")[field.name].alias(field.name) for field in fields.fields], cause)
+
+
+def _rows(records: DataFrame, columns: list[Column], cause: Column) -> DataFrame:
+    meta = [F.col(column).alias(name) for name, column in META.items() if column in records.columns]
+    return records.select(*columns, *meta, F.col("value").alias(RAW), cause.alias(CAUSE))

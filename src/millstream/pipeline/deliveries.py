@@ -1,0 +1,169 @@
+"""What happens to a batch of rows: one class per kind of sink, all on the driver.
+
+Spark may hand the same batch over again, after a crash or a failed attempt, with the same number and the same rows. The
+lake and the table know the numbers that they have and take each once. Topics take it again: exactly-once into topics
+needs transactions, and `TopicDelivery.deliver`, which is told the number, is where they will go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millstream.pipeline import decode, files
+from millstream.pipeline.lake import Lake, create_lake
+from millstream.pipeline.spec import LakeSink, TableSink, TopicSink
+from millstream.pipeline.table import Table, open_table
+
+TIDY_EVERY = 10
+"""Batches between two looks for small files."""
+
+
+class Delivery(Protocol):
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        """Puts a batch where it belongs, and gives the number of rows. All of it, or an error."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LakeDelivery:
+    """Rows into Parquet files, written by the tasks; the driver commits their list."""
+
+    def __init__(self, sink: LakeSink, schema: StructType, time_column: str | None, app_id: str) -> None:
+        self._sink = sink
+        self._time_column = time_column
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        self._lake: Lake = create_lake(sink.path, sink.format, arrow, sink.partition_by, app_id, sink.file_mb << 20)
+
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        if self._lake.has(batch):
+            return 0
+        write = partial(
+            _write_files,
+            root=self._lake.root,
+            suffix=self._lake.suffix,
+            partition_by=self._sink.partition_by,
+            time_column=self._time_column,
+            file_bytes=self._sink.file_mb << 20,
+            name=f"batch-{batch}",
+        )
+        described = rows.mapInArrow(write, files.FILE_SCHEMA)
+        return self.commit(described, batch)
+
+    def commit(self, described: DataFrame, batch: int) -> int:
+        """Rows that describe files which tasks have written, into the lake. Collected once: twice would write twice."""
+        if self._lake.has(batch):
+            return 0
+        entries = [files.FileEntry.from_row(row) for row in described.collect()]
+        self._lake.commit(batch, entries)
+        if batch % TIDY_EVERY == TIDY_EVERY - 1:
+            self._lake.tidy()
+        return sum(entry.rows for entry in entries)
+
+    def close(self) -> None:
+        pass
+
+
+class MovedDelivery(LakeDelivery):
+    """Files that the source itself has written (see mover.py)."""
+
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        return self.commit(rows, batch)
+
+
+class TableDelivery:
+    def __init__(self, sink: TableSink, schema: StructType, app_id: str) -> None:
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        self._table: Table = open_table(sink.url, sink.table, sink.key, arrow, app_id)
+
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        if self._table.has(batch):
+            return 0
+        return self._table.upsert(batch, rows.toArrow().to_batches())
+
+    def close(self) -> None:
+        self._table.close()
+
+
+class TopicDelivery:
+    def __init__(self, sink: TopicSink, broker: str) -> None:
+        self._sink = sink
+        self._broker = broker
+
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        return _send(as_records(rows, self._sink), self._broker, self._sink.topic, self._sink.compression)
+
+    def close(self) -> None:
+        pass
+
+
+class DeadLetterDelivery:
+    """Rows that could not be decoded: the value as it came, and in the headers why and from where."""
+
+    def __init__(self, topic: str, broker: str) -> None:
+        self._topic = topic
+        self._broker = broker
+
+    def deliver(self, rows: DataFrame, batch: int) -> int:
+        about = {
+            "millstream-cause": decode.CAUSE,
+            "millstream-topic": "_topic",
+            "millstream-partition": "_partition",
+            "millstream-offset": "_offset",
+            "millstream-timestamp": "_timestamp",
+        }
+        headers = [
+            F.struct(F.lit(name).alias("key"), F.col(column).cast("string").cast("binary").alias("value"))
+            for name, column in about.items()
+        ]
+        letters = decode.bad(rows).select(
+            F.col("_key").alias("key"), F.col(decode.RAW).alias("value"), F.array(*headers).alias("headers")
+        )
+        return _send(letters, self._broker, self._topic, "none")
+
+    def close(self) -> None:
+        pass
+
+
+def as_records(rows: DataFrame, sink: TopicSink) -> DataFrame:
+    """Rows as key and value: a JSON object of all columns but those about the source, or the column `value` itself."""
+    columns = [name for name in rows.columns if name not in decode.META]
+    whole = F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)))
+    chosen = [(whole if sink.format == "json" else F.col("value")).alias("value")]
+    if sink.key is not None:
+        chosen.append(F.col(f"`{sink.key}`").cast("string").alias("key"))
+    elif "_key" in rows.columns:
+        chosen.append(F.col("_key").alias("key"))
+    return rows.select(*chosen)
+
+
+def _send(records: DataFrame, broker: str, topic: str, compression: str) -> int:
+    """Writes records and counts them on the way."""
+    observation = Observation()
+    seen = F.count(F.lit(1)).alias("rows")
+    options = {"bootstrap.servers": broker, "topic": topic, "compression": compression}
+    records.observe(observation, seen).write.format("millstream").mode("append").options(**options).save()
+    return int(observation.get["rows"] or 0)
+
+
+def _write_files(
+    batches: Iterator[pa.RecordBatch],
+    *,
+    root: str,
+    suffix: str,
+    partition_by: str,
+    time_column: str | None,
+    file_bytes: int,
+    name: str,
+) -> Iterator[pa.RecordBatch]:
+    """In a task: rows in, descriptions of files out."""
+    for entry in files.write_files(batches, root, partition_by, time_column, file_bytes, name, suffix):
+        yield entry.to_batch()

@@ -1,0 +1,177 @@
+"""A lake of plain Parquet files, for readers that know no table format and take every file that they find.
+
+Tasks write below `_staging`, under names that do not end in .parquet. A batch then goes in like this:
+
+    1. its list of files replaces that of the batch before, in `_millstream/APP.json`     from here on it is in
+    2. each file is renamed into its place
+    3. (the next batch begins again at 1)
+
+A crash before 1 leaves files that nobody sees, and Spark brings the batch again. A crash after 1 leaves a part of the
+files in place: whoever opens the lake next, or commits to it, goes on with 2 from the list. So no row is ever there
+twice, and none is missing once the pipeline runs again. Readers may see a batch arrive file by file; who needs whole
+batches uses Delta Lake.
+
+A lock on `_millstream/APP.lock` keeps a driver that was thought dead and its successor apart. Small files are not
+merged here: a reader would find rows twice, or not at all, while it happens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from millstream.log.disk import Disk
+from millstream.pipeline.files import OWN_NAME, PARTITIONS, FileEntry
+from millstream.pipeline.lake_rows import LakeRows
+from millstream.pipeline.lake_schema import LakeError, new_columns, with_partition
+
+logger = logging.getLogger(__name__)
+
+ABOUT = "_common_metadata"
+"""Parquet's customary name for a file with a schema and no rows; ours also says how the lake is partitioned."""
+STATE = "_millstream"
+STAGING = "_staging"
+ORPHAN_SECONDS = 24 * 3600
+_PARTITION_BY = b"millstream.partition_by"
+
+
+class ParquetLake:
+    suffix = ".parquet.staged"
+
+    def __init__(self, path: str, schema: pa.Schema, partition_by: str, app_id: str, disk: Disk | None = None) -> None:
+        self._path = os.path.abspath(path)
+        self.root = os.path.join(self._path, STAGING)
+        self._disk = disk or Disk()
+        self._app = os.path.join(self._path, STATE, quote(app_id, safe=""))
+        self._finished = -1
+        for folder in (self.root, os.path.dirname(self._app)):
+            self._disk.make_directory(folder)
+        with self._locked(os.path.join(self._path, STATE, "lake")):
+            self._fit(with_partition(schema, partition_by), partition_by)
+        with self._locked(self._app):
+            self._finish(self._read())
+
+    def _fit(self, wanted: pa.Schema, partition_by: str) -> None:
+        about = _read_about(self._path)
+        stored = pa.schema([])
+        if about is not None:
+            stored, there = about
+            if there != partition_by:
+                raise LakeError(
+                    f"the lake {self._path} is partitioned by {there}, not by {partition_by}: set partition_by to "
+                    f"{there}, or write to another lake"
+                )
+        added = new_columns(self._path, stored, wanted)
+        if added:
+            partitions = PARTITIONS[partition_by]
+            columns = [field for field in [*stored, *added] if field.name not in partitions]
+            schema = with_partition(pa.schema(columns), partition_by)
+            sink = pa.BufferOutputStream()
+            pq.write_metadata(schema.with_metadata({_PARTITION_BY: partition_by.encode()}), sink)
+            self._disk.replace(os.path.join(self._path, ABOUT), sink.getvalue().to_pybytes())
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def has(self, batch_id: int) -> bool:
+        return int(self._read()["batch"]) >= batch_id
+
+    def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
+        """Puts the files of a batch in, once. A batch without files leaves no trace: it is as empty the next time."""
+        if not entries:
+            return
+        with self._locked(self._app):
+            state = self._read()
+            self._finish(state)
+            if state["batch"] >= batch_id:
+                return
+            state = {"batch": batch_id, "files": [entry.path for entry in entries]}
+            self._disk.replace(self._app + ".json", json.dumps(state).encode())
+            self._finish(state)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            with open(self._app + ".json", encoding="utf-8") as file:
+                state: dict[str, Any] = json.load(file)
+                return state
+        except FileNotFoundError:
+            return {"batch": -1, "files": []}
+
+    def _finish(self, state: dict[str, Any]) -> None:
+        """Renames the batch's files into place. Done once, doing it again changes nothing."""
+        if state["batch"] <= self._finished:
+            return
+        folders = {os.path.dirname(self._app)}  # the list itself may be another's, who died before its name was synced
+        for path in state["files"]:
+            staged = os.path.join(self.root, path)
+            place = os.path.join(self._path, path.removesuffix(".staged"))
+            folders.add(os.path.dirname(place))
+            if os.path.exists(staged):
+                self._disk.make_directory(os.path.dirname(place))
+                self._disk.rename(staged, place)
+        for folder in sorted(folders):
+            if os.path.exists(folder):
+                self._disk.sync_directory(folder)
+        self._finished = state["batch"]
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """The lock goes with the process that holds it, however that ends."""
+        fd = os.open(name + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def rows(self) -> LakeRows:
+        return rows(self._path)
+
+    # -- tidying -----------------------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Removes staged files that nobody committed within a day."""
+        removed = 0
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = os.path.join(folder, name)
+                if OWN_NAME.fullmatch(name) and time.time() - os.path.getmtime(path) > ORPHAN_SECONDS:
+                    self._disk.remove(path)
+                    removed += 1
+        if removed:
+            logger.info("removed %d files of failed attempts from %s", removed, self._path)
+
+
+def is_parquet_lake(path: str) -> bool:
+    return _read_about(path) is not None
+
+
+def rows(path: str) -> LakeRows:
+    about = _read_about(path)
+    if about is None:
+        raise LakeError(f"{path} is not a lake that a pipeline has written")
+    schema, partition_by = about
+    columns = PARTITIONS[partition_by]
+    hive = ds.partitioning(pa.schema([schema.field(name) for name in columns]), flavor="hive") if columns else None
+    return LakeRows(path, ds.dataset(path, schema=schema, format="parquet", partitioning=hive), columns)
+
+
+def _read_about(path: str) -> tuple[pa.Schema, str] | None:
+    try:
+        schema = pq.read_schema(os.path.join(path, ABOUT))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except pa.ArrowException as error:
+        raise LakeError(f"{os.path.join(path, ABOUT)} cannot be read: {error}") from error
+    partition_by = (schema.metadata or {}).get(_PARTITION_BY)
+    return None if partition_by is None else (schema.remove_metadata(), partition_by.decode())

@@ -1,0 +1,236 @@
+"""A lake's rows, back into a topic.
+
+What a row becomes
+------------------
+A lake of `bytes` or `text` gives back what its pipeline has read: value, key, headers and time. The rows of any other
+lake are JSON objects of the columns that do not start with `_`, null ones left out, as a topic sink writes them. Their
+keys and times are kept if the rows have them (`_key`, `_timestamp`).
+
+Where it goes, and in which order
+---------------------------------
+Keys choose the partition as they do with Kafka's Java producers, so the same key goes to the same partition. Rows that
+know where they came from (`_topic`, `_partition`, `_offset`) are sent one source partition after the other, each in the
+order of its offsets: rows of a key that came from one partition keep their order. Where partitions are kept, each row
+goes to the partition with the number it came from, and the partition has the order of its source, rows without a key
+included. Rows that do not know their place are sent as the lake has them, in no particular order.
+
+To put offsets in order, the files are first looked through for which offsets each has. A file is opened when its turn
+comes and is read a batch at a time, so memory does not grow with the lake.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import MillstreamError
+from millstream.pipeline.lake import LakeRows, open_lake
+from millstream.spark.options import parse_sink
+from millstream.spark.writing import Writing
+
+PLACE = ("_topic", "_partition", "_offset")
+RECORD = {"_key": "key", "_timestamp": "timestamp", "_headers": "headers"}
+
+
+class NothingToReplay(MillstreamError):
+    """A lake whose rows cannot be records."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """When the rows were written, by `_timestamp`: from `since` on and before `until`."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class Replay:
+    """`for sent in Replay(...)` sends everything; after the last row all of it is acknowledged."""
+
+    def __init__(
+        self, lake: str, span: Span, broker: str, topic: str, compression: str = "none", keep_partitions: bool = False
+    ) -> None:
+        self._rows = open_lake(lake)
+        self._span = span
+        self._columns = _needed(self._rows.schema, lake)
+        self._keep_partitions = keep_partitions
+        if keep_partitions and "_partition" not in self._columns:
+            raise NothingToReplay(f"the rows of {lake} do not say which partition they came from; let keys choose")
+        options = {"bootstrap.servers": broker, "topic": topic, "compression": compression, "client.id": "millstream"}
+        self._options = parse_sink(options)
+        self._runs = _plan(self._rows, span) if set(PLACE) <= set(self._columns) else None
+
+    @property
+    def total(self) -> int | None:
+        """Rows to send, where that is known before they are read."""
+        if self._runs is not None:
+            return sum(run.rows for runs in self._runs.values() for run in runs)
+        return self._rows.count() if self._span == Span() else None
+
+    def __iter__(self) -> Iterator[int]:
+        """Gives, again and again, how many rows were handed over so far."""
+        writing = Writing(self._options, spread=0)
+        sent = 0
+        try:
+            for batch in self._batches():
+                writing.add(as_records(batch, self._keep_partitions))
+                sent += batch.num_rows
+                yield sent
+            writing.finish()
+        finally:
+            writing.stop()
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if self._runs is None:
+            yield from self._rows.read(self._columns, self._span.since, self._span.until)
+            return
+        for place in sorted(self._runs):
+            yield from _in_order(self._runs[place], place, self._columns, self._span)
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(order=True)
+class Run:
+    """The rows of one source partition in one file."""
+
+    first: int
+    """The lowest offset."""
+    rows: int
+    file: LakeRows = field(compare=False)
+
+
+def _plan(lake: LakeRows, span: Span) -> dict[tuple[str, int], list[Run]] | None:
+    """Which files have rows of a source partition, by their lowest offset; None if some rows do not say."""
+    runs: dict[tuple[str, int], list[Run]] = {}
+    for file in lake.split():
+        found: dict[tuple[str, int], Run] = {}
+        for batch in file.read(PLACE, span.since, span.until):
+            if any(column.null_count for column in batch.columns):
+                return None
+            grouped = pa.Table.from_batches([batch]).group_by(["_topic", "_partition"])
+            for row in grouped.aggregate([("_offset", "min"), ("_offset", "count")]).to_pylist():
+                run = found.setdefault((row["_topic"], row["_partition"]), Run(row["_offset_min"], 0, file))
+                run.first = min(run.first, row["_offset_min"])
+                run.rows += row["_offset_count"]
+        for place, run in found.items():
+            runs.setdefault(place, []).append(run)
+    return {place: sorted(files) for place, files in runs.items()}
+
+
+def _in_order(runs: list[Run], place: tuple[str, int], columns: list[str], span: Span) -> Iterator[pa.RecordBatch]:
+    """Merges the files of one source partition: most follow each other, but merged files may lie across others."""
+    waiting = list(reversed(runs))
+    opened: list[tuple[int, int, pa.RecordBatch, Iterator[pa.RecordBatch]]] = []
+    number = 0
+    while waiting or opened:
+        while waiting and (not opened or waiting[-1].first <= opened[0][0]):
+            batches = _of_place(waiting.pop().file.read(columns, span.since, span.until), place)
+            number = _push(opened, batches, number)
+        if not opened:
+            continue
+        _, _, batch, batches = heapq.heappop(opened)
+        others = [opened[0][0]] if opened else []
+        others += [waiting[-1].first] if waiting else []
+        offsets = batch.column("_offset").to_numpy()
+        cut = int(np.searchsorted(offsets, min(others))) if others else len(offsets)
+        cut = max(cut, 1)  # the same offset twice: either may go first
+        yield batch.slice(0, cut)
+        if cut < batch.num_rows:
+            rest = batch.slice(cut)
+            heapq.heappush(opened, (rest.column("_offset")[0].as_py(), number, rest, batches))
+            number += 1
+        else:
+            number = _push(opened, batches, number)
+
+
+def _push(opened: list[Any], batches: Iterator[pa.RecordBatch], number: int) -> int:
+    batch = next(batches, None)
+    if batch is not None:
+        heapq.heappush(opened, (batch.column("_offset")[0].as_py(), number, batch, batches))
+    return number + 1
+
+
+def _of_place(batches: Iterator[pa.RecordBatch], place: tuple[str, int]) -> Iterator[pa.RecordBatch]:
+    topic, partition = place
+    for batch in batches:
+        mine = pc.and_(pc.equal(batch.column("_topic"), topic), pc.equal(batch.column("_partition"), partition))
+        chosen = batch.filter(mine)
+        if chosen.num_rows:
+            yield chosen.take(pc.sort_indices(chosen.column("_offset"))) if _is_mixed(chosen) else chosen
+
+
+def _is_mixed(batch: pa.RecordBatch) -> bool:
+    offsets = batch.column("_offset").to_numpy()
+    return bool((np.diff(offsets) < 0).any())
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def _needed(schema: pa.Schema, lake: str) -> list[str]:
+    data = [name for name in schema.names if not name.startswith("_")]
+    if not data:
+        raise NothingToReplay(f"the rows of {lake} have no columns that could be a record's value")
+    about = [name for name in (*RECORD, *PLACE) if name in schema.names]
+    return [*data, *about]
+
+
+def as_records(rows: pa.RecordBatch, keep_partitions: bool = False) -> pa.RecordBatch:
+    """Columns as the writer takes them: value, and key, timestamp and headers where the rows have them."""
+    data = [name for name in rows.schema.names if not name.startswith("_")]
+    is_raw = data == ["value"] and _is_bytes(rows.column("value").type)
+    columns = {"value": rows.column("value") if is_raw else _as_json(rows, data)}
+    for name, record in RECORD.items():
+        if name in rows.schema.names:
+            columns[record] = rows.column(name)
+    if keep_partitions:
+        columns["partition"] = rows.column("_partition")
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        is_it(kind) for is_it in (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string)
+    )
+
+
+def _as_json(rows: pa.RecordBatch, names: list[str]) -> pa.Array:
+    columns = [rows.column(name).to_pylist() for name in names]
+    dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+    values = (
+        dump({name: item for name, item in zip(names, row, strict=True) if item is not None})
+        for row in zip(*columns, strict=True)
+    )
+    return pa.array(values, pa.string(), size=rows.num_rows)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for, as Spark writes it and reads it back."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case datetime():
+            moment = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo is not None else value
+            return moment.isoformat(timespec="milliseconds" if moment.microsecond % 1000 == 0 else "microseconds") + (
+                "Z" if value.tzinfo is not None else ""
+            )
+        case date():
+            return value.isoformat()
+        case Decimal():
+            number = float(value)
+            return number if Decimal(repr(number)) == value else str(value)  # no digit is lost
+        case _:
+            return str(value)

@@ -1,0 +1,261 @@
+"""A pipeline at work: one Spark query per sink, watched until it is done, told to stop, or fails.
+
+Each sink has a query, a checkpoint and a consumer group of its own (`<pipeline>.<sink>`), so each goes at its own pace,
+a sink that is added later reads from the beginning, and the lag of each shows in every Kafka tool. Rows that cannot be
+decoded are one more query, `dead-letters`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millstream.errors import MillstreamError
+from millstream.pipeline import check, decode
+from millstream.pipeline.deliveries import (
+    DeadLetterDelivery,
+    Delivery,
+    LakeDelivery,
+    MovedDelivery,
+    TableDelivery,
+    TopicDelivery,
+)
+from millstream.pipeline.lake import task_folder
+from millstream.pipeline.mover import FORMAT as MOVER
+from millstream.pipeline.mover import MOVE, Move, Mover
+from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+DEAD_LETTERS = "dead-letters"
+STOP_SECONDS_MAX = 10.0
+"""How long a batch may go on after a stop was asked for, before it is interrupted. Nothing is lost either way."""
+POLL_SECONDS = 0.1
+INITIALIZING = "Initializing sources"
+"""What Spark says of a query that is not at work yet."""
+
+
+class PipelineFailed(MillstreamError):
+    """A sink's query ended with an error."""
+
+    def __init__(self, sink: str, why: str) -> None:
+        super().__init__(f"{sink}: {why}")
+        self.sink = sink
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    sink: str
+    batch: int
+    rows: int
+    """Written by the sink; 0 for a batch that it had already."""
+    seconds: float
+    lag: dict[str, int]
+    """Records behind the end of each partition, `topic-partition`, when the batch was planned."""
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class _Running:
+    """One sink's query. The query's id is part of the sink's memory of batches: a new checkpoint is a new story."""
+
+    name: str
+    deliver: Callable[[str], Delivery]
+    query: StreamingQuery | None = None
+    delivery: Delivery | None = None
+    written: dict[int, int] = field(default_factory=dict)
+    failure: Exception | None = None
+    known: threading.Event = field(default_factory=threading.Event)
+    reported: int = -1
+
+    def on_batch(self, rows: DataFrame, batch: int) -> None:
+        self.known.wait()
+        assert self.query is not None
+        try:
+            if self.delivery is None:
+                self.delivery = self.deliver(str(self.query.id))
+            self.written[batch] = self.delivery.deliver(rows, batch)
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+class Pipeline:
+    def __init__(self, spec: PipelineSpec, spark: SparkSession, broker: str) -> None:
+        self._spec = spec
+        self._spark = spark
+        self._broker = broker
+        self._running: list[_Running] = []
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def start(self, *, once: bool) -> None:
+        try:
+            for sink in self._spec.sinks:
+                self._start_sink(sink, once)
+            if self._spec.source.format != "bytes" and self._spec.on_error != "stop":
+                self._start_dead_letters(once)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_sink(self, sink: Sink, once: bool) -> None:
+        spec = self._spec
+        session = self._spark.newSession()
+        if isinstance(sink, LakeSink) and check.is_untransformed(spec, sink) and spec.source.format == "bytes":
+            self._start_mover(session, sink, once)
+            return
+        rows = self._view(session, sink)
+        mode = check.output_mode(spec, sink)
+        self._start_query(sink.name, rows, lambda query: self._delivery(sink, rows, query), mode, once)
+
+    def _delivery(self, sink: Sink, rows: DataFrame, query: str) -> Delivery:
+        app_id = f"{self._spec.name}/{sink.name}/{query}"
+        if isinstance(sink, LakeSink):
+            columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
+            return LakeDelivery(sink, rows.schema, check.time_column(self._spec, sink, columns), app_id)
+        if isinstance(sink, TableSink):
+            return TableDelivery(sink, rows.schema, app_id)
+        return TopicDelivery(sink, self._broker)
+
+    def _start_mover(self, session: SparkSession, sink: LakeSink, once: bool) -> None:
+        session.dataSource.register(Mover)
+        root, suffix = task_folder(sink.path, sink.format)
+        move = Move(root, suffix, sink.partition_by, sink.file_mb << 20, self._spec.source.headers)
+        described = self._reader(session, sink.name, MOVER).option(MOVE, move.to_option()).load()
+        schema = decode.good(decode.decode(self._reader(session, sink.name).load(), self._spec.source)).schema
+
+        def deliver(query: str) -> Delivery:
+            return MovedDelivery(sink, schema, "_timestamp", f"{self._spec.name}/{sink.name}/{query}")
+
+        self._start_query(sink.name, described, deliver, "append", once)
+
+    def _start_dead_letters(self, once: bool) -> None:
+        topic = self._spec.dead_letters
+        assert topic is not None
+        rows = decode.decode(self._reader(self._spark.newSession(), DEAD_LETTERS).load(), self._spec.source)
+        self._start_query(DEAD_LETTERS, rows, lambda _: DeadLetterDelivery(topic, self._broker), "append", once)
+
+    def _start_query(
+        self, name: str, rows: DataFrame, deliver: Callable[[str], Delivery], mode: str, once: bool
+    ) -> None:
+        running = _Running(name, deliver)
+        writer = rows.writeStream.foreachBatch(running.on_batch).outputMode(mode).queryName(f"{self._spec.name}.{name}")
+        writer = writer.option("checkpointLocation", str(self._spec.checkpoint / name))
+        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self._spec.trigger)
+        running.query = writer.start()
+        running.known.set()
+        self._running.append(running)
+        # One after the other: each starts Python processes, and Spark gives them ten seconds to report.
+        while running.query.isActive and running.query.status["message"] == INITIALIZING:
+            time.sleep(POLL_SECONDS)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _view(self, session: SparkSession, sink: Sink) -> DataFrame:
+        """The rows that a sink takes: the source's view and the steps, as far as they are needed."""
+        spec = self._spec
+        rows = decode.decode(self._reader(session, sink.name).load(), spec.source)
+        rows = decode.good_or_stop(rows) if spec.on_error == "stop" else decode.good(rows)
+        if spec.source.watermark is not None:
+            rows = rows.withWatermark(spec.source.watermark.column, spec.source.watermark.delay)
+        rows.createOrReplaceTempView(spec.source.name)
+        for step in spec.steps:
+            try:
+                session.sql(step.sql).createOrReplaceTempView(step.name)
+            except AnalysisException as error:
+                raise PipelineFailed(f"step {step.name}", first_line(error)) from error
+        return session.table(sink.source)
+
+    def _reader(self, session: SparkSession, sink: str, kind: str = "millstream") -> DataStreamReader:
+        source = self._spec.source
+        options: dict[str, Any] = {
+            "bootstrap.servers": self._broker,
+            "startingOffsets": source.starting,
+            "maxOffsetsPerTrigger": self._spec.rows_per_batch,
+            "includeHeaders": str(source.headers).lower(),
+            "group.id": f"{self._spec.name}.{sink}",
+            "client.id": f"millstream-pipeline-{self._spec.name}",
+        }
+        which = {"subscribe": source.topic} if source.topic is not None else {"subscribePattern": source.pattern}
+        return session.readStream.format(kind).options(**options, **which)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def watch(self, stop: threading.Event) -> Iterator[BatchReport]:
+        """Every batch as it is done, until all queries have ended or a stop is asked for. Raises what went wrong."""
+        while True:
+            ended = not any(running.query is not None and running.query.isActive for running in self._running)
+            for running in self._running:
+                yield from _news(running)
+                self._raise_failure(running)
+            if ended or stop.is_set():
+                return
+            stop.wait(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Lets the batches that are on their way end, for a while, and stops all queries."""
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        for running in self._running:
+            query = running.query
+            while query is not None and query.isActive and query.status["isTriggerActive"]:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_SECONDS)
+            if query is not None:
+                query.stop()
+            if running.delivery is not None:
+                running.delivery.close()
+
+    def _raise_failure(self, running: _Running) -> None:
+        assert running.query is not None
+        error = running.query.exception()
+        if error is None:
+            return
+        cause = running.failure if isinstance(running.failure, MillstreamError) else error
+        raise PipelineFailed(running.name, first_line(cause)) from error
+
+
+def _news(running: _Running) -> Iterator[BatchReport]:
+    assert running.query is not None
+    for progress in running.query.recentProgress:
+        if progress.batchId <= running.reported or "addBatch" not in progress.durationMs:
+            continue
+        running.reported = progress.batchId
+        seconds = progress.durationMs.get("triggerExecution", 0) / 1000
+        rows = running.written.pop(progress.batchId, 0)
+        yield BatchReport(running.name, progress.batchId, rows, seconds, _lag(progress.sources[0]))
+
+
+def _lag(source: Any) -> dict[str, int]:
+    end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
+    return {place: max(offset - end.get(place, 0), 0) for place, offset in latest.items()}
+
+
+def _offsets(text: str | None) -> dict[str, int]:
+    read = json.loads(text) if text else {}
+    return {f"{topic}-{part}": offset for topic, parts in (read or {}).items() for part, offset in parts.items()}
+
+
+def first_line(error: BaseException) -> str:
+    """The sentence in an error of Spark's, without the stack of the JVM or of a Python worker."""
+    if isinstance(error, MillstreamError):
+        return str(error)
+    said = str(error).partition("=== Streaming Query ===")[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    ours = [line.partition(": ")[2] for line in lines if line.startswith("millstream.") and ": " in line]
+    java = [found[1] for line in lines if (found := re.match(r"(?:Caused by)?: [\w.$]+: (.+)", line))]
+    return (ours[-1:] or java[-1:] or lines[:1] or [type(error).__name__])[0]

@@ -1,0 +1,125 @@
+"""The columns of a pipeline's source: what its schema decodes into, and where each record came from."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from millstream.pipeline import ddl
+from millstream.pipeline.lines import Path
+from millstream.pipeline.mistakes import Mistake, closest
+from millstream.pipeline.spec import PipelineSpec, SourceSpec
+from millstream.pipeline.sql import Columns
+
+ORIGIN: Columns = [
+    ("_key", "BINARY"),
+    ("_topic", "STRING"),
+    ("_partition", "INT"),
+    ("_offset", "BIGINT"),
+    ("_timestamp", "TIMESTAMP"),
+]
+HEADERS = ("_headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
+RESERVED = frozenset({*(name for name, _ in ORIGIN), HEADERS[0], "_value", "_cause", "_bad", "_parsed"})
+
+_TIMES = ("timeZone", "dateFormat", "timestampFormat", "timestampNTZFormat", "enableDateTimeParsingFallback", "locale")
+_JSON = (
+    *("allowComments", "allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros"),
+    *("allowBackslashEscapingAnyCharacter", "allowUnquotedControlChars", "allowNonNumericNumbers"),
+    *("primitivesAsString", "prefersDecimal", "multiLine", "lineSep", "encoding"),
+)
+_CSV = (
+    *("sep", "delimiter", "quote", "escape", "comment", "nullValue", "nanValue", "positiveInf", "negativeInf"),
+    *("emptyValue", "ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace", "maxColumns", "maxCharsPerColumn"),
+    *("charToEscapeQuoteEscaping", "unescapedQuoteHandling", "multiLine", "lineSep", "encoding", "charset"),
+)
+OPTIONS = {"json": (*_TIMES, *_JSON), "csv": (*_TIMES, *_CSV), "avro": ("confluent",)}
+OURS = ("mode", "columnnameofcorruptrecord")
+"""Options of Spark's that decide about bad rows, which is what `on_error` does."""
+
+
+class _Wrong(NamedTuple):
+    text: str
+    offset: int = 0
+
+
+def columns(spec: PipelineSpec) -> Columns | None:
+    """Of the source's view; None where the schema has mistakes."""
+    return _columns(spec.source)[0]
+
+
+def check(spec: PipelineSpec) -> list[Mistake]:
+    source, lines = spec.source, spec.lines
+    found, wrong = _columns(source)
+    place: Path = (*source.place, "schema")
+    mistakes = [Mistake(lines.line_within(place, each.offset), f"source.schema: {each.text}") for each in wrong]
+    mistakes.extend(_check_options(spec))
+    mark = source.watermark
+    if mark is not None and found is not None:
+        kinds = {name.lower(): kind for name, kind in found}
+        line = lines.line(*source.place, "watermark", "column")
+        kind = kinds.get(mark.column.lower())
+        if kind is None:
+            known = closest(mark.column, [name for name, _ in found])
+            mistakes.append(Mistake(line, f"the watermark's column {mark.column} is not in the schema{known}"))
+        elif kind != "TIMESTAMP":
+            text = f"the watermark's column {mark.column} is {kind}; make it TIMESTAMP in the schema"
+            mistakes.append(Mistake(line, text))
+    return mistakes
+
+
+def _columns(source: SourceSpec) -> tuple[Columns | None, list[_Wrong]]:
+    origin = [*ORIGIN, HEADERS] if source.headers else ORIGIN
+    if source.format in ("text", "bytes"):
+        return [("value", "STRING" if source.format == "text" else "BINARY"), *origin], []
+    if source.schema is None:
+        return None, []
+    found, wrong = _avro(source.schema) if source.format == "avro" else _ddl(source.schema)
+    for name, kind in found:
+        if name.lower() in RESERVED:
+            wrong.append(_Wrong(f"{name} is a name that the pipeline gives itself; rename the column"))
+        if source.format == "csv" and kind.startswith((*ddl.NESTED, "BINARY", "VARIANT")):
+            wrong.append(_Wrong(f"{name} is {kind}, which CSV cannot hold; use plain types"))
+    return ([*found, *origin] if found and not wrong else None), wrong
+
+
+def _ddl(schema: str) -> tuple[Columns, list[_Wrong]]:
+    try:
+        return ddl.columns(schema), []
+    except ddl.BadDDL as error:
+        return [], [_Wrong(str(error), error.offset)]
+
+
+def _avro(schema: str) -> tuple[Columns, list[_Wrong]]:
+    try:
+        read = json.loads(schema)
+    except json.JSONDecodeError as error:
+        return [], [_Wrong(f"is not an Avro schema, which is JSON or a .avsc file: {error.msg}", error.pos)]
+    import fastavro
+
+    from millstream.pipeline import avro
+
+    try:
+        fastavro.parse_schema(read)
+        fields = avro.columns(schema)
+        return [(field.name, ddl.columns(f"x {field.dataType.simpleString()}")[0][1]) for field in fields], []
+    except avro.BadAvro as error:
+        return [], [_Wrong(str(error))]
+    except RecursionError:
+        return [], [_Wrong("a record that holds itself cannot be columns")]
+    except Exception as error:  # fastavro says what is wrong with many kinds of exceptions
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        return [], [_Wrong(f"is not an Avro schema: {cause[:200]}")]
+
+
+def _check_options(spec: PipelineSpec) -> list[Mistake]:
+    source, mistakes = spec.source, []
+    known = {name.lower(): name for name in OPTIONS.get(source.format, ())}
+    for name in source.options:
+        line = spec.lines.line(*source.place, "options", name)
+        if not known:
+            mistakes.append(Mistake(line, f"source.options: format {source.format} has no options; leave them out"))
+        elif name.lower() in OURS:
+            mistakes.append(Mistake(line, f"source.options: {name} is decided by on_error; leave it out"))
+        elif name.lower() not in known:
+            mistakes.append(Mistake(line, f"source.options: {name} is not known{closest(name, known.values())}"))
+    return mistakes

@@ -1,0 +1,50 @@
+"""Tables that a pipeline keeps up to date: upserted by key, each batch once.
+
+The number of the last batch is kept beside the table and changes in the same transaction as its rows. A batch that
+comes again, after a crash or from a driver that was thought dead, finds its number there and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import pyarrow as pa
+
+from millstream.pipeline.table_columns import Columns, TableError
+
+__all__ = ["Table", "TableError", "open_table"]
+
+
+class Table(Protocol):
+    """The driver's side. `app_id` names who counts the batches: a pipeline's sink and its checkpoint."""
+
+    def has(self, batch_id: int) -> bool:
+        """Whether this batch, or a later one, is in already."""
+
+    def upsert(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> int:
+        """Puts a batch in as one step, where of several rows with one key the last one wins. Gives the number of rows
+        that came, 0 if the batch is in already.
+        """
+
+    def close(self) -> None: ...
+
+
+def open_table(url: str, name: str, key: tuple[str, ...], schema: pa.Schema, app_id: str) -> Table:
+    """Opens a table and makes it where there is none; one that does not fit the rows is refused.
+
+    `url` is `sqlite:FILE` or `postgresql://...` as libpq reads it; with PostgreSQL, `name` may be SCHEMA.TABLE.
+    """
+    scheme, _, rest = url.partition(":")
+    columns = Columns(name, schema, key)
+    if scheme == "sqlite" and rest:
+        from millstream.pipeline.table_sqlite import SqliteTable
+
+        return SqliteTable(rest, columns, app_id)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from millstream.pipeline.table_postgres import PostgresTable
+        except ImportError:
+            raise TableError("a table in PostgreSQL needs pip install 'millstream[postgres]'") from None
+        return PostgresTable(url, columns, app_id)
+    raise TableError(f"the table's database {scheme}: is not known; use sqlite:FILE or postgresql://USER@HOST/DATABASE")
