@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench import client, servers
 from bench.measure import Scale, Unavailable
@@ -53,6 +53,14 @@ class Ground:
         """Options of our source for the whole topic."""
         given = {"bootstrap.servers": self.bootstrap, "subscribe": TOPIC, **options}
         return {name: str(value) for name, value in given.items()}
+
+    def count(self, topic: str) -> int:
+        """Records that the broker has of a topic, by its offsets."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bench", **client.QUIET})
+        places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+        ends = [consumer.get_watermark_offsets(place, timeout=30) for place in places]
+        consumer.close()
+        return sum(high - low for low, high in ends)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""One Spark session for every test here: it takes ten seconds to start, so they all run in one process."""
+"""One Spark session for the tests here, and one cluster: each takes seconds to start, so what uses it runs together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from tests.spark.standalone import SHORT_LIVED, StandaloneCluster
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            needs = getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("spark-cluster" if "spark_cluster" in needs else "spark"))
 
 
 @pytest.fixture(scope="session")

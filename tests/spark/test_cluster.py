@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.serving import ServedBroker
-from tests.spark.standalone import StandaloneCluster, bare_python
+from tests.spark.standalone import StandaloneCluster
 from tests.spark.topics import Sent, Topics
 
 pytestmark = pytest.mark.timeout(400)
@@ -80,10 +80,3 @@ def test_a_python_named_by_its_path_gets_the_code_for_planning_too(
 ) -> None:
     report = spark_cluster.run("connector", spark_cluster.python, broker=topics.address, topic=topic)
     assert [value.encode() for value in report["values"]] == VALUES
-
-
-def test_a_worker_without_pyarrow_is_one_clear_error(spark_cluster: StandaloneCluster, tmp_path: Path) -> None:
-    poor = bare_python(tmp_path / "poor", lent=())
-    error = spark_cluster.run("connector", poor)["error"]
-    assert error.startswith(f"the workers of {spark_cluster.master} cannot run tasks with {poor}: PyArrow")
-    assert "\n" not in error

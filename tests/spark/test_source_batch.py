@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -119,7 +120,7 @@ def test_random_topics_are_read_exactly_as_a_consumer_reads_them(
     names = [mixed, trimmed, compacted, stamped, empty]
     expected = topics.rows(*names)
     assert {row.timestamp_type for row in expected} == {0, 1}
-    assert any(b.offset > a.offset + 1 for a, b in zip(expected, expected[1:], strict=False) if a[:2] == b[:2])
+    assert any(b.offset > a.offset + 1 for a, b in itertools.pairwise(expected) if a[:2] == b[:2])
 
     everything = reader(spark, topics, subscribe=",".join(names), includeHeaders=True)
     assert from_spark(everything.load()) == expected

@@ -10,7 +10,6 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     Producer,
     TopicPartition,
@@ -70,9 +69,11 @@ class Topics:
 
     def delete(self, name: str) -> None:
         self._admin.delete_topics([name])[name].result(SECONDS_MAX)
+        self._producers.clear()
 
     def grow(self, name: str, partitions: int) -> None:
         self._admin.create_partitions([NewPartitions(name, partitions)])[name].result(SECONDS_MAX)
+        self._producers.clear()  # they know the topic as it was
 
     def configure(self, name: str, **config: str) -> None:
         changes = [
@@ -130,8 +131,7 @@ class Topics:
                 "log_level": 0,
             }
         )
-        known = self._admin.list_topics(timeout=SECONDS_MAX).topics
-        places = [TopicPartition(name, index, OFFSET_BEGINNING) for name in names for index in known[name].partitions]
+        places = self._places(names)
         consumer.assign(places)
         rows, open_ = [], len(places)
         while open_:
@@ -145,11 +145,16 @@ class Topics:
         consumer.close()
         return sorted(rows, key=lambda row: row[:3])
 
-    def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """What the broker has as the offsets of a group."""
-        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        found = asked[group].result(SECONDS_MAX).topic_partitions
-        return {(place.topic, place.partition): place.offset for place in found}
+    def committed(self, group: str, *names: str) -> dict[tuple[str, int], int]:
+        """How far the broker says a group has come."""
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "log_level": 0})
+        found = consumer.committed(self._places(names), SECONDS_MAX)
+        consumer.close()
+        return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+    def _places(self, names: Iterable[str]) -> list[TopicPartition]:
+        known = self._admin.list_topics(timeout=SECONDS_MAX).topics
+        return [TopicPartition(name, index, OFFSET_BEGINNING) for name in names for index in known[name].partitions]
 
 
 def _row(message: Any) -> Row:

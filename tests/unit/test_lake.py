@@ -643,6 +643,14 @@ def test_nested_columns_and_local_times_come_back(tmp_path: Path, format: str) -
     assert again.has(0)
 
 
+def test_a_path_with_a_percent_sign_is_refused_for_delta_alone(tmp_path: Path) -> None:
+    assert "has a % in its path" in refusal(lambda: lake_at(tmp_path / "a%20b", "delta"))
+    assert list(tmp_path.iterdir()) == []
+    lake = lake_at(tmp_path / "a%20b", "parquet")
+    lake.commit(0, write(lake, [rows(0)]))
+    assert offsets(tmp_path / "a%20b") == all_of(1)
+
+
 def test_other_readers_of_parquet_see_a_parquet_lake_as_it_is(tmp_path: Path) -> None:
     lake = lake_at(tmp_path, "parquet")
     lake.commit(0, write(lake, [rows(0)]))

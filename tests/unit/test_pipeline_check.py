@@ -250,6 +250,10 @@ def test_columns_and_types_are_told_where_they_are_sure(sql: str, wanted: str) -
             "SELECT * FROM (SELECT user, ms FROM clicks) PIVOT (sum(ms) FOR user IN ('a', 'b'))",
             "Spark cannot PIVOT a stream",
         ),
+        (
+            "SELECT count(*) AS n FROM clicks GROUP BY session_window(at, '1 day')",
+            "needs more than session_window in GROUP BY",
+        ),
         ("SELECT sum(x) AS s FROM VALUES (1) AS t(x) ORDER BY s", None),
         ("SELECT user, (SELECT max(x) FROM VALUES (1) AS t(x)) AS m FROM clicks", None),
         ("SELECT listagg(user) WITHIN GROUP (ORDER BY user) AS l FROM clicks GROUP BY window(at, '1 day')", None),
@@ -262,7 +266,7 @@ def test_tells_what_spark_cannot_do_with_a_stream(sql: str, wanted: str | None) 
 
 
 WINDOWED = "SELECT user, window.start AS s, count(*) AS n FROM clicks GROUP BY user, window(at, '1 minute')"
-SESSIONS = "SELECT session_window.end AS e FROM clicks GROUP BY session_window(at, '5 minutes')"
+SESSIONS = "SELECT session_window.end AS e FROM clicks GROUP BY session_window(at, '5 minutes'), user"
 GROUPED = "SELECT user, count(*) AS n FROM clicks GROUP BY user"
 
 
@@ -337,6 +341,8 @@ def at(url: str) -> str:
         ("SELECT user FROM clicks", at("mysql://h/d"), "mysql: is not a database"),
         ("SELECT user FROM clicks", at("postgresql:h"), "is not complete"),
         ("SELECT user FROM clicks", at("postgresql:///d?host=/run"), None),
+        ("SELECT user FROM clicks", at("postgres://u:p@[::1]:5433,h2:5432/d"), None),
+        ("SELECT user FROM clicks", at("postgresql://h:port/d"), "has a host or port that is not valid"),
         ("SELECT user FROM clicks", TOPIC + '\nkey = "usr"', "key: one has no column usr; did you mean user?"),
         ("SELECT user FROM clicks", TOPIC + '\nformat = "text"', 'format = "text" sends the column value'),
         ("SELECT user AS value FROM clicks", TOPIC + '\nformat = "text"', None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -45,7 +46,7 @@ def test_parts_are_the_ranges_again_and_none_is_too_long(seed: int) -> None:
     for whole in ranges:
         mine = [part for part in parts if part.place == whole.place]
         assert sum(part.size for part in mine) == whole.size
-        assert all(a.end == b.start for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end == b.start for a, b in itertools.pairwise(mine))
         assert not mine or (mine[0].start, mine[-1].end) == (whole.start, whole.end)
 
 

@@ -152,7 +152,7 @@ def test_what_was_trimmed_is_an_error_or_left_out() -> None:
     for number in range(10):
         log.add(b"%d" % number)
     log.start, log.batches = 6, log.batches[6:]
-    with pytest.raises(DataLost, match="t-4: offsets 2 to 7 cannot be read, the partition starts at 6 and ends at 10; "):
+    with pytest.raises(DataLost, match="t-4: offsets 2 to 7 cannot be read, the partition starts at 6 and ends at 10"):
         read(log, 2, 8)
     assert values(read(log, 2, 8, failOnDataLoss="false")) == [b"6", b"7"]
     assert read(log, 2, 5, failOnDataLoss="false") == []
@@ -218,7 +218,8 @@ def test_batches_that_decompress_to_much_are_decoded_in_steps(monkeypatch: pytes
         log.add(b"%d" % number + bytes(10_000), codec=Codec.ZSTD)
     log.add(bytes(300_000), codec=Codec.GZIP)  # more than the bound alone
     batches = read(log, 3, 41)
-    assert [len(value or b"") for value in values(batches)] == [10_000 + len(str(at)) for at in range(3, 40)] + [300_000]
+    sizes = [len(value or b"") for value in values(batches)]
+    assert sizes == [10_000 + len(str(at)) for at in range(3, 40)] + [300_000]
     assert max(batch.nbytes for batch in batches[:-1]) < 150_000
 
 

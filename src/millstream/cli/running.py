@@ -29,9 +29,13 @@ from millstream.pipeline.catalog import sink_names
 from millstream.pipeline.gauges import Gauges
 from millstream.pipeline.live import View, view_for
 from millstream.pipeline.lock import CheckpointLock
-from millstream.pipeline.run import Pipeline, first_line
+from millstream.pipeline.run import BatchReport, Pipeline, first_line
 from millstream.pipeline.spec import PipelineSpec
 from millstream.spark import session
+
+
+LOCAL = "local[*,4]"
+"""All cores, and as many tries for a task as a cluster gives it."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,16 @@ def run(spec: PipelineSpec, broker: str, wish: Wish) -> None:
             _create_missing(broker, spec.dead_letters)
         with view_for(spec.name, names) as view:
             view.say("starting Spark")
-            spark = session.start(f"millstream {spec.name}", wish.master, local_settings(wish.master) | wish.settings)
+            master = wish.master or LOCAL
+            spark = session.start(f"millstream {spec.name}", master, local_settings(master) | wish.settings)
             stop.take_interrupts()
             try:
                 with _as_sentence(stop):
                     _run(Pipeline(spec, spark, broker), wish.once, stop, view, gauges)
                 if wish.once and not stop.event.is_set():
                     view.sum_up()
+                else:
+                    view.say("stopped")
             finally:
                 with _as_sentence(stop):
                     spark.stop()
@@ -96,17 +103,17 @@ def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges)
     view.say("running")
     try:
         for report in pipeline.watch(stop.event):
-            view.take(report)
-            gauges.take(report)
+            _tell(report, view, gauges)
         view.say("stopping")
     finally:
         pipeline.stop()
-    stopped = stop.event.is_set()
-    if stopped:  # batches that ended meanwhile
-        for report in pipeline.watch(stop.event):
-            view.take(report)
-            gauges.take(report)
-        view.say("stopped")
+    for report in pipeline.news():  # batches that ended meanwhile
+        _tell(report, view, gauges)
+
+
+def _tell(report: BatchReport, view: View, gauges: Gauges) -> None:
+    view.take(report)
+    gauges.take(report)
 
 
 @contextmanager

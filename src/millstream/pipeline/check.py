@@ -11,14 +11,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from millstream.client.cluster import Cluster, ClusterError
 from millstream.pipeline import source as sources
 from millstream.pipeline.ddl import NESTED
 from millstream.pipeline.mistakes import BadPipeline, Mistake, closest
 from millstream.pipeline.sight import UNNAMED, Rows
-from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink, TopicSink, parse, redacted
+from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink, TopicSink, parse
 from millstream.pipeline.sql import UNKNOWN, Columns
 from millstream.pipeline.views import View, analyse, unknown_view
 
@@ -27,6 +26,7 @@ USUAL_TIMES = ("at", "timestamp")
 PARTITIONS = {"none": (), "day": ("day",), "hour": ("day", "hour")}
 """Columns that a lake adds."""
 
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(?:[0-5]?\d{0,4}|6[0-5]\d{3}))?")
 _REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
 
 
@@ -117,7 +117,7 @@ def _views(spec: PipelineSpec) -> tuple[dict[str, View], list[Mistake]]:
     names = [name for name, _ in columns] if columns is not None else None
     views = {spec.source.name.lower(): View(columns, Rows(names, is_stream=True))}
     mistakes = []
-    later = {step.name.lower(): step.name for step in spec.steps}
+    later = {step.name.lower() for step in spec.steps}
     mark = spec.source.watermark.column if spec.source.watermark is not None else None
     for step in spec.steps:
         view, findings = analyse(step.sql, views, mark, later) if step.sql else (unknown_view(""), [])
@@ -127,7 +127,7 @@ def _views(spec: PipelineSpec) -> tuple[dict[str, View], list[Mistake]]:
                 Mistake(spec.lines.line_within(place, at), f"step {step.name}: {text}") for at, text in findings
             ]
         views[step.name.lower()] = view
-        later.pop(step.name.lower(), None)
+        later.discard(step.name.lower())
     return views, mistakes
 
 
@@ -181,7 +181,7 @@ class _Checked:
         why = "a lake takes" if isinstance(self._sink, LakeSink) else f"with {what} Spark sends"
         if self._spec.source.watermark is None:
             advice = "add a watermark to [source]"
-        elif rows.untimed is not None:
+        elif rows.untimed:
             advice = f"group by window({self._spec.source.watermark.column}, ...)"
         else:
             return
@@ -252,13 +252,11 @@ def _wrong_url(url: str) -> str | None:
     if scheme not in ("postgresql", "postgres"):
         shown = f"{scheme}:" if colon and scheme.isalnum() else "this"
         return f"{shown} is not a database that tables are kept in; {advice}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return f"the table's URL cannot be read: its host or port is not valid; {advice}"
-    if not rest.startswith("//") or port == 0:
-        return f"the table's URL {redacted(url) if rest.startswith('//') else scheme + ':'} is not complete; {advice}"
+    hosts = re.match(r"//(?:[^/]*@)?([^/?]*)", rest)
+    if hosts is None:
+        return f"the table's URL is not complete; {advice}"
+    if not all(_HOST.fullmatch(host) for host in hosts[1].split(",")):
+        return f"the table's URL has a host or port that is not valid; {advice}"
     return None
 
 

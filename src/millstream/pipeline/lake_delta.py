@@ -67,6 +67,8 @@ class DeltaLake:
         self._synced = -1
         self._swept_at = float("-inf")
         wanted = with_partition(schema, partition_by)
+        if "%" in path:  # the library decodes the path once too often, and then looks in another folder
+            raise LakeError(f"the lake {path} has a % in its path, which Delta Lake's library cannot take; rename it")
         try:
             self._table = self._open(wanted, partition_by)
             self._grow(wanted)

@@ -8,6 +8,7 @@ decoded are one more query, `dead-letters`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 DEAD_LETTERS = "dead-letters"
 STOP_SECONDS_MAX = 10.0
 """How long a batch may go on after a stop was asked for, before it is interrupted. Nothing is lost either way."""
+BEGIN_SECONDS_MAX = 30.0
+BEGINNINGS_MAX = 4
+WORKER_LATE = "Python worker failed to connect back"
+"""Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
 POLL_SECONDS = 0.1
 INITIALIZING = "Initializing sources"
 """What Spark says of a query that is not at work yet."""
@@ -74,12 +79,21 @@ class _Running:
 
     name: str
     deliver: Callable[[str], Delivery]
+    begin: Callable[[], StreamingQuery] | None = None
+    begun: int = 0
     query: StreamingQuery | None = None
     delivery: Delivery | None = None
     written: dict[int, int] = field(default_factory=dict)
     failure: Exception | None = None
     known: threading.Event = field(default_factory=threading.Event)
     reported: int = -1
+
+    def start(self) -> None:
+        assert self.begin is not None
+        self.begun += 1
+        self.failure = None
+        self.query = self.begin()
+        self.known.set()
 
     def on_batch(self, rows: DataFrame, batch: int) -> None:
         self.known.wait()
@@ -90,7 +104,8 @@ class _Running:
             self.written[batch] = self.delivery.deliver(rows, batch)
         except Exception as error:
             self.failure = error
-            raise
+            # Short: Spark searches the text with a pattern that overflows Java's stack on a long one, and dies of it.
+            raise PipelineFailed(self.name, first_line(error)) from None
 
 
 class Pipeline:
@@ -152,15 +167,26 @@ class Pipeline:
     def _start_query(
         self, name: str, rows: DataFrame, deliver: Callable[[str], Delivery], mode: str, once: bool
     ) -> None:
+        self._let_others_begin()
         running = _Running(name, deliver)
         writer = rows.writeStream.foreachBatch(running.on_batch).outputMode(mode).queryName(f"{self._spec.name}.{name}")
         writer = writer.option("checkpointLocation", str(self._spec.checkpoint / name))
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self._spec.trigger)
-        running.query = writer.start()
-        running.known.set()
+        running.begin = writer.start
+        running.start()
         self._running.append(running)
         # One after the other: each starts Python processes, and Spark gives them ten seconds to report.
         while running.query.isActive and running.query.status["message"] == INITIALIZING:
+            time.sleep(POLL_SECONDS)
+
+    def _let_others_begin(self) -> None:
+        """To plan its reads each query starts a Python process, which Spark gives ten seconds to come up: many at once
+        on few cores would not make it.
+        """
+        deadline = time.monotonic() + BEGIN_SECONDS_MAX
+        while sum(_is_beginning(running) for running in self._running) >= (os.cpu_count() or 1):
+            if time.monotonic() > deadline:
+                return
             time.sleep(POLL_SECONDS)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -201,10 +227,15 @@ class Pipeline:
             ended = not any(running.query is not None and running.query.isActive for running in self._running)
             for running in self._running:
                 yield from _news(running)
-                self._raise_failure(running)
+                ended = not self._begin_again(running) and ended
             if ended or stop.is_set():
                 return
             stop.wait(POLL_SECONDS)
+
+    def news(self) -> Iterator[BatchReport]:
+        """Batches that were not reported yet; after `stop`, those that ended meanwhile."""
+        for running in self._running:
+            yield from _news(running)
 
     def stop(self) -> None:
         """Lets the batches that are on their way end, for a while, and stops all queries."""
@@ -220,13 +251,24 @@ class Pipeline:
             if running.delivery is not None:
                 running.delivery.close()
 
-    def _raise_failure(self, running: _Running) -> None:
+    def _begin_again(self, running: _Running) -> bool:
+        """Whether a query that failed was started again; raises what went wrong otherwise."""
         assert running.query is not None
-        error = running.query.exception()
+        error = running.failure or running.query.exception()
         if error is None:
-            return
-        cause = running.failure if isinstance(running.failure, MillstreamError) else error
-        raise PipelineFailed(running.name, first_line(cause)) from error
+            return False
+        if WORKER_LATE not in str(error) or running.begun >= BEGINNINGS_MAX:
+            raise PipelineFailed(running.name, first_line(error)) from error
+        running.query.stop()
+        running.start()
+        return True
+
+
+def _is_beginning(running: _Running) -> bool:
+    query = running.query
+    if query is None or not query.isActive or query.lastProgress is not None:
+        return False
+    return str(query.status["message"]).startswith(("Initializing", "Getting offsets"))
 
 
 def _news(running: _Running) -> Iterator[BatchReport]:

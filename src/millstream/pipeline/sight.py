@@ -28,8 +28,8 @@ class Rows:
     """Streams are joined with streams."""
     append_only: str | None = None
     """What in it Spark can only append and never update."""
-    untimed: str | None = None
-    """An aggregate that no watermark can ever close, so that its rows are never final."""
+    untimed: bool = False
+    """There is an aggregate that no watermark can ever close, so that its rows are never final."""
 
     @property
     def is_stateful(self) -> bool:
@@ -45,7 +45,7 @@ def together(sources: Iterable[Rows]) -> Rows:
         aggregations=max((rows.aggregations for rows in every), default=0),
         joins=any(rows.joins for rows in every),
         append_only=next((rows.append_only for rows in every if rows.append_only), None),
-        untimed=next((rows.untimed for rows in every if rows.untimed), None),
+        untimed=any(rows.untimed for rows in every),
     )
 
 

@@ -34,7 +34,7 @@ _BEYOND = re.compile(r">>>|\bX\s+'|\|>", re.IGNORECASE)
 _CLOSED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _QUERY_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE", "(")
 _SURE = (
-    *(exp.Column, exp.Dot, exp.Cast, exp.Count, exp.CountIf, exp.ApproxDistinct, exp.Predicate, exp.Connector, exp.Not),
+    *(exp.Cast, exp.Count, exp.CountIf, exp.ApproxDistinct, exp.Predicate, exp.Connector, exp.Not),
     *(exp.Upper, exp.Lower, exp.Trim, exp.Length, exp.Concat, exp.CurrentTimestamp, exp.CurrentDate),
 )
 _SURE_OF_NUMBERS = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Sum, exp.Avg, exp.Abs, exp.Neg)
@@ -108,10 +108,11 @@ def types(query: exp.Query, views: Mapping[str, Columns | None]) -> dict[str, st
     try:
         bare = query.copy()
         if any(call.name.lower() in WINDOWS for call in bare.find_all(exp.Anonymous)):
-            bare = bare.transform(_type_windows)
+            bare.transform(_type_windows, copy=False)
         qualified = qualify(bare, dialect=_SPARK, schema=schema, validate_qualify_columns=False)
         typed = annotate_types(qualified, dialect=_SPARK, schema=schema)
-        return {each.alias_or_name.lower(): _type_of(each) for each in getattr(typed, "selects", [])}
+        doubtful = _doubtful(typed)
+        return {each.alias_or_name.lower(): _type_of(each, doubtful) for each in typed.selects}
     except Exception:  # sqlglot's optimizer raises whatever it trips over, and types are a courtesy
         return {}
 
@@ -147,9 +148,9 @@ def _type_windows(node: exp.Expr) -> exp.Expr:
     return exp.alias_(made, node.name) if isinstance(node.parent, exp.Select) else made
 
 
-def _type_of(selected: exp.Expr) -> str:
+def _type_of(selected: exp.Expr, doubtful: set[str]) -> str:
     inner = selected.unalias().unnest()
-    if inner.type is None or not _is_sure(inner):
+    if inner.type is None or not _is_sure(inner, doubtful):
         return UNKNOWN
     try:
         return ddl.columns(f"x {inner.type.sql(_SPARK)}")[0][1]
@@ -157,10 +158,29 @@ def _type_of(selected: exp.Expr) -> str:
         return UNKNOWN
 
 
-def _is_sure(node: exp.Expr) -> bool:
+def _doubtful(query: exp.Query) -> set[str]:
+    """Names of columns inside a query whose types are not sure, so that nothing built on them is."""
+    names = {
+        each.name.lower()
+        for lateral in query.find_all(exp.Lateral)
+        if isinstance(alias := lateral.args.get("alias"), exp.TableAlias)
+        for each in alias.columns
+    }
+    inner = [each for select in query.find_all(exp.Select) if select is not query for each in select.expressions]
+    before = -1
+    while len(names) > before:
+        before = len(names)
+        names |= {each.alias_or_name.lower() for each in inner if not _is_sure(each.unalias().unnest(), names)}
+    return names
+
+
+def _is_sure(node: exp.Expr, doubtful: set[str]) -> bool:
     if isinstance(node, _AS_ITS_ARGUMENT):
-        return _is_sure(node.this.unnest())
+        return _is_sure(node.this.unnest(), doubtful)
     if isinstance(node, _SURE_OF_NUMBERS):
         parts = [part.unnest() for part in node.iter_expressions()]
-        return all(_is_sure(part) and part.type is not None and part.type.sql(_SPARK) in _NUMBERS for part in parts)
+        are_numbers = all(part.type is not None and part.type.sql(_SPARK) in _NUMBERS for part in parts)
+        return are_numbers and all(_is_sure(part, doubtful) for part in parts)
+    if isinstance(node, exp.Column | exp.Dot):
+        return not any(column.name.lower() in doubtful for column in node.find_all(exp.Column))
     return isinstance(node, _SURE) or (isinstance(node, exp.Literal) and (node.is_string or node.is_int))

@@ -7,7 +7,7 @@ found wrong is what Spark would refuse as well, only earlier and with a line. In
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -30,7 +30,7 @@ class View:
 
 
 def analyse(
-    text: str, views: Mapping[str, View], watermark: str | None, later: Mapping[str, str]
+    text: str, views: Mapping[str, View], watermark: str | None, later: Collection[str]
 ) -> tuple[View, list[Finding]]:
     """The view that a step's SQL makes, and what is wrong with it.
 
@@ -64,7 +64,7 @@ def unknown_view(text: str, views: Mapping[str, View] | None = None) -> View:
 
 
 class _Walk:
-    def __init__(self, views: Mapping[str, View], watermark: str | None, later: Mapping[str, str]) -> None:
+    def __init__(self, views: Mapping[str, View], watermark: str | None, later: Collection[str]) -> None:
         self.findings: list[Finding] = []
         self._views = views
         self._source = next(iter(views), "")
@@ -98,12 +98,7 @@ class _Walk:
         """Clauses at the end of a query that a stream, which has none, cannot have."""
         if not rows.is_stream:
             return rows
-        for clause, name in (
-            ("order", "ORDER BY"),
-            ("sort", "SORT BY"),
-            ("cluster", "CLUSTER BY"),
-            ("offset", "OFFSET"),
-        ):
+        for clause, name in _ENDS:
             if node.args.get(clause) is not None:
                 what = "cannot skip rows" if clause == "offset" else "cannot be sorted"
                 self._say(node.args[clause], f"a stream has no end and {what}: leave {name} out")
@@ -147,21 +142,27 @@ class _Walk:
 
     def _read(self, node: exp.Expr, ctes: Mapping[str, Rows], sight: Sight) -> Rows:
         """The rows of one thing in FROM."""
-        if node.args.get("pivots"):
-            for pivot in node.args["pivots"]:
-                if not pivot.args.get("unpivot"):
-                    self._say(pivot, "Spark cannot PIVOT a stream; aggregate with FILTER (WHERE ...) instead")
+        rows = _renamed(self._taken(node, ctes, sight), node)
+        if rows.is_stream and node.args.get("sample") is not None:
+            self._say(node, "Spark cannot sample a stream: leave TABLESAMPLE out, or filter with rand()")
+        for pivot in node.args.get("pivots") or []:
+            if rows.is_stream and not pivot.args.get("unpivot"):
+                self._say(pivot, "Spark cannot PIVOT a stream; aggregate with FILTER (WHERE ...) instead")
+            rows = replace(rows, names=None)
+        return rows
+
+    def _taken(self, node: exp.Expr, ctes: Mapping[str, Rows], sight: Sight) -> Rows:
+        if node.args.get("joins"):
             return Rows(None, is_stream=True)
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-            rows = _renamed(self._table(node, ctes), node)
-            if node.args.get("sample") is not None and rows.is_stream:
-                self._say(node, "Spark cannot sample a stream: leave TABLESAMPLE out, or filter with rand()")
-            return rows if not node.args.get("joins") else Rows(None, is_stream=True)
+            return self._table(node, ctes)
         if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
-            return _renamed(self.query(node, ctes, None), node)
+            return self.query(node, ctes, None)
+        if isinstance(node, exp.Subquery):
+            return self._read(node.this, ctes, sight)
         if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Subquery):
-            return _renamed(self.query(node.this, ctes, sight), node)
-        return Rows([name.name for name in columns] if (columns := _alias_columns(node)) else None)
+            return self.query(node.this, ctes, sight)
+        return Rows(None)  # VALUES, explode(...) and other functions have the columns that their alias names
 
     def _table(self, node: exp.Table, ctes: Mapping[str, Rows]) -> Rows:
         name = node.name.lower()
@@ -186,9 +187,7 @@ class _Walk:
         if not kind:
             return replace(right, joins=True)
         if self._watermark is None:
-            self._say(
-                join, f"a {kind} JOIN of streams needs a watermark in [source]; without one it never knows an end"
-            )
+            self._say(join, f"a {kind} JOIN of streams needs a watermark, or it waits without end; add one to [source]")
         return replace(right, joins=True, append_only=f"{kind} JOIN")
 
     # -- what is named -----------------------------------------------------------------------------------------------
@@ -254,12 +253,12 @@ class _Walk:
         if not grouped and not distinct:
             return rows
         keys = node.expressions if not grouped else group.expressions if group is not None else []
-        if sight.windows & {"session_window"}:
+        if "session_window" in sight.windows:
             rows = replace(rows, append_only="session_window")
+            if [called(key) for key in keys] == ["session_window"]:
+                self._say(keys[0], "Spark needs more than session_window in GROUP BY on a stream; add whose they are")
         if self._lacks_time(keys, group, sight):
-            rows = replace(
-                rows, untimed="DISTINCT" if not grouped else "GROUP BY" if group is not None else "aggregate"
-            )
+            rows = replace(rows, untimed=True)
         return replace(rows, aggregations=rows.aggregations + grouped + distinct)
 
     def _lacks_time(self, keys: list[exp.Expr], group: exp.Expr | None, sight: Sight) -> bool:

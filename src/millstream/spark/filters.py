@@ -63,7 +63,7 @@ class Bounds:
             known = [_number(each) for each in value if each is not None]
             low, high = (min(known), max(known)) if known else (1, 0)
         else:
-            low, high = _span(filter_, _number(value))
+            low, high = _span(filter_, value)
         return replace(self, numbers={**self.numbers, column: (max(first, low), min(last, high))})
 
     def _topics(self, filter_: Filter, value: Any) -> Bounds:
@@ -112,15 +112,20 @@ class FilteringReader(BatchReader):
         return ranges
 
 
-def _span(filter_: Filter, number: int) -> tuple[int, int]:
+def _span(filter_: Filter, value: Any) -> tuple[int, int]:
     """First and last whole number that the filter may let through."""
-    if isinstance(filter_, EqualTo | EqualNullSafe):
-        return number, number
-    if isinstance(filter_, GreaterThan | GreaterThanOrEqual):
+    if not isinstance(filter_, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+        return ALL
+    number = _number(value)
+    if isinstance(filter_, GreaterThan):
+        return number + 1, ALL[1]
+    if isinstance(filter_, GreaterThanOrEqual):
         return number, ALL[1]
+    if isinstance(filter_, LessThan) and isinstance(value, int):  # a time was rounded down, and may be the last one
+        return ALL[0], number - 1
     if isinstance(filter_, LessThan | LessThanOrEqual):
         return ALL[0], number
-    return ALL
+    return number, number
 
 
 def _number(value: Any) -> int:

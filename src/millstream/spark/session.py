@@ -59,8 +59,12 @@ def start(app: str, master: str | None = None, conf: Mapping[str, str] | None = 
     settings = _settle(app, master or LOCAL, given)
     session = _start(settings, quiet=LOG_LEVEL not in given)
     if shipping.FOLDER in settings.get(WORKERS_PATH, ""):
-        _lead_to_code(session)
-        _ask_workers(session)
+        try:
+            _lead_to_code(session)
+            ask_workers(session)
+        except BaseException:
+            session.stop()
+            raise
     return session
 
 
@@ -85,7 +89,7 @@ def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
     else:
         is_here = False
     settings |= given
-    python = sys.executable if is_local else _choose_python(settings.get(PYTHON), is_here)
+    python = sys.executable if is_local else choose_python(settings.get(PYTHON), is_here)
     # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     if not is_local:
@@ -109,7 +113,7 @@ def _reach(master: str) -> tuple[str, bool]:
     raise SparkDidNotStart(f"no Spark master answers at {master} ({cause}); start it, or name another with --master")
 
 
-def _choose_python(named: str | None, is_here: bool) -> str:
+def choose_python(named: str | None, is_here: bool) -> str:
     named = named or os.environ.get("PYSPARK_PYTHON")
     if named:
         if shutil.which(named) is None:
@@ -167,7 +171,8 @@ def _lead_to_code(session: SparkSession) -> None:
             raise
 
 
-def _ask_workers(session: SparkSession) -> None:
+def ask_workers(session: SparkSession) -> None:
+    """Raises unless tasks can run, in one sentence. While a cluster has no room for any it waits, and Spark says so."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -177,6 +182,6 @@ def _ask_workers(session: SparkSession) -> None:
         context.parallelize(range(tasks), tasks).foreachPartition(shipping.check_worker)
     except (Py4JError, PySparkException) as error:
         cause = jvm.last_words(str(error).splitlines())
-        python, master = context.pythonExec, context.master
-        session.stop()
-        raise SparkDidNotStart(f"the workers of {master} cannot run tasks with {python}: {cause}") from error
+        raise SparkDidNotStart(
+            f"the workers of {context.master} cannot run tasks with {context.pythonExec}: {cause}"
+        ) from error

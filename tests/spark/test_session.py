@@ -1,0 +1,94 @@
+"""Starting Spark, and the one sentence when it does not start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from millstream.spark import session, shipping
+from millstream.spark.jvm import SparkDidNotStart
+
+
+@pytest.fixture
+def none_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has no Spark yet: the tests' own would be taken."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """The address of something that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"spark://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_session_is_in_utc_and_on_the_loopback_address_alone(spark: SparkSession) -> None:
+    assert spark.sql("SELECT current_timezone()").first()[0] == "UTC"  # type: ignore[index]
+    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.sparkContext.pythonExec == sys.executable
+
+
+def test_the_session_of_the_process_is_taken(spark: SparkSession) -> None:
+    assert session.start("another").sparkContext is spark.sparkContext
+
+
+def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(SparkDidNotStart, match=r"pip install 'millstream\[spark\]'"):
+        session.start("app")
+
+
+@pytest.mark.usefixtures("none_running")
+class TestMaster:
+    def test_one_that_does_not_answer_is_one_clear_error_at_once(self) -> None:
+        began = time.monotonic()
+        with pytest.raises(SparkDidNotStart, match=r"no Spark master answers at spark://127.0.0.1:1 \(Connection refu"):
+            session.start("app", "spark://127.0.0.1:1")
+        assert time.monotonic() - began < session.MASTER_SECONDS_MAX
+
+    @pytest.mark.parametrize("address", ["spark://host", "spark://:7077", "spark://host:port"])
+    def test_an_address_without_host_or_port_is_refused(self, address: str) -> None:
+        with pytest.raises(SparkDidNotStart, match="one looks like spark://HOST:7077"):
+            session.start("app", address)
+
+    def test_a_python_that_is_not_here_is_refused(self, listener: str) -> None:
+        with pytest.raises(SparkDidNotStart, match="Spark's workers is /opt/none, which is not on this machine"):
+            session.start("app", listener, {"spark.pyspark.python": "/opt/none"})
+
+
+@pytest.mark.usefixtures("none_running")
+class TestPython:
+    def test_on_this_machine_it_is_this_one(self) -> None:
+        assert session.choose_python(None, is_here=True) == sys.executable
+
+    def test_elsewhere_it_is_the_same_version_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", os.defpath)
+        name = session.choose_python(None, is_here=False)
+        assert name == f"python{sys.version_info.major}.{sys.version_info.minor}"
+        assert os.path.samefile(os.path.join(os.environ["PATH"].split(os.pathsep)[0], name), sys.executable)
+
+    def test_one_that_is_named_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYSPARK_PYTHON", "/bin/sh")
+        assert session.choose_python(None, is_here=True) == "/bin/sh"
+        assert session.choose_python("/bin/cat", is_here=True) == "/bin/cat"
+
+
+def test_workers_that_cannot_run_tasks_are_one_clear_error(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(rows: Iterable[object]) -> None:
+        raise ImportError("PyArrow must be installed")
+
+    session.ask_workers(spark)
+    monkeypatch.setattr(shipping, "check_worker", fail)
+    with pytest.raises(SparkDidNotStart) as caught:
+        session.ask_workers(spark)
+    assert str(caught.value).endswith(f"cannot run tasks with {sys.executable}: PyArrow must be installed")
