@@ -168,7 +168,7 @@ def test_a_question_that_has_no_answer_is_one_sentence(
     )
     assert "`user`" in sentence(f"SELECT usr FROM `{topic}`")
     assert f"write `{dotted}`" in sentence(f"SELECT * FROM {dotted}")
-    assert "back quoted" in sentence(f"SELECT * FROM {topic}")
+    assert f"write `{topic}`" in sentence(f"SELECT ms FROM {topic} WHERE ms > 1")
     assert "Syntax error" in sentence(f"SELECT ms FORM `{topic}` WHERE")
     assert "DIVIDE_BY_ZERO" in sentence(f"SELECT ms / 0 FROM `{topic}`")
     assert "DROP is no question" in sentence("DROP TABLE clicks")

@@ -33,7 +33,6 @@ from millstream.pipeline.run import BatchReport, Pipeline, first_line
 from millstream.pipeline.spec import PipelineSpec
 from millstream.spark import session
 
-
 LOCAL = "local[*,4]"
 """All cores, and as many tries for a task as a cluster gives it."""
 

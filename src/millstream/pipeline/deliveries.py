@@ -7,11 +7,9 @@ needs transactions, and `TopicDelivery.deliver`, which is told the number, is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -47,7 +45,7 @@ class LakeDelivery:
         if self._lake.has(batch):
             return 0
         write = partial(
-            _write_files,
+            files.describe_files,
             root=self._lake.root,
             suffix=self._lake.suffix,
             partition_by=self._sink.partition_by,
@@ -152,18 +150,3 @@ def _send(records: DataFrame, broker: str, topic: str, compression: str) -> int:
     options = {"bootstrap.servers": broker, "topic": topic, "compression": compression}
     records.observe(observation, seen).write.format("millstream").mode("append").options(**options).save()
     return int(observation.get["rows"] or 0)
-
-
-def _write_files(
-    batches: Iterator[pa.RecordBatch],
-    *,
-    root: str,
-    suffix: str,
-    partition_by: str,
-    time_column: str | None,
-    file_bytes: int,
-    name: str,
-) -> Iterator[pa.RecordBatch]:
-    """In a task: rows in, descriptions of files out."""
-    for entry in files.write_files(batches, root, partition_by, time_column, file_bytes, name, suffix):
-        yield entry.to_batch()

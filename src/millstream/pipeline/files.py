@@ -110,6 +110,21 @@ def write_files(
         yield from writing.finish()
 
 
+def describe_files(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    root: str,
+    suffix: str,
+    partition_by: str,
+    time_column: str | None,
+    file_bytes: int,
+    name: str,
+) -> Iterator[pa.RecordBatch]:
+    """`write_files` for `mapInArrow`: rows in, rows of `FILE_SCHEMA` out."""
+    for entry in write_files(batches, root, partition_by, time_column, file_bytes, name, suffix):
+        yield entry.to_batch()
+
+
 def write_partition(
     batches: Iterable[pa.RecordBatch], root: str, partition: dict[str, str | None], file_bytes: int, name: str
 ) -> Iterator[FileEntry]:

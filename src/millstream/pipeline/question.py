@@ -104,6 +104,10 @@ class Question:
 
     def check_topics(self) -> None:
         """Before Spark starts, so that a slip of the pen costs no ten seconds."""
+        for topic in self._cluster.topics():
+            bare = rf"(?:from|join|,)\s+{re.escape(topic)}(?![\w.-])"
+            if re.search(r"[.-]", topic) and re.search(bare, self._sql, re.IGNORECASE):
+                raise BadQuestion(f"a topic with dots or dashes in its name stands in backticks: write `{topic}`")
         for name in self._wording.tables:
             self._partitions(name)
 
@@ -140,12 +144,7 @@ class Question:
         if error.getCondition() != _NOT_FOUND:
             return None
         relation = (error.getMessageParameters() or {}).get("relationName", "")
-        parts = [part.name for part in sqlglot.to_table(relation, dialect="spark").parts]
-        whole = ".".join(parts)
-        if len(parts) > 1:
-            self._partitions(whole)
-            raise BadQuestion(f"a topic with dots in its name stands in backticks: write `{whole}`")
-        return whole
+        return ".".join(part.name for part in sqlglot.to_table(relation, dialect="spark").parts)
 
     def _partitions(self, topic: str) -> list[int]:
         found = self._cluster.partitions([topic]).get(topic)

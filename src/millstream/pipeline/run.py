@@ -46,8 +46,6 @@ BEGINNINGS_MAX = 4
 WORKER_LATE = "Python worker failed to connect back"
 """Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
 POLL_SECONDS = 0.1
-INITIALIZING = "Initializing sources"
-"""What Spark says of a query that is not at work yet."""
 
 
 class PipelineFailed(MillstreamError):
@@ -175,9 +173,6 @@ class Pipeline:
         running.begin = writer.start
         running.start()
         self._running.append(running)
-        # One after the other: each starts Python processes, and Spark gives them ten seconds to report.
-        while running.query.isActive and running.query.status["message"] == INITIALIZING:
-            time.sleep(POLL_SECONDS)
 
     def _let_others_begin(self) -> None:
         """To plan its reads each query starts a Python process, which Spark gives ten seconds to come up: many at once
