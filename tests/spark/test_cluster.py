@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.serving import ServedBroker
 from tests.spark.standalone import StandaloneCluster
@@ -34,7 +36,15 @@ def topic(topics: Topics) -> str:
 
 
 @pytest.fixture(scope="module")
-def report(spark_cluster: StandaloneCluster, topics: Topics, topic: str, tmp_path_factory: Any) -> dict[str, Any]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pipelines are, and what they make."""
+    return tmp_path_factory.mktemp("pipelines")
+
+
+@pytest.fixture(scope="module")
+def report(
+    spark_cluster: StandaloneCluster, topics: Topics, topic: str, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What one run of the job says: it takes as long to start as all tests of its results together."""
     return spark_cluster.run(
         "connector",
@@ -44,7 +54,46 @@ def report(spark_cluster: StandaloneCluster, topics: Topics, topic: str, tmp_pat
         copy=topics.create("clustered-copy", PARTITIONS),
         streamed=topics.create("clustered-stream", PARTITIONS),
         checkpoint=str(tmp_path_factory.mktemp("checkpoint")),
+        files=[write_pipeline(home / f"{name}.toml", topic) for name in PIPELINES],
     )
+
+
+def write_pipeline(file: Path, topic: str) -> str:
+    file.write_text(PIPELINES[file.stem].replace("TOPIC", topic))
+    return str(file)
+
+
+PIPELINES = {
+    "steps": """
+name = "steps"
+on_error = "stop"
+[source]
+topic = "TOPIC"
+name = "numbers"
+format = "text"
+[[step]]
+name = "tens"
+sql = "SELECT substring(value, 1, 2) AS ten, count(*) AS numbers FROM numbers GROUP BY ALL"
+[[sink]]
+from = "numbers"
+lake = "decoded"
+[[sink]]
+from = "tens"
+table = "sqlite:tens.db"
+name = "tens"
+key = ["ten"]
+""",
+    "moved": """
+name = "moved"
+[source]
+topic = "TOPIC"
+name = "numbers"
+format = "bytes"
+[[sink]]
+from = "numbers"
+lake = "moved"
+""",
+}
 
 
 VALUES = [b"%03d" % number for number in range(RECORDS)]
@@ -68,6 +117,16 @@ def test_a_batch_is_written_on_the_cluster(report: dict[str, Any], topics: Topic
 
 def test_a_stream_is_read_and_written_on_the_cluster(report: dict[str, Any], topics: Topics) -> None:
     assert sorted(row.value for row in topics.rows("clustered-stream") if row.value) == VALUES
+
+
+def test_pipelines_run_on_the_cluster(report: dict[str, Any], home: Path) -> None:
+    assert [list(rows.values()) for rows in report["pipelines"].values()] == [[RECORDS, RECORDS // 10], [RECORDS]]
+    decoded = DeltaTable(home / "decoded").to_pyarrow_table(columns=["value"]).column("value").to_pylist()
+    assert sorted(value.encode() for value in decoded) == VALUES
+    moved = DeltaTable(home / "moved").to_pyarrow_table(columns=["value"]).column("value").to_pylist()
+    assert sorted(moved) == VALUES
+    with sqlite3.connect(home / "tens.db") as database:
+        assert database.execute("SELECT count(*), sum(numbers) FROM tens").fetchone() == (RECORDS // 10, RECORDS)
 
 
 def test_spark_starts_and_ends_without_chatter(report: dict[str, Any]) -> None:

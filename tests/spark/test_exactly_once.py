@@ -30,7 +30,7 @@ KEYS = 100
 DRIVER_KILLS = 12
 TASK_KILLS = 12
 """At least; the last rounds of the driver go on until there were so many."""
-ROUND_SECONDS_MAX = 60.0
+ROUND_SECONDS_MAX = 120.0
 
 DECODED = """
 name = "decoded"

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
 
 from millstream.pipeline.files import write_files
 from millstream.pipeline.lake import create_lake
@@ -183,7 +184,10 @@ def test_rows_with_columns_become_json_objects() -> None:
             ("price", pa.decimal128(20, 2)),
             ("exact", pa.decimal128(38, 0)),
             ("blob", pa.binary()),
-            ("inner", pa.struct([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])),
+            ("inner", pa.struct([("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("none", pa.int64())])),
+            ("many", pa.map_(pa.string(), pa.list_(pa.float64()))),
+            ('a "name"', pa.float64()),
+            ("yes", pa.bool_()),
             ("none", pa.int64()),
             ("_key", pa.binary()),
             ("_timestamp", pa.timestamp("us", "UTC")),
@@ -191,30 +195,49 @@ def test_rows_with_columns_become_json_objects() -> None:
     )
     moment = datetime(2026, 11, 14, 22, 0, 0, 123456, UTC)
     row = {
-        "user": "ü",
+        "user": 'ü "quoted"\n',
         "at": START,
         "local": moment.replace(tzinfo=None),
         "day_": date(2026, 11, 14),
         "price": Decimal("12.50"),
         "exact": Decimal(10**37 + 1),
         "blob": b"\x00\xff",
-        "inner": {"n": 1, "at": moment},
+        "inner": {"n": 1, "at": moment, "none": None},
+        "many": [("k", [1.5, float("inf")])],
+        'a "name"': 0.1,
+        "yes": True,
         "none": None,
         "_key": b"k",
         "_timestamp": START,
     }
     records = as_records(pa.RecordBatch.from_pylist([row], schema=schema))
     assert records.schema.names == ["value", "key", "timestamp"]
-    assert json.loads(records.column("value")[0].as_py()) == {
-        "user": "ü",
-        "at": "2026-11-14T22:00:00.000Z",
+    text = records.column("value")[0].as_py()
+    assert json.loads(text, parse_float=Decimal, parse_int=Decimal) == {
+        "user": 'ü "quoted"\n',
+        "at": "2026-11-14T22:00:00.000000Z",
         "local": "2026-11-14T22:00:00.123456",
         "day_": "2026-11-14",
-        "price": 12.5,
-        "exact": str(10**37 + 1),
+        "price": Decimal("12.50"),
+        "exact": Decimal(10**37 + 1),
         "blob": "AP8=",
         "inner": {"n": 1, "at": "2026-11-14T22:00:00.123456Z"},
+        "many": {"k": [Decimal("1.5"), "Infinity"]},
+        'a "name"': Decimal("0.1"),
+        "yes": True,
     }
+
+
+def test_what_spark_reads_back_is_what_the_lake_has(spark: SparkSession) -> None:
+    schema = "user STRING, at TIMESTAMP, day DATE, price DECIMAL(20,2), blob BINARY, n STRUCT<x: DOUBLE, t: TIMESTAMP>"
+    moment = datetime(2026, 11, 14, 22, 0, 0, 123456)
+    row = ("\u2028 ü \\", moment, date(2026, 11, 14), Decimal("1.10"), bytearray(b"\x00\xff"), (1e300, moment))
+    lake = spark.createDataFrame([row, (None,) * 6], schema).toArrow()
+    texts = [text for batch in lake.to_batches() for text in as_records(batch).column("value").to_pylist()]
+    frame = spark.createDataFrame([(text,) for text in texts], "value STRING")
+    again = frame.selectExpr(f"from_json(value, '{schema}') AS row").select("row.*").toArrow()
+    assert again.to_pylist() == lake.to_pylist()
+    assert texts[1] == "{}"
 
 
 def test_rows_without_a_place_are_sent_too(broker: ServedBroker, unique: Callable[[str], str], tmp_path: Path) -> None:

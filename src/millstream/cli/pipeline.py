@@ -115,7 +115,8 @@ def list_pipelines(
             f"{name} ({'not begun' if batch is None else f'batch {batch}'})" for name, batch in row["sinks"].items()
         )
         row["steps"] = ", ".join(row["steps"])
-        row["valid"] = "yes" if not row["mistakes"] else f"{len(row['mistakes'])} mistakes; `pipeline check` tells"
+        count = len(row["mistakes"])
+        row["valid"] = "yes" if not count else f"no, {count} mistake{'s' * (count != 1)}; `pipeline check` tells"
     columns = {key: key.upper() for key in ("file", "name", "source", "steps", "sinks", "valid")}
     show_table(columns, rows, f"no pipelines in {folder}; one is a TOML file with [source] and [[sink]]")
 

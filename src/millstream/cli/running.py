@@ -11,20 +11,24 @@ supervisor may send SIGTERM to all processes; then Java is gone first, and what 
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from millstream.cli.connection import Connection
 from millstream.cli.failure import Failure
 from millstream.cli.spark import local_settings
+from millstream.errors import MillstreamError
 from millstream.pipeline.catalog import sink_names
 from millstream.pipeline.gauges import Gauges
 from millstream.pipeline.live import View, view_for
@@ -48,12 +52,21 @@ class Wish:
 
 
 class Stop:
-    """Signals, turned into an event."""
+    """Signals, turned into an event. From then on standard error is closed to what Java says about its own end."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self.is_interrupted = False
+        self._stderr = sys.stderr
+
+    def __enter__(self) -> Self:
         signal.signal(signal.SIGTERM, self._on_term)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stderr = self._stderr
 
     def take_interrupts(self) -> None:
         """After Spark has started: it takes Ctrl-C for itself then."""
@@ -61,37 +74,45 @@ class Stop:
 
     def _on_term(self, number: int, frame: Any) -> None:
         self.event.set()
+        sys.stderr = io.StringIO()
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
         if self.event.is_set():
             raise KeyboardInterrupt
         self.is_interrupted = True
-        self.event.set()
+        self._on_term(number, frame)
 
 
 def run(spec: PipelineSpec, broker: str, wish: Wish) -> None:
-    stop = Stop()
     names = sink_names(spec)
-    with CheckpointLock(spec.name, spec.checkpoint), _gauges(spec.name, names, wish.metrics) as gauges:
+    with (
+        Stop() as stop,
+        CheckpointLock(spec.name, spec.checkpoint),
+        _gauges(spec.name, names, wish.metrics) as gauges,
+        view_for(spec.name, names) as view,
+    ):
         if spec.dead_letters is not None:
             _create_missing(broker, spec.dead_letters)
-        with view_for(spec.name, names) as view:
-            view.say("starting Spark")
-            master = wish.master or LOCAL
-            spark = session.start(f"millstream {spec.name}", master, local_settings(master) | wish.settings)
+        view.say("starting Spark")
+        with _as_sentence(stop), _spark(spec, wish) as spark:
             stop.take_interrupts()
-            try:
-                with _as_sentence(stop):
-                    _run(Pipeline(spec, spark, broker), wish.once, stop, view, gauges)
-                if wish.once and not stop.event.is_set():
-                    view.sum_up()
-                else:
-                    view.say("stopped")
-            finally:
-                with _as_sentence(stop):
-                    spark.stop()
+            _run(Pipeline(spec, spark, broker), wish.once, stop, view, gauges)
+        if wish.once and not stop.event.is_set():
+            view.sum_up()
+        else:
+            view.say("stopped")
     if stop.is_interrupted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _spark(spec: PipelineSpec, wish: Wish) -> Iterator[SparkSession]:
+    master = wish.master or LOCAL
+    spark = session.start(f"millstream {spec.name}", master, local_settings(master) | wish.settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges) -> None:
@@ -120,9 +141,14 @@ def _as_sentence(stop: Stop) -> Iterator[None]:
     """What Spark throws as one sentence; after a stop was asked for, nothing: it may be gone already."""
     try:
         yield
-    except (PySparkException, Py4JError, ConnectionError) as error:
-        if not stop.event.is_set():
-            raise Failure(first_line(error)) from error
+    except BrokenPipeError:  # of standard output, and nothing of Spark's
+        raise
+    except (PySparkException, Py4JError, ConnectionError, MillstreamError) as error:
+        if stop.event.is_set():
+            return
+        if isinstance(error, MillstreamError):
+            raise
+        raise Failure(first_line(error)) from error
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def as_sentence() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise BadQuestion(re.sub(r" SQLSTATE: \w{5}", "", first_line(error)).rstrip("; ")) from error
+        raise BadQuestion(re.sub(r"\.?\s*SQLSTATE: \w{5}", "", first_line(error)).rstrip("; ")) from error
 
 
 def as_json(answer: DataFrame) -> Iterator[str]:

@@ -4,7 +4,8 @@ What a row becomes
 ------------------
 A lake of `bytes` or `text` gives back what its pipeline has read: value, key, headers and time. The rows of any other
 lake are JSON objects of the columns that do not start with `_`, null ones left out, as a topic sink writes them. Their
-keys and times are kept if the rows have them (`_key`, `_timestamp`).
+keys and times are kept if the rows have them (`_key`, `_timestamp`). A record that had no value, or none that the
+columns could hold, comes back as `{}`.
 
 Where it goes, and in which order
 ---------------------------------
@@ -20,13 +21,10 @@ comes and is read a batch at a time, so memory does not grow with the lake.
 
 from __future__ import annotations
 
-import base64
 import heapq
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError
 from millstream.pipeline.lake import LakeRows, open_lake
+from millstream.pipeline.objects import as_objects
 from millstream.spark.options import parse_sink
 from millstream.spark.writing import Writing
 
@@ -191,7 +190,7 @@ def as_records(rows: pa.RecordBatch, keep_partitions: bool = False) -> pa.Record
     """Columns as the writer takes them: value, and key, timestamp and headers where the rows have them."""
     data = [name for name in rows.schema.names if not name.startswith("_")]
     is_raw = data == ["value"] and _is_bytes(rows.column("value").type)
-    columns = {"value": rows.column("value") if is_raw else _as_json(rows, data)}
+    columns = {"value": rows.column("value") if is_raw else as_objects(rows, data)}
     for name, record in RECORD.items():
         if name in rows.schema.names:
             columns[record] = rows.column(name)
@@ -205,32 +204,3 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return any(
         is_it(kind) for is_it in (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string)
     )
-
-
-def _as_json(rows: pa.RecordBatch, names: list[str]) -> pa.Array:
-    columns = [rows.column(name).to_pylist() for name in names]
-    dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
-    values = (
-        dump({name: item for name, item in zip(names, row, strict=True) if item is not None})
-        for row in zip(*columns, strict=True)
-    )
-    return pa.array(values, pa.string(), size=rows.num_rows)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for, as Spark writes it and reads it back."""
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode()
-        case datetime():
-            moment = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo is not None else value
-            return moment.isoformat(timespec="milliseconds" if moment.microsecond % 1000 == 0 else "microseconds") + (
-                "Z" if value.tzinfo is not None else ""
-            )
-        case date():
-            return value.isoformat()
-        case Decimal():
-            number = float(value)
-            return number if Decimal(repr(number)) == value else str(value)  # no digit is lost
-        case _:
-            return str(value)

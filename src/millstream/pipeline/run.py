@@ -294,5 +294,6 @@ def first_line(error: BaseException) -> str:
     said = str(error).partition("=== Streaming Query ===")[0]
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("millstream.") and ": " in line]
+    python = [line for line in lines if re.match(r"[\w.]+(?:Error|Exception|Exit|Interrupt)\b", line)]
     java = [found[1] for line in lines if (found := re.match(r"(?:Caused by)?: [\w.$]+: (.+)", line))]
-    return (ours[-1:] or java[-1:] or lines[:1] or [type(error).__name__])[0]
+    return (ours[-1:] or python[-1:] or java[-1:] or lines[:1] or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Reads a topic, writes it to another and streams it to a third on a cluster, and says what the tasks saw.
+"""Reads a topic, writes it to another, streams it to a third and runs pipelines on a cluster; says what tasks saw.
 
 Arguments and report are JSON: `tests/spark/standalone.py` runs it.
 """
@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from millstream.errors import MillstreamError
+from millstream.pipeline import check
+from millstream.pipeline.run import Pipeline
 from millstream.spark import session
 
 
@@ -49,7 +54,19 @@ def run(spark: SparkSession, arguments: dict[str, Any]) -> dict[str, Any]:
             .start()
         )
         query.awaitTermination()
+    report["pipelines"] = {file: run_pipeline(spark, file, arguments["broker"]) for file in arguments.get("files", ())}
     return report
+
+
+def run_pipeline(spark: SparkSession, file: str, broker: str) -> dict[str, int]:
+    """Rows by sink."""
+    pipeline = Pipeline(check.load(Path(file)), spark, broker)
+    pipeline.start(once=True)
+    rows: Counter[str] = Counter()
+    for batch in pipeline.watch(threading.Event()):
+        rows[batch.sink] += batch.rows
+    pipeline.stop()
+    return rows
 
 
 def look_around(spark: SparkSession) -> list[dict[str, str]]:
