@@ -1,12 +1,12 @@
 """Batch reads of a topic in Spark, against Spark's own Parquet reader, and Arrow against tuples.
 
-    spark-read    every column of every record to Spark's `noop` sink, which asks for all rows and drops them. The JVM
-                  reads Parquet itself; ours fetches and decodes in Python workers and hands Arrow over.
-    spark-value   sum(length(value)) with one column: `.schema("value BINARY")` for us, since Spark does not prune the
-                  columns of Python sources. Parquet's reader prunes by itself.
-    spark-arrow   what Arrow is good for: the same source, but yielding a tuple per record, as most Python sources do.
-                  It fetches the same answers and decodes them with the same kernel into records. A quarter of the
-                  records on both sides: tuples take their time.
+spark-read    every column of every record to Spark's `noop` sink, which asks for all rows and drops them. The JVM
+              reads Parquet itself; ours fetches and decodes in Python workers and hands Arrow over.
+spark-value   sum(length(value)) with one column: `.schema("value BINARY")` for us, since Spark does not prune the
+              columns of Python sources. Parquet's reader prunes by itself.
+spark-arrow   what Arrow is good for: the same source, but yielding a tuple per record, as most Python sources do.
+              It fetches the same answers and decodes them with the same kernel into records. A quarter of the
+              records on both sides: tuples take their time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench import spark_session
 from bench.measure import Measure, Scale, Side, Sides

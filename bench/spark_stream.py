@@ -1,12 +1,12 @@
 """Streams in Spark: how fast one reads what has piled up, and what a trigger with next to nothing to read costs.
 
-    spark-stream    AvailableNow to `noop`, from the start of the query to its end, planning, checkpoint and stopping
-                    included, against Spark's own file stream over the Parquet files. Both take everything as one batch.
-    spark-trigger   the time of a trigger that has four rows, against Spark's rate source: four rows a second there, four
-                    records a second into two partitions here, so both have two tasks. Triggers follow each other without
-                    a pause, as fast as the source says that there is something. The median of `triggerExecution`, which
-                    covers planning, offsets and commits to the checkpoint, of some triggers that had rows; the first
-                    ones of a query do not count.
+spark-stream    AvailableNow to `noop`, from the start of the query to its end, planning, checkpoint and stopping
+                included, against Spark's own file stream over the Parquet files. Both take everything as one batch.
+spark-trigger   the time of a trigger that has four rows, against Spark's rate source: four rows a second there, four
+                records a second into two partitions here, so both have two tasks. Triggers follow each other without
+                a pause, as fast as the source says that there is something. The median of `triggerExecution`, which
+                covers planning, offsets and commits to the checkpoint, of some triggers that had rows; the first
+                ones of a query do not count.
 """
 
 from __future__ import annotations
