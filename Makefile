@@ -8,7 +8,7 @@ PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless psql:postgre
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench docs clean
+.PHONY: help setup demo test soak check format bench docs clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s ':'
@@ -31,6 +31,9 @@ demo: setup  ## a broker, records in and out over real clients, a short report
 
 test: setup check  ## every test
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
+
+soak: setup  ## the tests that kill things, for longer
+	MILLSTREAM_KILLS=12 $(PYTEST) -s tests/spark/test_exactly_once.py
 
 check: setup  ## format, lint, strict types, import directions, generated documents
 	$(BIN)/ruff format --check src tests bench

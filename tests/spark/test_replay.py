@@ -24,7 +24,8 @@ from millstream.pipeline.lake import create_lake
 from millstream.pipeline.replay import as_records
 from tests.serving import ServedBroker
 
-START = datetime(2026, 11, 14, 22, tzinfo=UTC)
+# Yesterday, late: rows of two days, and none so old that the broker's retention would take them away.
+START = datetime.now(UTC).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=1)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RAW = pa.schema(
     [
@@ -196,7 +197,7 @@ def test_rows_with_columns_become_json_objects() -> None:
     moment = datetime(2026, 11, 14, 22, 0, 0, 123456, UTC)
     row = {
         "user": 'ü "quoted"\n',
-        "at": START,
+        "at": datetime(2026, 11, 14, 22, tzinfo=UTC),
         "local": moment.replace(tzinfo=None),
         "day_": date(2026, 11, 14),
         "price": Decimal("12.50"),

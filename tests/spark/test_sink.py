@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,8 @@ from millstream.spark.sink import BatchWriter, StreamWriter, Written
 from millstream.spark.writing import SinkError, Writing
 from tests.serving import ServedBroker
 
-NOW = 1_700_000_000_000
+NOW = int(time.time() * 1000) - 3_600_000
+"""Not so old that the broker's retention would take the records away."""
 SCHEMA = (
     "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, partition INT, timestamp TIMESTAMP"
 )
