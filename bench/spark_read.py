@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TUPLES_PART = 4
+TUPLES_MIN = 1_250_000
+"""With fewer, ours would spend most of a sample on starting the query."""
 PARQUET = "Spark reading Parquet"
 
 
@@ -73,7 +75,7 @@ def _arrow(ground: Ground) -> tuple[Side, Side]:
     from bench.spark_tuples import TupleSource
 
     ground.spark.dataSource.register(TupleSource)
-    records = ground.records // TUPLES_PART
+    records = max(ground.records // TUPLES_PART, TUPLES_MIN)
     ends = ",".join(f'"{partition}": {records // PARTITIONS}' for partition in range(PARTITIONS))
     options = ground.source(endingOffsets=f'{{"{TOPIC}": {{{ends}}}}}')
 

@@ -26,15 +26,16 @@ from bench.spark_session import Ground
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SECONDS_MAX = 300
 TICKS = "ticks"
 TICK_PARTITIONS = 2
 TICK_RECORDS = 4
 TICK_SECONDS = 1.0
-TRIGGERS = 8
-TRIGGERS_SKIPPED = 2
+TRIGGERS = 6
+TRIGGERS_QUICK = 3
+TRIGGERS_SKIPPED = 1
 
 
 # -- all that there is -----------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def _trigger_ms(ground: Ground, rows: DataFrame, triggers: int) -> float:
 def _times(query: StreamingQuery, count: int) -> list[float]:
     deadline = time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
-        if query.awaitTermination(TICK_SECONDS / 4):
+        if query.awaitTermination(1):
             raise RuntimeError("the stream has ended although nobody stopped it")
         filled = [progress for progress in query.recentProgress if progress.numInputRows]
         if len(filled) >= count:
@@ -122,7 +123,7 @@ def _times(query: StreamingQuery, count: int) -> list[float]:
 def _trigger_sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
     ground = spark_session.ground(scale)
     client.create_topic(ground.bootstrap, TICKS, TICK_PARTITIONS)
-    triggers = scale.of(TRIGGERS * 2) if scale.quick else TRIGGERS
+    triggers = TRIGGERS_QUICK if scale.quick else TRIGGERS
 
     def rate() -> float:
         options = {"rowsPerSecond": TICK_RECORDS, "numPartitions": TICK_PARTITIONS}
