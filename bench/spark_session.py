@@ -7,8 +7,8 @@ and the records as long to produce: both are made for the first row that asks, a
 The records have 100 random bytes and no key. Every one is different, because Parquet would store repeated values once
 and read a dictionary where a topic has to give the bytes. The topic has four partitions, filled by librdkafka in
 batches of 1 MB. The Parquet files are what Spark itself makes of that topic, all columns, with its defaults (Snappy,
-row groups of 128 MB). Timestamps are stored as INT64, although Spark 3 and 4 write INT96 unless told: INT64 is read
-faster, and that is the reference's good.
+row groups of 128 MB). Timestamps are stored as INT64 and not as INT96: it is read faster, and that is the reference's
+good.
 """
 
 from __future__ import annotations
