@@ -8,7 +8,7 @@ PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless psql:postgre
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check format bench docs clean
+.PHONY: help setup demo test test-all soak check format bench docs clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s ':'
@@ -29,7 +29,10 @@ $(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makef
 demo: setup  ## a broker, records in and out over real clients, a short report
 	$(BIN)/python -m millstream.demo
 
-test: setup check  ## every test
+test: setup check  ## every test but those that start Spark over and over
+	$(PYTEST) --numprocesses 2 --dist loadgroup -m 'not slow' tests
+
+test-all: setup check  ## every test
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer

@@ -25,7 +25,12 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.name)
+def shown(page: Path) -> object:
+    needs_spark = page.name in ("spark.md", "pipelines.md")
+    return pytest.param(page, id=page.name, marks=[pytest.mark.slow, pytest.mark.timeout(600)] if needs_spark else [])
+
+
+@pytest.mark.parametrize("page", [shown(page) for page in PAGES if any(blocks(page))])
 def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
     with ServedBroker(tmp_path / "millstream-data") as broker:
         environ = {
@@ -39,7 +44,7 @@ def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
                 assert_serves(text.strip(), tmp_path)
                 continue
             command = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
-            ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=180)
             assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
 
 

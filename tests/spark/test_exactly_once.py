@@ -24,6 +24,8 @@ from deltalake import DeltaTable
 
 from tests.serving import ServedBroker
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).parent / "jobs" / "pipelines.py"
 RECORDS = 20_000
 KEYS = 100

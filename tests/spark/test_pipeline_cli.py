@@ -26,6 +26,8 @@ from millstream.cli import spark as cli_spark
 from millstream.cli.failure import Failure
 from tests.serving import ServedBroker
 
+pytestmark = pytest.mark.slow
+
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")}
 WITHOUT_JAVA = {"JAVA_HOME": "/nowhere"}
 """Whatever would start Spark fails."""

@@ -21,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from millstream.pipeline.question import BadQuestion, Question, as_json, read_wording, rows
 from tests.serving import ServedBroker
 
+pytestmark = pytest.mark.slow
+
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")}
 HOUR_MS = 3_600_000
 

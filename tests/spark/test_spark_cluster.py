@@ -14,7 +14,7 @@ from tests.serving import ServedBroker
 from tests.spark.standalone import StandaloneCluster
 from tests.spark.topics import Sent, Topics
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RECORDS = 400
 PARTITIONS = 4
