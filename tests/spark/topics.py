@@ -125,7 +125,7 @@ class Topics:
         consumer = Consumer(
             {
                 "bootstrap.servers": self.address,
-                "group.id": "nobody",
+                "group.id": "a-group-of-none",
                 "enable.partition.eof": True,
                 "check.crcs": True,
                 "log_level": 0,

@@ -125,9 +125,10 @@ def send(broker: Broker, story: Story) -> None:
     client = Producer({"bootstrap.servers": broker.kafka, "linger.ms": 20, "compression.type": "zstd"})
     now = time.time()
     for number in range(CLICKS):
+        value = story.next_value(number, now)
         while True:
             try:
-                client.produce("clicks", story.next_value(number, now))
+                client.produce("clicks", value)
                 break
             except BufferError:
                 client.poll(0.1)
