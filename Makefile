@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Programs that tests and the demo use, with Debian's package for each: installed only where the program is missing.
-PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless psql:postgresql
+PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help
@@ -18,6 +18,7 @@ setup: $(VENV)/.ready  ## everything into .venv; nothing to do when nothing chan
 $(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
 	@packages=$$(for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || echo $${pair##*:}; done; \
+	  ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || echo postgresql; \
 	  $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv; \
 	  $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
 	    || echo python3-dev libc6-dev); \

@@ -126,7 +126,7 @@ def _find_binaries() -> str:
     for folder in folders:
         if os.path.exists(f"{folder}/initdb") and os.path.exists(f"{folder}/postgres"):
             return folder
-    pytest.skip("PostgreSQL is not installed: initdb is neither in PATH nor in /usr/lib/postgresql")
+    raise RuntimeError("no PostgreSQL: initdb is neither in PATH nor in /usr/lib/postgresql; `make setup` installs it")
 
 
 def _free_port() -> int:

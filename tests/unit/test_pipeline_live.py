@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-pytest.importorskip("pyspark")
-
 from millstream.pipeline import guess
 from millstream.pipeline.gauges import CannotServeMetrics, Gauges
 from millstream.pipeline.live import JsonLines, LiveView, SinkTally, Tally
