@@ -27,7 +27,7 @@ $(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makef
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## a broker, records in and out over real clients, a short report
+demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of it all
 	$(BIN)/python -m millstream.demo
 
 test: setup check  ## every test but those that start Spark over and over
