@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Iterator
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.inlet import Inlet
+from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topics
 from millstream.clock import Clock, Timer
@@ -89,6 +91,12 @@ class Broker:
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
         return Fetch(self.topics, wanted, bytes_min, bytes_max)
+
+    def inlet(self, partition: Partition) -> Inlet:
+        """Where single records go in."""
+        if partition.inlet is None:
+            partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
+        return partition.inlet
 
     async def delete_topic(self, name: str) -> None:
         self.in_background(await self.topics.delete(name))

@@ -6,6 +6,8 @@ topic every record needs a key, or compaction could not tell what it replaces.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from millstream.broker.settings import TopicSettings
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
@@ -23,18 +25,23 @@ from millstream.records.batch import (
 )
 from millstream.stores.base import PartitionLog
 
+if TYPE_CHECKING:
+    from millstream.broker.inlet import Inlet
+
 CODEC_MAX = 4
 ORDINARY = CODEC_MASK | LOG_APPEND_TIME
 """The attributes that a batch from a producer may have."""
 
 
 class Partition:
-    __slots__ = ("index", "log", "settings")
+    __slots__ = ("index", "inlet", "log", "settings")
 
     def __init__(self, index: int, log: PartitionLog, settings: TopicSettings) -> None:
         self.index = index
         self.log = log
         self.settings = settings
+        self.inlet: Inlet | None = None
+        """For records that come one by one; made for the first of them."""
 
     def admit(self, records: memoryview) -> BatchHeader:
         """The header of a batch as a producer sent it; raises `RequestError` if it may not be stored."""

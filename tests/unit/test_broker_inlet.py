@@ -1,0 +1,72 @@
+"""Single records on their way into a partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.inlet import Inlet
+from millstream.config import Config
+from millstream.errors import Code, RequestError
+from millstream.metrics import Metrics
+from millstream.records import codec
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.memory import MemoryLogStore
+from millstream.testing.clock import VirtualClock
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    clock = VirtualClock()
+    broker = Broker(Config(), MemoryLogStore(clock), MemoryMeta(), clock, Metrics())
+    await broker.start()
+    yield broker
+    await broker.close()
+
+
+async def inlet(broker: Broker, **settings: str) -> Inlet:
+    topic = await broker.topics.create("jobs", 1, {name.replace("_", "."): value for name, value in settings.items()})
+    return broker.inlet(topic.partitions[0])
+
+
+def stored(broker: Broker) -> bytes:
+    topic = broker.topics.get("jobs")
+    assert topic is not None
+    return topic.partitions[0].log.read(0, 1 << 30).value().to_bytes()
+
+
+async def test_what_comes_in_one_turn_is_one_batch_and_every_record_learns_its_offset(broker: Broker) -> None:
+    into = await inlet(broker)
+    offsets = await asyncio.gather(*(_put(into, b"%d" % number) for number in range(100)))
+    assert offsets == list(range(100))
+    assert [record.value for record in codec.decode(stored(broker))] == [b"%d" % number for number in range(100)]
+
+
+async def test_records_that_do_not_fit_one_batch_become_several_in_order(broker: Broker) -> None:
+    into = await inlet(broker, max_message_bytes="1000")
+    offsets = await asyncio.gather(*(_put(into, bytes([number]) * 300) for number in range(10)))
+    assert offsets == list(range(10))
+    assert [record.value for record in codec.iterate(stored(broker))] == [bytes([n]) * 300 for n in range(10)]
+
+
+async def test_a_record_that_is_too_large_is_refused_and_costs_the_others_nothing(broker: Broker) -> None:
+    into = await inlet(broker, max_message_bytes="1000")
+    before, refused, after = into.put(b"a"), into.put(b"x" * 1000), into.put(b"b", b"k", (("name", b"v"),), 5)
+    assert isinstance(refused.error, RequestError) and refused.error.code == Code.MESSAGE_TOO_LARGE
+    assert [await before, await after] == [0, 1]
+    record = codec.decode(stored(broker))[1]
+    assert (record.key, record.value, record.headers, record.timestamp) == (b"k", b"b", (("name", b"v"),), 5)
+
+
+async def test_a_compacted_topic_refuses_a_record_without_a_key_alone(broker: Broker) -> None:
+    into = await inlet(broker, cleanup_policy="compact")
+    refused, taken = into.put(b"a"), into.put(b"b", b"key")
+    assert isinstance(refused.error, RequestError) and refused.error.code == Code.INVALID_RECORD
+    assert await taken == 0
+
+
+async def _put(into: Inlet, value: bytes) -> int:
+    return await into.put(value)
