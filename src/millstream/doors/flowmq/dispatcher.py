@@ -1,0 +1,306 @@
+"""Hands the records of one group and topic to the group's subscribers on this broker, one by one, in turn.
+
+    log grows, lease ends ──> lane is awake ──┐
+    subscriber has room ──────────────────────┴──> pump: acquire as many as there is room for, hand out in turn
+
+To the engine a dispatcher is one member of the group; which subscriber has which record is known here alone. So one
+acquisition serves all subscribers, however the records fall on them.
+
+Rules
+-----
+1. A record is acquired only for a subscriber that has room for it: nothing lies here leased and unsent.
+2. Who has no room, or does not read what it was sent, is not in line. It costs the others nothing.
+3. What a subscriber leaves unanswered behind when it goes is released at once, for the others.
+4. A topic that is deleted ends its subscriptions; one that grows gets further lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_verbs import Answer, TakenRecord, Verb
+from millstream.broker.topics import Topic
+from millstream.doors.flowmq import message_id
+from millstream.doors.flowmq.subscription import Sent, Subscription
+from millstream.errors import RequestError
+from millstream.promise import Promise, begin
+
+if TYPE_CHECKING:
+    from millstream.doors.flowmq.connection import Connection
+    from millstream.doors.flowmq.door import FlowmqDoor
+
+logger = logging.getLogger(__name__)
+
+TAKEN_MAX = 256
+"""Records at a time."""
+TAKEN_BYTES_MAX = 256 * 1024
+"""At a time; one record more may be as large as it likes."""
+
+
+class Lane:
+    """One partition of the topic."""
+
+    __slots__ = ("cancel", "is_awake", "partition", "prefix")
+
+    def __init__(self, partition: QueuePartition, prefix: bytes) -> None:
+        self.partition = partition
+        self.prefix = prefix
+        """Of the ids of its messages."""
+        self.is_awake = False
+        """Whether something may be available."""
+        self.cancel: Callable[[], None] = lambda: None
+
+
+class Dispatcher:
+    def __init__(self, door: FlowmqDoor, queue: Queue, topic: Topic) -> None:
+        self._door = door
+        self.queue = queue
+        self.topic = topic
+        self.topic_part = message_id.topic_part(topic.id)
+        self._member = queue.join(f"flowmq-{topic.name}")
+        self._lanes: list[Lane] = []
+        self._awake: deque[Lane] = deque()
+        self.subscriptions: list[Subscription] = []
+        self._line: deque[Subscription] = deque()
+        """Those that take messages, the next one first."""
+        self._is_pumping = False
+        self._no_lease_ends_before = 0
+        self.is_closed = False
+        self.users = 0
+        """Subscriptions, and those that are being made."""
+        self.opened = begin(self._open(self.topic.partition_count))
+
+    async def _open(self, first_count: int) -> None:
+        """Opens the lanes that there are not yet."""
+        while len(self._lanes) < self.topic.partition_count:
+            index = len(self._lanes)
+            partition = await self.queue.partition(self.topic, index)
+            if index >= first_count and not self.queue.is_durable:
+                await partition.seek(0)  # a partition that is new: all in it came after the subscription
+            if self.is_closed:
+                return
+            lane = Lane(partition, message_id.prefix(self.topic.id, index))
+            lane.cancel = partition.wake(lambda lane=lane: self._on_awake(lane))  # type: ignore[misc]
+            self._lanes.append(lane)
+            self._on_awake(lane)
+
+    # -- subscribers -------------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription) -> None:
+        self.subscriptions.append(subscription)
+        self.has_room(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        """What it has not answered is released, and counts as a failed delivery."""
+        self.subscriptions.remove(subscription)
+        self.has_no_room(subscription)
+        subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
+        unanswered, subscription.unanswered = subscription.unanswered, {}
+        self._release(unanswered.values(), "its subscriber disconnected")
+        self._line_up()
+        self.pump()
+
+    def has_room(self, subscription: Subscription) -> None:
+        """Something changed for this subscriber: it may take messages now."""
+        if subscription.room > 0 and not subscription.is_in_line:
+            self._join_line(subscription)
+        if self._awake:
+            self.pump()
+
+    def has_no_room(self, subscription: Subscription) -> None:
+        """It does not read what it was sent, or is gone."""
+        if subscription.is_in_line:
+            self._line.remove(subscription)
+            subscription.is_in_line = False
+
+    def answer(self, subscription: Subscription, sent: Sent, verb: Verb, reason: str = "") -> Promise[None]:
+        """Settles when the answer to one message is durable, or fails with `RequestError`."""
+        subscription.is_late = False
+        return self._answer(sent.lane, [Answer(sent.offset, sent.offset, verb, reason=reason)])
+
+    def _join_line(self, subscription: Subscription) -> None:
+        self._line.append(subscription)
+        subscription.is_in_line = True
+
+    def _line_up(self) -> None:
+        """Everybody who may have a turn gets into line: late ones only where all are."""
+        for subscription in self.subscriptions:
+            if not subscription.is_in_line and subscription.room > 0:
+                self._join_line(subscription)
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def _on_awake(self, lane: Lane) -> None:
+        if not lane.is_awake:
+            lane.is_awake = True
+            self._awake.append(lane)
+        self.pump()
+
+    def pump(self) -> None:
+        """Hands out what is available to those who have room, until one of the two is used up."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        while self._awake and not self.is_closed:
+            now_ms = self._door.clock.now_ms()
+            room = self._room(now_ms)
+            if room == 0:
+                break
+            lane = self._awake.popleft()
+            lane.is_awake = False
+            taken = begin(lane.partition.take(self._member, room, TAKEN_BYTES_MAX))
+            if not taken.done:
+                taken.then(lambda taken, lane=lane, now_ms=now_ms: self._go_on(lane, taken, now_ms))  # type: ignore[misc]
+                return
+            self._hand_out(lane, taken, now_ms)
+        self._is_pumping = False
+
+    def _go_on(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
+        self._hand_out(lane, taken, now_ms)
+        self._is_pumping = False
+        self.pump()
+
+    def _room(self, now_ms: int) -> int:
+        """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
+        expired = now_ms - self._lease_ms
+        if not self._line:
+            self._look_for_expired(now_ms, expired)
+        line = self._line
+        all_late: bool | None = None
+        while line:
+            first = line[0]
+            first.forget_expired(expired)
+            if first.is_late and all_late is None:
+                all_late = all(subscription.is_late for subscription in self.subscriptions)
+                if all_late:
+                    self._line_up()
+            if first.room > 0 and not (first.is_late and not all_late):
+                break
+            line.popleft()
+            first.is_in_line = False
+        room = 0
+        for subscription in line:
+            room += max(subscription.room, 0)
+            if room >= TAKEN_MAX:
+                return TAKEN_MAX
+        return room
+
+    def _look_for_expired(self, now_ms: int, expired: int) -> None:
+        """Nobody is in line: those whose leases ran out have room again."""
+        if now_ms < self._no_lease_ends_before:
+            return
+        oldest = now_ms
+        for subscription in self.subscriptions:
+            subscription.forget_expired(expired)
+            for sent in subscription.unanswered.values():
+                oldest = min(oldest, sent.leased_ms)
+                break
+        self._no_lease_ends_before = oldest + self._lease_ms
+        self._line_up()
+
+    def _hand_out(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
+        if taken.error is not None:
+            what = logger.warning if isinstance(taken.error, RequestError) else logger.error
+            what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
+            return
+        records = taken.value()
+        if not records:
+            return
+        if not lane.is_awake:  # there may be more
+            lane.is_awake = True
+            self._awake.append(lane)
+        touched: dict[Connection, None] = {}
+        for at, (record, _) in enumerate(records):
+            subscription = self._next()
+            if subscription is None:  # they left while the records were read
+                left = (Sent(lane, each.record.offset, now_ms) for each in records[at:])
+                self._release(left, "its subscriber disconnected")
+                break
+            name = lane.prefix + b"%d" % record.offset
+            unanswered = subscription.unanswered
+            unanswered.pop(name, None)  # it may have had it before: now it is the youngest
+            unanswered[name] = Sent(lane, record.offset, now_ms)
+            connection = subscription.connection
+            connection.push(name, record.value or b"")
+            touched[connection] = None
+            if len(unanswered) < subscription.window:
+                self._join_line(subscription)
+        for connection in touched:
+            connection.flush()
+
+    def _next(self) -> Subscription | None:
+        """Whose turn it is. There was room when the records were acquired; if those in line left, others may do."""
+        if not self._line:
+            return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
+        subscription = self._line.popleft()
+        subscription.is_in_line = False
+        return subscription
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def _release(self, left: Iterable[Sent], reason: str) -> None:
+        by_lane: dict[Lane, list[int]] = {}
+        for sent in left:
+            by_lane.setdefault(sent.lane, []).append(sent.offset)
+        for lane, offsets in by_lane.items():
+            self._say(lane, [Answer(*run, Verb.RELEASE, reason=reason) for run in runs_of(offsets)])
+
+    def _say(self, lane: Lane, answers: list[Answer]) -> None:
+        """Says all at once, or one by one if some of the leases have run out; nobody waits for it."""
+
+        def check(done: Promise[None]) -> None:
+            if done.error is None or not isinstance(done.error, RequestError):
+                return
+            if len(answers) > 1 or answers[0].first != answers[0].last:
+                for answer in answers:
+                    for offset in range(answer.first, answer.last + 1):
+                        self._say(lane, [answer._replace(first=offset, last=offset)])
+
+        self._answer(lane, answers).then(check)
+
+    def _answer(self, lane: Lane, answers: Sequence[Answer]) -> Promise[None]:
+        try:
+            return lane.partition.answer(self._member, answers)
+        except RequestError as error:
+            return Promise.failed(error)
+
+    @property
+    def _lease_ms(self) -> int:
+        return self.queue.settings_for(self.topic).lease_ms
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def on_topics_changed(self) -> None:
+        if self.is_closed:
+            return
+        if self._door.broker.topics.by_id(self.topic.id) is not self.topic:
+            self.close()
+            for subscription in list(self.subscriptions):
+                subscription.connection.end(subscription)
+        elif self.opened.done and len(self._lanes) < self.topic.partition_count:
+            self.opened = begin(self._open(len(self._lanes)))
+
+    def close(self) -> None:
+        """Leaves the group: what its subscribers have not answered is available to others."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for lane in self._lanes:
+            lane.cancel()
+        self.queue.leave(self._member)
+
+
+def runs_of(offsets: list[int]) -> list[tuple[int, int]]:
+    """First and last of neighbours."""
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and runs[-1][1] == offset - 1:
+            runs[-1] = (runs[-1][0], offset)
+        else:
+            runs.append((offset, offset))
+    return runs
