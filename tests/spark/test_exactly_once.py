@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 JOB = Path(__file__).parent / "jobs" / "pipelines.py"
 RECORDS = 20_000
 KEYS = 100
-DRIVER_KILLS = TASK_KILLS = int(os.environ.get("MILLSTREAM_KILLS", "2"))
+DRIVER_KILLS = TASK_KILLS = int(os.environ.get("SOAK_KILLS", "2"))
 """At least so many of each: `make soak` has twelve and twelve, which takes some minutes."""
 ROUND_SECONDS_MAX = 120.0
 
