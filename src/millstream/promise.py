@@ -123,13 +123,13 @@ class _Begun(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         waiting_for = self._waiting_for
         while True:
+            thrown: BaseException | None = None
+            answer = None
             try:
                 answer = yield waiting_for
             except BaseException as error:
-                step = self._steps.throw, error
-            else:
-                step = self._steps.send, answer
+                thrown = error
             try:
-                waiting_for = step[0](step[1])
+                waiting_for = self._steps.send(answer) if thrown is None else self._steps.throw(thrown)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]

@@ -128,7 +128,7 @@ class FlowmqDoor:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:
-        """Stops accepting and reading, lets publishers have the answers that wait for a sync, then closes everything."""
+        """Stops accepting and reading, lets publishers have the answers that wait for a sync, closes everything."""
         self._unwatch()
         if self._sweeper is not None:
             self._sweeper.cancel()
