@@ -3,8 +3,8 @@
     22 characters     the topic's id, base64 for URLs
     :PARTITION:OFFSET in decimal
 
-Unique for ever, since a topic that is made anew has a new id. Up to ten million million messages in a partition an
-id is no longer than the UUIDs that FlowMQ's own broker gives out, which its example clients have room for.
+Unique for ever, since a topic that is made anew has a new id. For the first 100,000,000,000 messages of a topic an id
+is no longer than the UUIDs that FlowMQ's own broker gives out, which its example clients have room for.
 """
 
 from __future__ import annotations
