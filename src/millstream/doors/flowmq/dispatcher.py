@@ -45,7 +45,7 @@ TAKEN_BYTES_MAX = 256 * 1024
 class Lane:
     """One partition of the topic."""
 
-    __slots__ = ("cancel", "is_awake", "partition", "prefix")
+    __slots__ = ("cancel", "is_awake", "partition", "prefix", "seen")
 
     def __init__(self, partition: QueuePartition, prefix: bytes) -> None:
         self.partition = partition
@@ -53,6 +53,8 @@ class Lane:
         """Of the ids of its messages."""
         self.is_awake = False
         """Whether something may be available."""
+        self.seen = partition.log.durable
+        """How far the log was when it last woke us."""
         self.cancel: Callable[[], None] = lambda: None
 
 
@@ -69,6 +71,7 @@ class Dispatcher:
         self._line: deque[Subscription] = deque()
         """Those that take messages, the next one first."""
         self._is_pumping = False
+        self._is_pump_due = False
         self._no_lease_ends_before = 0
         self.is_closed = False
         self.users = 0
@@ -136,9 +139,22 @@ class Dispatcher:
     # -- handing out -------------------------------------------------------------------------------------------------
 
     def _on_awake(self, lane: Lane) -> None:
+        """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
+        all have, so that they go out in their order and together.
+        """
         if not lane.is_awake:
             lane.is_awake = True
             self._awake.append(lane)
+        durable = lane.partition.log.durable
+        if durable > lane.seen:
+            lane.seen = durable
+            self.pump()
+        elif not self._is_pump_due:
+            self._is_pump_due = True
+            self._door.loop.call_soon(self._pump_soon)
+
+    def _pump_soon(self) -> None:
+        self._is_pump_due = False
         self.pump()
 
     def pump(self) -> None:
