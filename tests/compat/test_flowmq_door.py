@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -177,9 +178,9 @@ def test_members_of_a_group_get_messages_in_turn(client: FlowmqClient, connect: 
     for number in range(12):
         client.publish(topic, b"%d" % number)
     shares = [[int(message.payload) for message in worker.take(4)] for worker in workers]
-    assert sorted(sum(shares, [])) == list(range(12))
+    assert sorted(number for share in shares for number in share) == list(range(12))
     for share in shares:
-        assert {later - earlier for earlier, later in zip(share, share[1:], strict=False)} == {3}
+        assert {later - earlier for earlier, later in itertools.pairwise(share)} == {3}
 
 
 def test_a_burst_is_handed_out_in_turn_as_well(client: FlowmqClient, connect: Connect, unique: Unique) -> None:
@@ -209,7 +210,9 @@ def test_groups_and_single_subscribers_share_a_topic(client: FlowmqClient, conne
     assert sorted(message.payload for message in one.take(2) + two.take(2)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_new_group_begins_with_what_was_published_before_it(client: FlowmqClient, connect: Connect, unique: Unique) -> None:
+def test_a_new_group_begins_with_what_was_published_before_it(
+    client: FlowmqClient, connect: Connect, unique: Unique
+) -> None:
     topic = unique("jobs")
     for number in range(5):
         client.publish(topic, b"%d" % number)
@@ -245,7 +248,7 @@ def test_a_second_subscription_to_a_topic_changes_nothing_or_is_refused(
     subscriber = connect()
     subscriber.subscribe(topic, "workers")
     subscriber.subscribe(topic, "workers")
-    with pytest.raises(FlowmqError, match="subscribed to .* already, in group workers"):
+    with pytest.raises(FlowmqError, match=r"subscribed to .* already, in group workers"):
         subscriber.subscribe(topic)
     client.publish(topic, b"once")
     assert subscriber.next().payload == b"once"

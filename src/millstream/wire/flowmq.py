@@ -75,6 +75,12 @@ class FrameReader:
         """How many bytes the incomplete frame still needs, as far as that is known."""
         return max(self._wanted or HEAD_BYTES, len(self._held)) - len(self._held) if self._held else 0
 
+    def give_up(self, reason: str) -> None:
+        """Lets go of the incomplete frame: what is left of it cannot be told from others any more."""
+        self._held = bytearray()
+        self._wanted = 0
+        self.broken = reason
+
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """The frames that are complete now, in order. `data` is not used after the call returns."""
         if self.broken is not None:

@@ -42,6 +42,8 @@ OUTBOX_BYTES_MAX = 256 * 1024
 SUBSCRIPTIONS_MAX = 1000
 HELD_FREE_BYTES = 4096
 """Of an incomplete frame that any connection may have without asking for memory."""
+WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
+"""A frame up to this size waits for memory."""
 COPY_BYTES_MAX = 16 * 1024
 """A payload up to this size is cheaper to copy behind its head than to send on its own."""
 DISCARDED_BYTES_MAX = 1 << 20
@@ -164,26 +166,36 @@ class Connection:
                 self._door.loop.remove_reader(self._socket.fileno())
 
     def _reserve(self) -> None:
-        """Memory for what is to come of a large frame, before it is read; waits where there is none."""
+        """Memory for what is to come of a large frame, before it is read.
+
+        A frame of a usual size waits until there is enough for all of it: then it can be finished, whatever others do.
+        A larger one gets memory as it comes, and does not wait: it would hold what it has, and with a few others of its
+        kind all would wait for each other. It costs its connection.
+        """
         held = self._reader.held
         if held <= HELD_FREE_BYTES or self.closed:
-            if self._reserved and self._leave_memory_line is None:
-                self._door.budget.give(self._reserved)
-                self._reserved = 0
+            if self._reserved and not self.closed:
+                given, self._reserved = self._reserved, 0
+                self._door.budget.give(given)
             return
-        more = held + min(self._reader.missing, len(self._door.shared)) - self._reserved
+        size = held + self._reader.missing
+        more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self._reserved
         if more <= 0 or self._leave_memory_line is not None:
             return
         if self._door.budget.take(more):
             self._reserved += more
-            return
+        elif size > WAITING_BYTES_MAX:
+            self._reader.give_up(f"no memory for a frame of {size} bytes while others use it")
+            self._refuse(self._reader.broken or "")
+            self._reserve()
+            self.flush()
+        else:
+            self._leave_memory_line = self._door.budget.wait(more, lambda: self._granted(more))
 
-        def granted() -> None:
-            self._leave_memory_line = None
-            self._reserved += more
-            self._go_on()
-
-        self._leave_memory_line = self._door.budget.wait(more, granted)
+    def _granted(self, more: int) -> None:
+        self._leave_memory_line = None
+        self._reserved += more
+        self._go_on()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
