@@ -45,6 +45,11 @@ class Server:
         """Of `ready PORT` (the references) or `ready kafka=HOST:PORT ...` (the broker)."""
         return int(self.ready.split()[1].rpartition(":")[2])
 
+    def port_of(self, door: str) -> int:
+        """Of one of the broker's doors."""
+        doors = dict(part.split("=", 1) for part in self.ready.split()[1:])
+        return int(doors[door].rpartition(":")[2])
+
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
@@ -146,7 +151,7 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
 
 
 @contextmanager
-def millstream(flush: str | None) -> Iterator[Server]:
+def millstream(flush: str | None, *flags: str) -> Iterator[Server]:
     """A broker on an empty store. Without `flush` it has the default: synced before it is acknowledged."""
     program = SCRIPTS / "millstream"
     if not program.exists():
@@ -155,6 +160,7 @@ def millstream(flush: str | None) -> Iterator[Server]:
         command = [str(program), "serve", "--data", str(directory / "data")]
         command += ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         command += ["--flush", flush] if flush else []
+        command += flags
         with started(command, directory, ready="ready kafka=") as server:
             yield server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import uuid
 
@@ -24,7 +25,7 @@ frames = st.lists(
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    return [data[start:stop] for start, stop in itertools.pairwise(places)]
 
 
 @given(frames, st.lists(st.integers(0, 1 << 20), max_size=12))
