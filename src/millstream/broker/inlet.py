@@ -21,7 +21,7 @@ from millstream.log.answers import Appended
 from millstream.metrics import Metrics
 from millstream.promise import Promise
 from millstream.records import codec
-from millstream.records.batch import HEADER_BYTES
+from millstream.records.batch import HEADER_BYTES, read_header
 from millstream.records.record import Headers
 
 RECORDS_MAX = 10_000
@@ -30,19 +30,25 @@ RECORD_OVERHEAD_BYTES = 40
 """At most what a record's lengths, deltas and attributes take; each header takes up to ten more."""
 
 
+Row = tuple[int, int, bytes | None, bytes | None, Headers]
+"""As the codec takes it: a place for the offset, timestamp, key, value, headers."""
+
+
 class Inlet:
     """One per partition that single records come to; made by `Broker.inlet`."""
 
-    __slots__ = ("_bytes", "_clock", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max")
+    __slots__ = ("_bytes", "_clock", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max", "leaving")
 
     def __init__(self, partition: Partition, clock: Clock, metrics: Metrics, unsynced_bytes_max: int) -> None:
         self._partition = partition
         self._clock = clock
         self._metrics = metrics
         self._unsynced_max = unsynced_bytes_max
-        self._rows: list[tuple[int, int, bytes | None, bytes | None, Headers]] = []
+        self._rows: list[Row] = []
         self._settling: list[Promise[int]] = []
         self._bytes = 0
+        self.leaving: tuple[int, Sequence[Row]] | None = None
+        """The last batch and its first offset, while it is being appended: a queue whose turn it is need not read it."""
 
     @property
     def is_full(self) -> bool:
@@ -57,7 +63,8 @@ class Inlet:
     ) -> Promise[int]:
         """Settles with the record's offset when it is durable, or fails with `RequestError`."""
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
-        size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
+        if headers:
+            size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
             detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
@@ -85,14 +92,28 @@ class Inlet:
         self._bytes = 0
         try:
             batch = codec.encode(rows)
-            _, appended = self._partition.append(memoryview(batch), self._clock)
+            leaving = self.leaving = (self._partition.log.end, rows)
+            appended = self._append(memoryview(batch))
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
+            self.leaving = None
             for promise in settling:
                 promise.fail(error)
             return
         self._metrics.batches_in += 1
         self._metrics.records_in += len(rows)
-        appended.then(lambda done: _settle(settling, done))
+        appended.then(lambda done: self._left(leaving, settling, done))
+
+    def _append(self, batch: memoryview) -> Promise[Appended]:
+        if self._partition.settings.needs_more_checks:
+            return self._partition.append(batch, self._clock)[1]
+        return self._partition.log.append(batch, read_header(batch))  # it was made here: there is nothing to check
+
+    def _left(
+        self, leaving: tuple[int, Sequence[Row]], settling: Sequence[Promise[int]], done: Promise[Appended]
+    ) -> None:
+        if self.leaving is leaving:
+            self.leaving = None
+        _settle(settling, done)
 
 
 def _settle(settling: Sequence[Promise[int]], done: Promise[Appended]) -> None:

@@ -43,6 +43,7 @@ from millstream.broker.topics import Topic
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
+from millstream.records.record import Record
 from millstream.stores.base import Delete, Put
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class QueuePartition:
         self.group_id = queue.id
         self.topic = topic
         self.index = index
-        self.log = topic.partitions[index].log
+        self._partition = topic.partitions[index]
+        self.log = self._partition.log
         self.next = 0
         """The first record that was never looked at."""
         self.done = self.dead = self.redelivered = 0
@@ -177,6 +179,41 @@ class QueuePartition:
                             continue
                         taken.append(TakenRecord(record, run.attempt))
                         size += len(record.value or b"")
+        return taken
+
+    def take_fresh(self, member: Member, records_max: int) -> list[TakenRecord] | None:
+        """What is just being appended by those who bring single records, from their hands; None: it must be read.
+
+        For the usual case that a queue has given out all it had: the record is in memory, and new to the queue.
+        """
+        inlet = self._partition.inlet
+        if inlet is None or inlet.leaving is None:
+            return None
+        base, rows = inlet.leaving
+        if base != self.next or base != self._first() or base + len(rows) > self.log.durable:
+            return None
+        settings = self.settings
+        if settings.key_order or settings.delay_ms or self._partition.settings.log_append_time:
+            return None
+        taken = []
+        for offset, row in enumerate(rows, base):
+            if row[4]:  # a header may delay it
+                return None
+            taken.append(TakenRecord(Record(offset, row[1], row[2], row[3]), 1))
+        if len(taken) > records_max or len(taken) > self._room(member):
+            return None
+        until = self._clock.now_ms() + settings.lease_ms
+        for number, start, stop in _pieces(base, base + len(taken) - 1):
+            block = self._block(number)
+            block.lease_new(start, stop, member.id, until)
+            self._dirty.add(number)
+            if block.due < block.alarm:
+                self._watch(number, block)
+        self._open += len(taken)
+        self._count_leases(member, len(taken))
+        self._go_on(base + len(taken))
+        if self._shelf is not None and not self._saver.armed:
+            self._saver.push(SAVE_MS)
         return taken
 
     def _first(self) -> int | None:

@@ -142,9 +142,7 @@ class Dispatcher:
         """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
         all have, so that they go out in their order and together.
         """
-        if not lane.is_awake:
-            lane.is_awake = True
-            self._awake.append(lane)
+        self._stay_awake(lane)
         durable = lane.partition.log.durable
         if durable > lane.seen:
             lane.seen = durable
@@ -152,6 +150,11 @@ class Dispatcher:
         elif not self._is_pump_due:
             self._is_pump_due = True
             self._door.loop.call_soon(self._pump_soon)
+
+    def _stay_awake(self, lane: Lane) -> None:
+        if not lane.is_awake:
+            lane.is_awake = True
+            self._awake.append(lane)
 
     def _pump_soon(self) -> None:
         self._is_pump_due = False
@@ -169,17 +172,31 @@ class Dispatcher:
                 break
             lane = self._awake.popleft()
             lane.is_awake = False
+            fresh = lane.partition.take_fresh(self._member, room)
+            if fresh is not None:
+                if lane.partition.next < lane.partition.log.durable:
+                    self._stay_awake(lane)
+                self._hand_out(lane, fresh, now_ms)
+                continue
             taken = begin(lane.partition.take(self._member, room, TAKEN_BYTES_MAX))
             if not taken.done:
                 taken.then(lambda taken, lane=lane, now_ms=now_ms: self._go_on(lane, taken, now_ms))  # type: ignore[misc]
                 return
-            self._hand_out(lane, taken, now_ms)
+            self._have_taken(lane, taken, now_ms)
         self._is_pumping = False
 
     def _go_on(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
-        self._hand_out(lane, taken, now_ms)
+        self._have_taken(lane, taken, now_ms)
         self._is_pumping = False
         self.pump()
+
+    def _have_taken(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
+        if taken.error is not None:
+            what = logger.warning if isinstance(taken.error, RequestError) else logger.error
+            what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
+        elif records := taken.value():
+            self._stay_awake(lane)  # there may be more
+            self._hand_out(lane, records, now_ms)
 
     def _room(self, now_ms: int) -> int:
         """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
@@ -219,17 +236,7 @@ class Dispatcher:
         self._no_lease_ends_before = oldest + self._lease_ms
         self._line_up()
 
-    def _hand_out(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
-        if taken.error is not None:
-            what = logger.warning if isinstance(taken.error, RequestError) else logger.error
-            what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
-            return
-        records = taken.value()
-        if not records:
-            return
-        if not lane.is_awake:  # there may be more
-            lane.is_awake = True
-            self._awake.append(lane)
+    def _hand_out(self, lane: Lane, records: list[TakenRecord], now_ms: int) -> None:
         touched: dict[Connection, None] = {}
         for at, (record, _) in enumerate(records):
             subscription = self._next()
