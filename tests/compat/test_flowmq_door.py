@@ -143,9 +143,11 @@ def test_topics_made_here_have_one_partition_and_let_go_of_what_is_done_after_a_
     client.create_topic(topic)
     admin = AdminClient({"bootstrap.servers": served.address})
     assert len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 1
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    found = admin.describe_configs([resource])[resource].result(10)
-    assert found["millstream.retention.done.ms"].value == "60000"
+    client.subscribe("__dlq__")
+    for name, kept_ms in ((topic, "60000"), ("__dlq__", "-1")):
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        found = admin.describe_configs([resource])[resource].result(10)
+        assert found["millstream.retention.done.ms"].value == kept_ms
 
 
 # -- delivery ----------------------------------------------------------------------------------------------------------

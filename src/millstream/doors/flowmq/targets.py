@@ -2,7 +2,8 @@
 
 A topic that FlowMQ's clients make has one partition, so that its messages have one order as they do in FlowMQ, keeps
 what all groups are done with for 60 s, and takes a message of 1 MiB. It is a topic like any other: more partitions and
-other settings can be given to it, and then messages go to its partitions in turn.
+other settings can be given to it, and then messages go to its partitions in turn. Only `__dlq__`, which somebody may
+subscribe to before the first message has failed, is made as the broker makes it: dead letters stay when they were read.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import itertools
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups.dead_letters import RETENTION_MS
 from millstream.broker.inlet import Inlet
+from millstream.broker.settings import GROUP_SETTINGS
 from millstream.broker.topics import Topic
 from millstream.doors.flowmq import message_id
 from millstream.errors import Code, RequestError
 from millstream.wire import flowmq as wire
 
+DEAD_TOPIC = GROUP_SETTINGS["errors.deadletterqueue.topic.name"].default
 PARTITIONS = 1
 DONE_RETENTION_MS = 60_000
 MESSAGE_BYTES_MAX = (1 << 20) + 1024
@@ -59,7 +63,10 @@ class Targets:
         return next(known)
 
     async def create(self, name: str) -> Topic:
-        overrides = {"millstream.retention.done.ms": str(DONE_RETENTION_MS)}
+        if name == DEAD_TOPIC:
+            overrides = {"retention.ms": str(RETENTION_MS)}
+        else:
+            overrides = {"millstream.retention.done.ms": str(DONE_RETENTION_MS)}
         if self._broker.config.message_bytes_max < MESSAGE_BYTES_MAX:
             overrides["max.message.bytes"] = str(MESSAGE_BYTES_MAX)
         return await self._topics.create(name, PARTITIONS, overrides)
