@@ -48,7 +48,7 @@ class Inlet:
         self._settling: list[Promise[int]] = []
         self._bytes = 0
         self.leaving: tuple[int, Sequence[Row]] | None = None
-        """The last batch and its first offset, while it is being appended: a queue that waits for it need not read it."""
+        """The last batch and its first offset while it is appended: a queue that waits for it need not read it."""
 
     @property
     def is_full(self) -> bool:

@@ -81,6 +81,8 @@ class Connection:
         """Frames that came before the connection was parked, and are not handled yet."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By the part of a message's id that says its topic."""
+        self._answering: dict[Subscription, None] = {}
+        """Those that answered messages just now: they have room for as many others, when all answers are read."""
         self._running: asyncio.Task[None] | None = None
         self._drained: Promise[None] | None = None
         self._waits_for_line = False
@@ -89,6 +91,7 @@ class Connection:
         self._leave_memory_line: Callable[[], None] | None = None
         self._unread = 0
         self._is_handling = False
+        self._is_flush_due = False
         self._is_read = True
         self._is_written = False
         self._is_ending = False
@@ -135,6 +138,9 @@ class Connection:
                 break
             self._handle(command, payload)
         self._is_handling = False
+        while self._answering:
+            subscription, _ = self._answering.popitem()
+            subscription.dispatcher.has_room(subscription)
         if self._reader.broken is not None and not self._backlog:
             self._refuse(self._reader.broken)
         self.flush()
@@ -258,7 +264,7 @@ class Connection:
             self._in_line.append(place)
             promise.then(lambda done: self._fill(place, _answered(name, done)))
             self._waits_for_line = len(self._in_line) > IN_LINE_MAX
-        dispatcher.has_room(subscription)
+        self._answering[subscription] = None
 
     async def _create_topic(self, payload: bytes) -> bytes:
         await self._door.targets.create(wire.text_of(payload, "topic"))
@@ -361,10 +367,18 @@ class Connection:
             if self._drained is not None:
                 drained, self._drained = self._drained, None
                 drained.settle(None)
-        if not self._is_handling:
+        if self._is_handling:
+            return
+        if not line:
             self.flush()
-            if not line:
-                self._go_on()
+            self._go_on()
+        elif not self._is_flush_due:  # those behind it are often answered in the same turn: they leave together
+            self._is_flush_due = True
+            self._door.loop.call_soon(self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._is_flush_due = False
+        self.flush()
 
     def push(self, name: bytes, payload: bytes) -> None:
         """A message; `flush` sends it."""
