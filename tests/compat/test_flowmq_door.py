@@ -513,6 +513,12 @@ def _read(
     return found
 
 
+def test_a_port_that_is_taken_stops_the_start_with_what_to_do(served: ServedBroker, tmp_path: Path) -> None:
+    other = ServedBroker(tmp_path / "data", "--flowmq", served.doors["flowmq"])
+    with pytest.raises(AssertionError, match=r"for FlowMQ clients: .* choose another with --flowmq HOST:PORT"):
+        other.start()
+
+
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 

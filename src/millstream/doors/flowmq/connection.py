@@ -19,14 +19,14 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.groups.queue_verbs import Verb
-from millstream.doors.flowmq import message_id
+from millstream.doors.flowmq import answers, message_id
+from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
-from millstream.doors.flowmq.targets import Target
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire import flowmq as wire
@@ -40,10 +40,6 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 256 * 1024
 SUBSCRIPTIONS_MAX = 1000
-HELD_FREE_BYTES = 4096
-"""Of an incomplete frame that any connection may have without asking for memory."""
-WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
-"""A frame up to this size waits for memory."""
 COPY_BYTES_MAX = 16 * 1024
 """A payload up to this size is cheaper to copy behind its head than to send on its own."""
 DISCARDED_BYTES_MAX = 1 << 20
@@ -55,7 +51,6 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_
 """A subscriber may be silent for days; one that is gone without a word is found out in two minutes."""
 
 _PUBLISH, _ACK, _NACK, _PING = map(int, (Command.PUBLISH, Command.ACK, Command.NACK, Command.PING))
-_SUCCESS = wire.frame(Command.SUCCESS)
 _NACK_REASON = "refused by its subscriber"
 
 
@@ -86,9 +81,7 @@ class Connection:
         self._running: asyncio.Task[None] | None = None
         self._drained: Promise[None] | None = None
         self._waits_for_line = False
-        self._reserved = 0
-        """Bytes of the door's budget."""
-        self._leave_memory_line: Callable[[], None] | None = None
+        self._memory = FrameMemory(door.budget, self._go_on)
         self._unread = 0
         self._is_handling = False
         self._is_flush_due = False
@@ -144,7 +137,9 @@ class Connection:
         if self._reader.broken is not None and not self._backlog:
             self._refuse(self._reader.broken)
         self.flush()
-        self._reserve()
+        if not self.closed and not self._memory.follow(self._reader):
+            self._refuse(self._reader.broken or "")
+            self.flush()
         self._look_where_to_read()
 
     def _go_on(self) -> None:
@@ -160,7 +155,7 @@ class Connection:
 
     @property
     def _is_parked(self) -> bool:
-        return self._running is not None or self._waits_for_line or self._leave_memory_line is not None or self.closed
+        return self._running is not None or self._waits_for_line or self._memory.is_waiting or self.closed
 
     def _look_where_to_read(self) -> None:
         wanted = not (self._is_parked or self._is_written or self._is_stopped)
@@ -170,38 +165,6 @@ class Connection:
                 self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
             else:
                 self._door.loop.remove_reader(self._socket.fileno())
-
-    def _reserve(self) -> None:
-        """Memory for what is to come of a large frame, before it is read.
-
-        A frame of a usual size waits until there is enough for all of it: then it can be finished, whatever others do.
-        A larger one gets memory as it comes, and does not wait: it would hold what it has, and with a few others of its
-        kind all would wait for each other. It costs its connection.
-        """
-        held = self._reader.held
-        if held <= HELD_FREE_BYTES or self.closed:
-            if self._reserved and not self.closed:
-                given, self._reserved = self._reserved, 0
-                self._door.budget.give(given)
-            return
-        size = held + self._reader.missing
-        more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self._reserved
-        if more <= 0 or self._leave_memory_line is not None:
-            return
-        if self._door.budget.take(more):
-            self._reserved += more
-        elif size > WAITING_BYTES_MAX:
-            self._reader.give_up(f"no memory for a frame of {size} bytes while others use it")
-            self._refuse(self._reader.broken or "")
-            self._reserve()
-            self.flush()
-        else:
-            self._leave_memory_line = self._door.budget.wait(more, lambda: self._granted(more))
-
-    def _granted(self, more: int) -> None:
-        self._leave_memory_line = None
-        self._reserved += more
-        self._go_on()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +202,7 @@ class Connection:
         promise = inlet.put(message)
         place = _Place()
         self._in_line.append(place)
-        promise.then(lambda done: self._fill(place, _published(target, done)))
+        promise.then(lambda done: self._fill(place, answers.published(target, done)))
         if inlet.is_full or len(self._in_line) > IN_LINE_MAX:
             self._waits_for_line = bool(self._in_line)
 
@@ -254,15 +217,15 @@ class Connection:
         subscription = self.subscriptions.get(name[: message_id.TOPIC_BYTES])
         sent = subscription.unanswered.pop(name, None) if subscription is not None else None
         if subscription is None or sent is None:
-            raise RequestError(Code.INVALID_RECORD_STATE, _not_leased(name))
+            raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
         dispatcher = subscription.dispatcher
         promise = dispatcher.answer(subscription, sent, verb, reason)
         if promise.done and not self._in_line:
-            self._reply(_answered(name, promise))
+            self._reply(answers.answered(name, promise))
         else:
             place = _Place()
             self._in_line.append(place)
-            promise.then(lambda done: self._fill(place, _answered(name, done)))
+            promise.then(lambda done: self._fill(place, answers.answered(name, done)))
             self._waits_for_line = len(self._in_line) > IN_LINE_MAX
         self._answering[subscription] = None
 
@@ -280,7 +243,7 @@ class Connection:
         part = message_id.topic_part(topic.id)
         known = self.subscriptions.get(part)
         if known is not None and known.group == group:
-            return _SUCCESS
+            return answers.SUCCESS
         if known is not None:
             as_what = f"in group {known.group}" if known.group else "without a group"
             detail = f"this connection is subscribed to {name} already, {as_what}; use another connection"
@@ -293,7 +256,7 @@ class Connection:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
         subscription = Subscription(self, dispatcher, group, self._door.window)
         self.subscriptions[part] = subscription
-        self._reply(_SUCCESS)
+        self._reply(answers.SUCCESS)
         dispatcher.add(subscription)
         return b""
 
@@ -457,7 +420,7 @@ class Connection:
     @property
     def quiet_seconds_max(self) -> float:
         """How long nothing may happen here before the connection is closed."""
-        if self._is_ending or self._reader.held or self._leave_memory_line is not None:
+        if self._is_ending or self._reader.held or self._memory.is_waiting:
             return STUCK_SECONDS_MAX
         if self._is_written:
             return IDLE_SECONDS_MAX
@@ -466,7 +429,7 @@ class Connection:
     @property
     def is_owed(self) -> bool:
         """Whether it waits for answers that will come soon."""
-        return bool(self._in_line or (self._outbox.size and not self._is_written))
+        return bool(self._in_line or self._running is not None or (self._outbox.size and not self._is_written))
 
     def stop(self) -> None:
         """Reads nothing and gets no messages any more."""
@@ -488,42 +451,10 @@ class Connection:
         if self._drained is not None:
             drained, self._drained = self._drained, None
             drained.settle(None)
-        if self._leave_memory_line is not None:
-            self._leave_memory_line()
-            self._leave_memory_line = None
-        if self._reserved:
-            self._door.budget.give(self._reserved)
-            self._reserved = 0
+        self._memory.close()
         self._door.forget(self)
         self._end_subscriptions()
 
     def _end_subscriptions(self) -> None:
         for subscription in list(self.subscriptions.values()):
             self.end(subscription)
-
-
-def _published(target: Target, done: Promise[int]) -> bytes:
-    if done.error is not None:
-        return _refused(done.error)
-    return wire.frame(Command.SUCCESS, target.prefix + b"%d" % done.value())
-
-
-def _answered(name: bytes, done: Promise[None]) -> bytes:
-    if done.error is None:
-        return _SUCCESS
-    if isinstance(done.error, RequestError) and done.error.code == Code.INVALID_RECORD_STATE:
-        return wire.error(_not_leased(name))
-    return _refused(done.error)
-
-
-def _refused(error: BaseException) -> bytes:
-    if isinstance(error, RequestError):
-        return wire.error(error.detail)
-    logger.error("a request failed", exc_info=error)
-    return wire.error(Code.UNKNOWN_SERVER_ERROR.text)
-
-
-def _not_leased(name: bytes) -> str:
-    if message_id.parse(name) is None:
-        return f"{name[:60].decode('utf-8', 'replace')!r} is no message id"
-    return f"message {name.decode()} is not this connection's to answer: it was answered, or its lease ran out"

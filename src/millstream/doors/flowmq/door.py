@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import socket
 import uuid
@@ -49,7 +48,6 @@ class FlowmqDoor:
         """As of the last sweep: exact enough for connections to note when they were last used."""
         self._connections: set[Connection] = set()
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
-        self._private = itertools.count(1)
         self._listener = Listener("flowmq", "FlowMQ", self._welcome)
         self._sweeper: Timer | None = None
         self._refusals = 0
@@ -85,8 +83,7 @@ class FlowmqDoor:
 
     async def join(self, topic: Topic, group: str) -> Dispatcher:
         """The dispatcher of a group (or a private one, where there is none), open, with one user more."""
-        # No client can name a group that begins with a NUL, so private ones are nobody else's.
-        name = group or f"\0flowmq-{self.broker.node_id}-{next(self._private)}"
+        name = group or f"flowmq-{uuid.uuid4()}"  # nobody can guess it, so a private group is nobody else's
         key = (name, topic.id)
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None:
