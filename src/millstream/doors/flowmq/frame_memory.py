@@ -1,8 +1,8 @@
 """Memory for a frame that arrives in pieces, out of what all connections of the door share.
 
 It is asked for before more of the frame is read. A frame of a usual size waits until there is enough for all of it, so
-that it can be finished, whatever others do. A larger one gets memory as it comes, and does not wait: it would hold what it
-has, and with a few others of its kind all would wait for each other. It costs its connection.
+that it can be finished, whatever others do. A larger one gets memory as it comes, and does not wait: it would hold what
+it has, and with a few others of its kind all would wait for each other. It costs its connection.
 """
 
 from __future__ import annotations
