@@ -40,10 +40,19 @@ class BrokerInThread:
 
     def stop(self) -> None:
         assert self._server is not None and self._loop is not None and self._thread is not None
-        self._wait(self._server.stop())
+        self._wait(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _stop(self) -> None:
+        """As `asyncio.run` does it: what is still under way afterwards is cancelled."""
+        assert self._server is not None
+        await self._server.stop()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def address(self, door: str) -> str:
         assert self._server is not None

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType
 
+from tests.compat import raw
 from tests.compat.client_flowmq import (
     ACK,
     ERROR,
@@ -137,8 +139,6 @@ def test_answers_keep_the_order_of_the_requests(client: FlowmqClient, unique: Un
 def test_topics_made_here_have_one_partition_and_let_go_of_what_is_done_after_a_minute(
     client: FlowmqClient, served: ServedBroker, unique: Unique
 ) -> None:
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
-
     topic = unique("settings")
     client.create_topic(topic)
     admin = AdminClient({"bootstrap.servers": served.address})
@@ -465,8 +465,6 @@ def test_a_large_batch_of_a_kafka_client_passes_through_small_windows(
 def test_messages_go_to_the_partitions_of_a_topic_in_turn_and_come_from_all_of_them(
     client: FlowmqClient, connect: Connect, served: ServedBroker, unique: Unique
 ) -> None:
-    from tests.compat import raw
-
     topic = unique("wide")
     raw.create_topic(served.address, topic, 3)
     alone, workers = connect(), [connect(), connect()]
@@ -477,6 +475,22 @@ def test_messages_go_to_the_partitions_of_a_topic_in_turn_and_come_from_all_of_t
     assert Counter(name.split(":")[1] for name in ids) == {"0": 4, "1": 4, "2": 4}
     assert sorted(message.id for message in alone.take(12)) == sorted(ids)
     assert sorted(message.id for worker in workers for message in worker.take(6)) == sorted(ids)
+
+
+def test_subscribers_follow_a_topic_that_grows(
+    client: FlowmqClient, connect: Connect, served: ServedBroker, unique: Unique
+) -> None:
+    topic = unique("grows")
+    alone, worker = connect(), connect()
+    alone.subscribe(topic)
+    worker.subscribe(topic, "workers")
+    ids = [client.publish(topic, b"before")]
+    admin = AdminClient({"bootstrap.servers": served.address})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
+    ids += [client.publish(topic, b"after") for _ in range(6)]
+    assert {name.split(":")[1] for name in ids} == {"0", "1", "2"}
+    assert sorted(message.id for message in alone.take(7)) == sorted(ids)
+    assert sorted(message.id for message in worker.take(7)) == sorted(ids)
 
 
 def test_a_group_of_a_kafka_consumer_is_not_taken_over(

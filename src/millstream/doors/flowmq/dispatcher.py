@@ -161,10 +161,21 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Hands out what is available to those who have room, until one of the two is used up."""
+        """Hands out what is available to those who have room, until one of the two is used up.
+
+        This is called by the log while it appends, so nothing that goes wrong here may reach it.
+        """
         if self._is_pumping:
             return
         self._is_pumping = True
+        try:
+            self._is_pumping = self._pump()
+        except Exception:
+            self._is_pumping = False
+            logger.exception("group %s cannot be served with %s", self.queue.id, self.topic.name)
+
+    def _pump(self) -> bool:
+        """Whether it goes on when records have been read."""
         while self._awake and not self.is_closed:
             now_ms = self._door.clock.now_ms()
             room = self._room(now_ms)
@@ -181,13 +192,15 @@ class Dispatcher:
             taken = begin(lane.partition.take(self._member, room, TAKEN_BYTES_MAX))
             if not taken.done:
                 taken.then(lambda taken, lane=lane, now_ms=now_ms: self._go_on(lane, taken, now_ms))  # type: ignore[misc]
-                return
+                return True
             self._have_taken(lane, taken, now_ms)
-        self._is_pumping = False
+        return False
 
     def _go_on(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
-        self._have_taken(lane, taken, now_ms)
-        self._is_pumping = False
+        try:
+            self._have_taken(lane, taken, now_ms)
+        finally:
+            self._is_pumping = False
         self.pump()
 
     def _have_taken(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
@@ -218,7 +231,7 @@ class Dispatcher:
             first.is_in_line = False
         room = 0
         for subscription in line:
-            room += max(subscription.room, 0)
+            room += subscription.room
             if room >= TAKEN_MAX:
                 return TAKEN_MAX
         return room
