@@ -23,7 +23,7 @@ class Bench:
         self.clock = VirtualClock()
         self.logs = MemoryLogStore(self.clock)
         self.meta = MemoryMeta()
-        self.fresh: list[list[TakenRecord] | None] = []
+        self.fresh: list[list[tuple[int, bytes | None]] | None] = []
 
     async def start(self, records_max: int = 100, **settings: str) -> None:
         self.broker = Broker(Config(), self.logs, self.meta, self.clock, Metrics())
@@ -55,17 +55,15 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.broker.close()
 
 
-def values(taken: list[TakenRecord] | None) -> list[bytes | None] | None:
-    return None if taken is None else [each.record.value for each in taken]
+def values(taken: list[TakenRecord]) -> list[bytes | None]:
+    return [each.record.value for each in taken]
 
 
 async def test_records_are_leased_while_they_are_appended(bench: Bench) -> None:
     await bench.start()
     await bench.put(b"a", b"b")
     await bench.put(b"c")
-    assert [values(each) for each in bench.fresh] == [[b"a", b"b"], [b"c"]]
-    records = [each for taken in bench.fresh for each in taken or ()]
-    assert [(each.record.offset, each.attempt) for each in records] == [(0, 1), (1, 1), (2, 1)]
+    assert bench.fresh == [[(0, b"a"), (1, b"b")], [(2, b"c")]]
     figures = bench.partition.figures()
     assert (figures.available, figures.leased, bench.member.leases, bench.partition.next) == (0, 3, 3, 3)
     assert await bench.take() == []
@@ -77,7 +75,7 @@ async def test_what_is_taken_so_is_what_the_log_holds(bench: Bench) -> None:
     bench.queue.leave(bench.member)
     bench.member = bench.queue.join("other")
     again = await bench.take()
-    assert [each.record for each in again] == [each.record for each in bench.fresh[0] or ()]
+    assert [(each.record.offset, each.record.value) for each in again] == bench.fresh[0]
     assert [each.attempt for each in again] == [2, 2]
 
 

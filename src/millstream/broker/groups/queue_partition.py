@@ -43,7 +43,6 @@ from millstream.broker.topics import Topic
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
-from millstream.records.record import Record
 from millstream.stores.base import Delete, Put
 
 if TYPE_CHECKING:
@@ -181,37 +180,35 @@ class QueuePartition:
                         size += len(record.value or b"")
         return taken
 
-    def take_fresh(self, member: Member, records_max: int) -> list[TakenRecord] | None:
-        """What is just being appended by those who bring single records, from their hands; None: it must be read.
+    def take_fresh(self, member: Member, records_max: int) -> list[tuple[int, bytes | None]] | None:
+        """What is just being appended by those who bring single records, from their hands: offsets and values.
 
-        For the usual case that a queue has given out all it had: the record is in memory, and new to the queue.
+        For the usual case that a queue has given out all it had. None: it must be read, with `take`.
         """
         inlet = self._partition.inlet
         if inlet is None or inlet.leaving is None:
             return None
         base, rows = inlet.leaving
-        if base != self.next or base != self._first() or base + len(rows) > self.log.durable:
+        count, settings = len(rows), self.settings
+        if base != self.next or base != self._first() or base + count > self.log.durable:
             return None
-        settings = self.settings
-        if settings.key_order or settings.delay_ms or self._partition.settings.log_append_time:
+        if settings.key_order or settings.delay_ms or count > records_max or count > self._room(member):
             return None
         taken = []
         for offset, row in enumerate(rows, base):
             if row[4]:  # a header may delay it
                 return None
-            taken.append(TakenRecord(Record(offset, row[1], row[2], row[3]), 1))
-        if len(taken) > records_max or len(taken) > self._room(member):
-            return None
+            taken.append((offset, row[3]))
         until = self._clock.now_ms() + settings.lease_ms
-        for number, start, stop in _pieces(base, base + len(taken) - 1):
+        for number, start, stop in _pieces(base, base + count - 1):
             block = self._block(number)
             block.lease_new(start, stop, member.id, until)
             self._dirty.add(number)
             if block.due < block.alarm:
                 self._watch(number, block)
-        self._open += len(taken)
-        self._count_leases(member, len(taken))
-        self._go_on(base + len(taken))
+        self._open += count
+        self._count_leases(member, count)
+        self._go_on(base + count)
         if self._shelf is not None and not self._saver.armed:
             self._saver.push(SAVE_MS)
         return taken

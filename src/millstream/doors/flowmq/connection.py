@@ -90,6 +90,8 @@ class Connection:
         self._is_ending = False
         self._is_stopped = False
         self._discarded = 0
+        self.takes_messages = True
+        """Whether it reads what it is sent."""
         self.closed = False
         self.last_used = door.now
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -124,9 +126,10 @@ class Connection:
             self.close()
 
     def _handle_all(self, frames: list[Frame]) -> None:
+        """One after the other, until the connection has to wait; it does not now."""
         self._is_handling = True
         for at, (command, payload) in enumerate(frames):
-            if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
+            if at and (self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent())):
                 self._backlog = frames[at:]
                 break
             self._handle(command, payload)
@@ -134,11 +137,12 @@ class Connection:
         while self._answering:
             subscription, _ = self._answering.popitem()
             subscription.dispatcher.has_room(subscription)
-        if self._reader.broken is not None and not self._backlog:
-            self._refuse(self._reader.broken)
+        reader, memory = self._reader, self._memory
+        if reader.broken is not None and not self._backlog:
+            self._refuse(reader.broken)
         self.flush()
-        if not self.closed and not self._memory.follow(self._reader):
-            self._refuse(self._reader.broken or "")
+        if (reader.held or memory.reserved) and not self.closed and not memory.follow(reader):
+            self._refuse(reader.broken or "")
             self.flush()
         self._look_where_to_read()
 
@@ -155,7 +159,7 @@ class Connection:
 
     @property
     def _is_parked(self) -> bool:
-        return self._running is not None or self._waits_for_line or self._memory.is_waiting or self.closed
+        return self._running is not None or self._waits_for_line or self._memory.leave_line is not None or self.closed
 
     def _look_where_to_read(self) -> None:
         wanted = not (self._is_parked or self._is_written or self._is_stopped)
@@ -312,6 +316,7 @@ class Connection:
         if self._is_ending:
             return
         self._is_ending = True
+        self.takes_messages = False
         self._door.metrics.request_errors += 1
         self._door.note_refusal(self._host, reason)
         self._reply(wire.error(reason))
@@ -352,10 +357,6 @@ class Connection:
             self._outbox.put(head)
             self._outbox.put(payload)
 
-    @property
-    def takes_messages(self) -> bool:
-        return not (self._is_written or self._is_ending or self._is_stopped or self.closed)
-
     def flush(self) -> None:
         """Sends what waits, as far as the client takes it."""
         if self._is_written or self.closed:
@@ -380,6 +381,7 @@ class Connection:
         self._unread = self._outbox.size
         self._door.unread_bytes += self._unread
         self._is_written = True
+        self.takes_messages = False
         self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
         for subscription in self.subscriptions.values():
             subscription.dispatcher.has_no_room(subscription)
@@ -400,6 +402,7 @@ class Connection:
             return
         self._door.loop.remove_writer(self._socket.fileno())
         self._is_written = False
+        self.takes_messages = not (self._is_ending or self._is_stopped)
         self._door.unread_bytes -= self._unread
         self._unread = 0
         self.flush()
@@ -420,7 +423,7 @@ class Connection:
     @property
     def quiet_seconds_max(self) -> float:
         """How long nothing may happen here before the connection is closed."""
-        if self._is_ending or self._reader.held or self._memory.is_waiting:
+        if self._is_ending or self._reader.held or self._memory.leave_line is not None:
             return STUCK_SECONDS_MAX
         if self._is_written:
             return IDLE_SECONDS_MAX
@@ -434,12 +437,14 @@ class Connection:
     def stop(self) -> None:
         """Reads nothing and gets no messages any more."""
         self._is_stopped = True
+        self.takes_messages = False
         self._look_where_to_read()
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
+        self.takes_messages = False
         if self._is_read:
             self._door.loop.remove_reader(self._socket.fileno())
         if self._is_written:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.queue import Queue
@@ -88,7 +89,7 @@ class Dispatcher:
             if self.is_closed:
                 return
             lane = Lane(partition, message_id.prefix(self.topic.id, index))
-            lane.cancel = partition.wake(lambda lane=lane: self._on_awake(lane))  # type: ignore[misc]
+            lane.cancel = partition.wake(partial(self._on_awake, lane))
             self._lanes.append(lane)
             self._on_awake(lane)
 
@@ -142,7 +143,9 @@ class Dispatcher:
         """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
         all have, so that they go out in their order and together.
         """
-        self._stay_awake(lane)
+        if not lane.is_awake:
+            lane.is_awake = True
+            self._awake.append(lane)
         durable = lane.partition.log.durable
         if durable > lane.seen:
             lane.seen = durable
@@ -169,100 +172,101 @@ class Dispatcher:
             return
         self._is_pumping = True
         try:
-            self._is_pumping = self._pump()
+            while self._awake and not self.is_closed:
+                now_ms = self._door.clock.now_ms()
+                room = self._room(now_ms)
+                if room == 0:
+                    break
+                lane = self._awake.popleft()
+                lane.is_awake = False
+                partition = lane.partition
+                fresh = partition.take_fresh(self._member, room)
+                if fresh is not None:
+                    if partition.next < partition.log.durable:
+                        self._stay_awake(lane)
+                    self._hand_out(lane, fresh, now_ms)
+                    continue
+                taken = begin(partition.take(self._member, room, TAKEN_BYTES_MAX))
+                if not taken.done:
+                    taken.then(partial(self._go_on, lane, now_ms))
+                    return
+                self._have_taken(lane, now_ms, taken)
         except Exception:
-            self._is_pumping = False
             logger.exception("group %s cannot be served with %s", self.queue.id, self.topic.name)
+        self._is_pumping = False
 
-    def _pump(self) -> bool:
-        """Whether it goes on when records have been read."""
-        while self._awake and not self.is_closed:
-            now_ms = self._door.clock.now_ms()
-            room = self._room(now_ms)
-            if room == 0:
-                break
-            lane = self._awake.popleft()
-            lane.is_awake = False
-            fresh = lane.partition.take_fresh(self._member, room)
-            if fresh is not None:
-                if lane.partition.next < lane.partition.log.durable:
-                    self._stay_awake(lane)
-                self._hand_out(lane, fresh, now_ms)
-                continue
-            taken = begin(lane.partition.take(self._member, room, TAKEN_BYTES_MAX))
-            if not taken.done:
-                taken.then(lambda taken, lane=lane, now_ms=now_ms: self._go_on(lane, taken, now_ms))  # type: ignore[misc]
-                return True
-            self._have_taken(lane, taken, now_ms)
-        return False
-
-    def _go_on(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
+    def _go_on(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
+        """The records have been read."""
         try:
-            self._have_taken(lane, taken, now_ms)
+            self._have_taken(lane, now_ms, taken)
         finally:
             self._is_pumping = False
         self.pump()
 
-    def _have_taken(self, lane: Lane, taken: Promise[list[TakenRecord]], now_ms: int) -> None:
+    def _have_taken(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
         if taken.error is not None:
             what = logger.warning if isinstance(taken.error, RequestError) else logger.error
             what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
         elif records := taken.value():
             self._stay_awake(lane)  # there may be more
-            self._hand_out(lane, records, now_ms)
+            self._hand_out(lane, [(record.offset, record.value) for record, _ in records], now_ms)
 
     def _room(self, now_ms: int) -> int:
         """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
-        expired = now_ms - self._lease_ms
-        if not self._line:
-            self._look_for_expired(now_ms, expired)
         line = self._line
+        if not line:
+            self._look_for_expired(now_ms)
         all_late: bool | None = None
         while line:
             first = line[0]
-            first.forget_expired(expired)
+            if first.unanswered:
+                first.forget_expired(now_ms - self._lease_ms)
             if first.is_late and all_late is None:
                 all_late = all(subscription.is_late for subscription in self.subscriptions)
                 if all_late:
                     self._line_up()
-            if first.room > 0 and not (first.is_late and not all_late):
+            room = first.room
+            if room > 0 and not (first.is_late and not all_late):
                 break
             line.popleft()
             first.is_in_line = False
-        room = 0
-        for subscription in line:
-            room += subscription.room
-            if room >= TAKEN_MAX:
-                return TAKEN_MAX
-        return room
+        else:
+            return 0
+        if len(line) > 1:
+            for other in line:
+                if room >= TAKEN_MAX:
+                    break
+                room += other.room if other is not first else 0
+        return min(room, TAKEN_MAX)
 
-    def _look_for_expired(self, now_ms: int, expired: int) -> None:
+    def _look_for_expired(self, now_ms: int) -> None:
         """Nobody is in line: those whose leases ran out have room again."""
         if now_ms < self._no_lease_ends_before:
             return
         oldest = now_ms
         for subscription in self.subscriptions:
-            subscription.forget_expired(expired)
+            subscription.forget_expired(now_ms - self._lease_ms)
             for sent in subscription.unanswered.values():
                 oldest = min(oldest, sent.leased_ms)
                 break
         self._no_lease_ends_before = oldest + self._lease_ms
         self._line_up()
 
-    def _hand_out(self, lane: Lane, records: list[TakenRecord], now_ms: int) -> None:
+    def _hand_out(self, lane: Lane, records: list[tuple[int, bytes | None]], now_ms: int) -> None:
+        """Offsets and values, in turn; a null value is an empty message."""
         touched: dict[Connection, None] = {}
-        for at, (record, _) in enumerate(records):
+        for at, (offset, value) in enumerate(records):
             subscription = self._next()
             if subscription is None:  # they left while the records were read
-                left = (Sent(lane, each.record.offset, now_ms) for each in records[at:])
+                left = (Sent(lane, left, now_ms) for left, _ in records[at:])
                 self._release(left, "its subscriber disconnected")
                 break
-            name = lane.prefix + b"%d" % record.offset
+            name = lane.prefix + b"%d" % offset
             unanswered = subscription.unanswered
             unanswered.pop(name, None)  # it may have had it before: now it is the youngest
-            unanswered[name] = Sent(lane, record.offset, now_ms)
+            unanswered[name] = Sent(lane, offset, now_ms)
             connection = subscription.connection
-            connection.push(name, record.value or b"")
+            connection.push(name, value or b"")
             touched[connection] = None
             if len(unanswered) < subscription.window:
                 self._join_line(subscription)

@@ -19,18 +19,14 @@ WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
 
 
 class FrameMemory:
-    __slots__ = ("_budget", "_leave_line", "_on_granted", "_reserved")
+    __slots__ = ("_budget", "_on_granted", "leave_line", "reserved")
 
     def __init__(self, budget: Budget, on_granted: Callable[[], None]) -> None:
         self._budget = budget
         self._on_granted = on_granted
-        self._reserved = 0
-        self._leave_line: Callable[[], None] | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Nothing may be read until `on_granted` is called."""
-        return self._leave_line is not None
+        self.reserved = 0
+        self.leave_line: Callable[[], None] | None = None
+        """Set while it waits: nothing may be read until `on_granted` is called."""
 
     def follow(self, reader: FrameReader) -> bool:
         """After something was read. False: there is no memory for the frame, and the reader has given it up."""
@@ -39,31 +35,31 @@ class FrameMemory:
             self._give_back()
             return True
         size = held + reader.missing
-        more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self._reserved
-        if more <= 0 or self._leave_line is not None:
+        more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self.reserved
+        if more <= 0 or self.leave_line is not None:
             return True
         if self._budget.take(more):
-            self._reserved += more
+            self.reserved += more
             return True
         if size <= WAITING_BYTES_MAX:
-            self._leave_line = self._budget.wait(more, lambda: self._granted(more))
+            self.leave_line = self._budget.wait(more, lambda: self._granted(more))
             return True
         reader.give_up(f"no memory for a frame of {size} bytes while others use it")
         self._give_back()
         return False
 
     def _granted(self, more: int) -> None:
-        self._leave_line = None
-        self._reserved += more
+        self.leave_line = None
+        self.reserved += more
         self._on_granted()
 
     def _give_back(self) -> None:
-        if self._reserved:
-            given, self._reserved = self._reserved, 0
+        if self.reserved:
+            given, self.reserved = self.reserved, 0
             self._budget.give(given)
 
     def close(self) -> None:
-        if self._leave_line is not None:
-            leave, self._leave_line = self._leave_line, None
+        if self.leave_line is not None:
+            leave, self.leave_line = self.leave_line, None
             leave()
         self._give_back()

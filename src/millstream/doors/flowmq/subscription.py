@@ -45,7 +45,7 @@ class Subscription:
     @property
     def room(self) -> int:
         """How many more messages may be sent now."""
-        return max(self.window - len(self.unanswered), 0) if self.connection.takes_messages else 0
+        return self.window - len(self.unanswered) if self.connection.takes_messages else 0
 
     def forget_expired(self, leased_until_ms: int) -> None:
         """Drops what was leased at that time or earlier."""
