@@ -56,28 +56,24 @@ _MESSAGE = int(Command.MESSAGE)
 class FrameReader:
     """Cuts what arrives into frames, and holds the beginning of at most one."""
 
-    __slots__ = ("_held", "_publish_bytes_max", "_wanted", "broken")
+    __slots__ = ("_publish_bytes_max", "_wanted", "broken", "held")
 
     def __init__(self, publish_bytes_max: int) -> None:
         self._publish_bytes_max = publish_bytes_max
-        self._held = bytearray()
+        self.held = bytearray()
+        """What is there of an incomplete frame."""
         self._wanted = 0
-        """The size of the frame that is held in part, its head included; 0 while that is not known."""
+        """The size of that frame, its head included; 0 while it is not known."""
         self.broken: str | None = None
-
-    @property
-    def held(self) -> int:
-        """How many bytes of an incomplete frame are kept."""
-        return len(self._held)
 
     @property
     def missing(self) -> int:
         """How many bytes the incomplete frame still needs, as far as that is known."""
-        return max(self._wanted or HEAD_BYTES, len(self._held)) - len(self._held) if self._held else 0
+        return max(self._wanted or HEAD_BYTES, len(self.held)) - len(self.held) if self.held else 0
 
     def give_up(self, reason: str) -> None:
         """Lets go of the incomplete frame: what is left of it cannot be told from others any more."""
-        self._held = bytearray()
+        self.held = bytearray()
         self._wanted = 0
         self.broken = reason
 
@@ -85,11 +81,11 @@ class FrameReader:
         """The frames that are complete now, in order. `data` is not used after the call returns."""
         if self.broken is not None:
             return []
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
+        if self.held:
+            self.held += data
+            if len(self.held) < self._wanted:
                 return []
-            held, self._held, self._wanted = self._held, bytearray(), 0
+            held, self.held, self._wanted = self.held, bytearray(), 0
             with memoryview(held) as view:
                 return self._cut(view)
         return self._cut(data)
@@ -108,7 +104,7 @@ class FrameReader:
             frames.append((command, bytes(data[at + HEAD_BYTES : after])))
             at = after
         if at < end:
-            self._held += data[at:]
+            self.held += data[at:]
         return frames
 
     def _may_be_long(self, command: int, size: int) -> bool:

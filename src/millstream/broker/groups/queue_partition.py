@@ -192,7 +192,7 @@ class QueuePartition:
         count, settings = len(rows), self.settings
         if base != self.next or base != self._first() or base + count > self.log.durable:
             return None
-        if settings.key_order or settings.delay_ms or count > records_max or count > self._room(member):
+        if settings.key_order or settings.delay_ms or count > records_max or count > self._room(member, settings):
             return None
         taken = []
         for offset, row in enumerate(rows, base):
@@ -208,7 +208,7 @@ class QueuePartition:
                 self._watch(number, block)
         self._open += count
         self._count_leases(member, count)
-        self._go_on(base + count)
+        self.next = base + count
         if self._shelf is not None and not self._saver.armed:
             self._saver.push(SAVE_MS)
         return taken
@@ -225,9 +225,9 @@ class QueuePartition:
                 block.is_listed = False
         return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
 
-    def _room(self, member: Member) -> int:
+    def _room(self, member: Member, settings: QueueSettings | None = None) -> int:
         return min(
-            self.settings.leases_max - self.leases,
+            (settings or self.settings).leases_max - self.leases,
             LEASES_MEMBER_MAX - member.leases,
             LEASES_GROUP_MAX - self._queue.leases,
         )

@@ -140,11 +140,13 @@ class Connection:
         reader, memory = self._reader, self._memory
         if reader.broken is not None and not self._backlog:
             self._refuse(reader.broken)
-        self.flush()
+        if self._outbox.size or self._is_ending:
+            self.flush()
         if (reader.held or memory.reserved) and not self.closed and not memory.follow(reader):
             self._refuse(reader.broken or "")
             self.flush()
-        self._look_where_to_read()
+        if not self._is_read or self._is_parked:
+            self._look_where_to_read()
 
     def _go_on(self) -> None:
         """With what was received before the connection was parked, then with the socket."""
@@ -350,11 +352,10 @@ class Connection:
 
     def push(self, name: bytes, payload: bytes) -> None:
         """A message; `flush` sends it."""
-        head = wire.message_head(name, len(payload))
         if len(payload) <= COPY_BYTES_MAX:
-            self._outbox.put(head + payload)
+            self._outbox.put(wire.message_head(name, len(payload)) + payload)
         else:
-            self._outbox.put(head)
+            self._outbox.put(wire.message_head(name, len(payload)))
             self._outbox.put(payload)
 
     def flush(self) -> None:

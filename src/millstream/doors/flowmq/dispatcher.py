@@ -254,9 +254,10 @@ class Dispatcher:
 
     def _hand_out(self, lane: Lane, records: list[tuple[int, bytes | None]], now_ms: int) -> None:
         """Offsets and values, in turn; a null value is an empty message."""
+        line = self._line
         touched: dict[Connection, None] = {}
         for at, (offset, value) in enumerate(records):
-            subscription = self._next()
+            subscription = line.popleft() if line else self._stand_in()
             if subscription is None:  # they left while the records were read
                 left = (Sent(lane, left, now_ms) for left, _ in records[at:])
                 self._release(left, "its subscriber disconnected")
@@ -268,18 +269,15 @@ class Dispatcher:
             connection = subscription.connection
             connection.push(name, value or b"")
             touched[connection] = None
-            if len(unanswered) < subscription.window:
-                self._join_line(subscription)
+            subscription.is_in_line = len(unanswered) < subscription.window
+            if subscription.is_in_line:
+                line.append(subscription)
         for connection in touched:
             connection.flush()
 
-    def _next(self) -> Subscription | None:
-        """Whose turn it is. There was room when the records were acquired; if those in line left, others may do."""
-        if not self._line:
-            return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
-        subscription = self._line.popleft()
-        subscription.is_in_line = False
-        return subscription
+    def _stand_in(self) -> Subscription | None:
+        """There was room in line when the records were acquired; if those left meanwhile, others may do."""
+        return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
 
     # -- answering ---------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class FrameMemory:
 
     def follow(self, reader: FrameReader) -> bool:
         """After something was read. False: there is no memory for the frame, and the reader has given it up."""
-        held = reader.held
+        held = len(reader.held)
         if held <= FREE_BYTES:
             self._give_back()
             return True
