@@ -37,7 +37,17 @@ Row = tuple[int, int, bytes | None, bytes | None, Headers]
 class Inlet:
     """One per partition that single records come to; made by `Broker.inlet`."""
 
-    __slots__ = ("_bytes", "_clock", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max", "leaving")
+    __slots__ = (
+        "_bytes",
+        "_clock",
+        "_has_hurried",
+        "_metrics",
+        "_partition",
+        "_rows",
+        "_settling",
+        "_unsynced_max",
+        "leaving",
+    )
 
     def __init__(self, partition: Partition, clock: Clock, metrics: Metrics, unsynced_bytes_max: int) -> None:
         self._partition = partition
@@ -47,6 +57,7 @@ class Inlet:
         self._rows: list[Row] = []
         self._settling: list[Promise[int]] = []
         self._bytes = 0
+        self._has_hurried = False
         self.leaving: tuple[int, Sequence[Row]] | None = None
         """The last batch and its first offset while it is appended: a queue that waits for it need not read it."""
 
@@ -77,16 +88,28 @@ class Inlet:
         ):
             self._leave()
         if not self._rows:
-            asyncio.get_running_loop().call_soon(self._leave)
+            asyncio.get_running_loop().call_soon(self._turn_ends)
         promise: Promise[int] = Promise()
         self._rows.append((0, self._clock.now_ms() if timestamp is None else timestamp, key, value, headers))
         self._settling.append(promise)
         self._bytes += size
         return promise
 
+    def hurry(self) -> None:
+        """A record that came alone leaves at once, where no sync is waited for that it could share.
+
+        Once in a turn: what else comes in it is gathered.
+        """
+        if len(self._rows) == 1 and not self._has_hurried and self._partition.log.config.flush.batches != 1:
+            self._has_hurried = True
+            self._leave()
+
+    def _turn_ends(self) -> None:
+        self._has_hurried = False
+        if self._rows:  # else they have left already: one in a hurry, or too many for one batch
+            self._leave()
+
     def _leave(self) -> None:
-        if not self._rows:  # the turn's records have left already, because there were too many for one batch
-            return
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
         self._bytes = 0

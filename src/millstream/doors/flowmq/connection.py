@@ -23,6 +23,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.groups.queue_verbs import Verb
+from millstream.broker.inlet import Inlet
 from millstream.doors.flowmq import answers, message_id
 from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
@@ -76,6 +77,8 @@ class Connection:
         """Frames that came before the connection was parked, and are not handled yet."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By the part of a message's id that says its topic."""
+        self._inlet: Inlet | None = None
+        """Where the last message went that was published just now."""
         self._answering: dict[Subscription, None] = {}
         """Those that answered messages just now: they have room for as many others, when all answers are read."""
         self._running: asyncio.Task[None] | None = None
@@ -133,6 +136,10 @@ class Connection:
                 self._backlog = frames[at:]
                 break
             self._handle(command, payload)
+        if self._inlet is not None:
+            if len(frames) == 1:
+                self._inlet.hurry()
+            self._inlet = None
         self._is_handling = False
         while self._answering:
             subscription, _ = self._answering.popitem()
@@ -205,6 +212,7 @@ class Connection:
             self._start(self._publish_to_new(name, message))
             return
         inlet = target.inlet
+        self._inlet = inlet
         promise = inlet.put(message)
         place = _Place()
         self._in_line.append(place)
@@ -341,7 +349,8 @@ class Connection:
             return
         if not line:
             self.flush()
-            self._go_on()
+            if not self._is_read:
+                self._go_on()
         elif not self._is_flush_due:  # those behind it are often answered in the same turn: they leave together
             self._is_flush_due = True
             self._door.loop.call_soon(self._flush_soon)
