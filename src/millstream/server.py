@@ -70,8 +70,8 @@ class Server:
             await self._broker.start()
             self._kafka = KafkaDoor(self._broker)
             self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
-            await self._open_http()
             self._open_others()
+            await self._open_http()
         except BaseException:
             await self.stop()
             raise
