@@ -27,7 +27,7 @@ def _sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
     with ExitStack() as stack:
         directory = stack.enter_context(servers.scratch())
         echo = stack.enter_context(servers.echo())
-        broker = stack.enter_context(servers.millstream("os", "--flowmq", "127.0.0.1:0"))
+        broker = stack.enter_context(servers.millstream("os", "flowmq"))
         size = FLOWMQ_HEAD_BYTES + len(TOPIC) + 1 + MESSAGE_BYTES
         frame = directory / "frame"
         frame.write_bytes((size - 4).to_bytes(4, "big") + os.urandom(size - 4))
@@ -36,7 +36,7 @@ def _sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
             return servers.run_client("load", echo.port, frame, 1, 1, seconds, NO_ERROR_CODE)[2]
 
         def deliver_us() -> float:
-            return servers.run_client("deliver", broker.port_of("flowmq"), TOPIC, MESSAGE_BYTES, seconds)[2]
+            return servers.run_client("deliver", broker.door("flowmq"), TOPIC, MESSAGE_BYTES, seconds)[2]
 
         yield round_trip_us, deliver_us
 
