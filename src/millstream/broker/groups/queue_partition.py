@@ -189,10 +189,16 @@ class QueuePartition:
         if inlet is None or inlet.leaving is None:
             return None
         base, rows = inlet.leaving
-        count, settings = len(rows), self.settings
-        if base != self.next or base != self._first() or base + count > self.log.durable:
+        count, settings, queue = len(rows), self.settings, self._queue
+        if base != self.next or base + count > self.log.durable or (self._listed and self._first() != base):
             return None
-        if settings.key_order or settings.delay_ms or count > records_max or count > self._room(member, settings):
+        if settings.key_order or settings.delay_ms or count > records_max or self._open + count > OPEN_MAX:
+            return None
+        if (
+            self.leases + count > settings.leases_max
+            or member.leases + count > LEASES_MEMBER_MAX
+            or queue.leases + count > LEASES_GROUP_MAX
+        ):
             return None
         taken = []
         for offset, row in enumerate(rows, base):
@@ -206,9 +212,11 @@ class QueuePartition:
             self._dirty.add(number)
             if block.due < block.alarm:
                 self._watch(number, block)
-        self._open += count
-        self._count_leases(member, count)
         self.next = base + count
+        self._open += count
+        self.leases += count
+        queue.leases += count
+        member.leases += count
         if self._shelf is not None and not self._saver.armed:
             self._saver.push(SAVE_MS)
         return taken
@@ -225,9 +233,9 @@ class QueuePartition:
                 block.is_listed = False
         return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
 
-    def _room(self, member: Member, settings: QueueSettings | None = None) -> int:
+    def _room(self, member: Member) -> int:
         return min(
-            (settings or self.settings).leases_max - self.leases,
+            self.settings.leases_max - self.leases,
             LEASES_MEMBER_MAX - member.leases,
             LEASES_GROUP_MAX - self._queue.leases,
         )
