@@ -46,7 +46,6 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.defaultJavaOptions": ARROW_UNCHECKED,
     "spark.executor.defaultJavaOptions": ARROW_UNCHECKED,
 }

@@ -37,7 +37,8 @@ from millstream.promise import Promise
 from millstream.stores.base import Put
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Member, Queue
+    from millstream.broker.groups.queue import Queue
+    from millstream.broker.groups.queue_verbs import Member
 
 
 class ShareGroup:

@@ -64,7 +64,9 @@ class ShareFetch:
         self._is_woken = False
         self._sleeper: asyncio.Future[None] | None = None
 
-    async def run(self, clock: Clock, wait_ms_max: int, whole_batches: bool, parked: Callable[[], None]) -> list[Leased]:
+    async def run(
+        self, clock: Clock, wait_ms_max: int, whole_batches: bool, parked: Callable[[], None]
+    ) -> list[Leased]:
         """Calls `parked` if there is nothing yet."""
         leased = await self._lease(whole_batches)
         if _is_worth_telling(leased) or wait_ms_max <= 0 or not self._places or self._is_cancelled:

@@ -1,8 +1,8 @@
 """ShareGroupHeartbeat (key 76), version 1.
 
 Membership of a share group (KIP-932) in one request: join (epoch 0), live, leave (-1). Every member is given every
-partition of its topics: records are shared one by one, not partition by partition. The answer lists partitions when they
-changed or when the member named its topics. Gaps: racks are kept and not used.
+partition of its topics: records are shared one by one, not partition by partition. The answer lists partitions when
+they changed or when the member named its topics. Gaps: racks are kept and not used.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Leases records of a queue to a member of a share group, with how often each was delivered; acknowledges others on the
 way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
 read. With a limit on records the last batch is leased to its end, unless the client wants the limit kept (version 2).
-Leases can be renewed (version 2). A session ends with its connection, and what it has leased is then available to others.
+Leases can be renewed (version 2). A session ends with its connection; what it has leased is then available to others.
 Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded.
 """
 
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from millstream.broker.groups import share_fetch
 from millstream.broker.groups.queue_settings import group_value
-from millstream.broker.groups.share_fetch import Leased, Place, ShareFetch
+from millstream.broker.groups.share_fetch import Leased, ShareFetch
 from millstream.doors.kafka import share_answers
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk
@@ -66,9 +66,7 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
     return ShareFetch(session.queue, session.seat, context.broker.topics, places, request.records_max, bytes_max)
 
 
-async def _fetch(
-    request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context
-) -> list[Chunk]:
+async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
     broker, queue, seat = context.broker, session.queue, session.seat
     answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
     # What is acknowledged becomes durable while records are looked for: both are answered together.

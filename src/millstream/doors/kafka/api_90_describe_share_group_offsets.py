@@ -1,7 +1,7 @@
 """DescribeShareGroupOffsets (key 90), versions 0 to 1.
 
-Where a share group is in each partition: the first offset that is not done, and (version 1) how many records are not done
-yet. All partitions that the group has read, or those that are named; -1 for one that it has not. Gaps: none.
+Where a share group is in each partition: the first offset that is not done, and (version 1) how many records are not
+done yet. All partitions that the group has read, or those that are named; -1 for one that it has not. Gaps: none.
 """
 
 from __future__ import annotations

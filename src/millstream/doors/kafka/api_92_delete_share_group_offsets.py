@@ -1,7 +1,7 @@
 """DeleteShareGroupOffsets (key 92), version 0.
 
-A share group without members forgets topics altogether; should it read one again, it begins as a new group does. Durable
-when answered. Gaps: none.
+A share group without members forgets topics altogether; should it read one again, it begins as a new group does.
+Durable when answered. Gaps: none.
 """
 
 from __future__ import annotations
