@@ -605,3 +605,19 @@ async def test_whatever_happens_every_record_ends_done_or_dead_once(kit: Kit, se
     assert (figures.leased, figures.available, figures.waiting, figures.dying) == (0, 0, 0, 0)
     assert (figures.done, figures.dead) == (len(accepted), len(letters))
     assert queue.leases == partition.leases == 0
+
+
+async def test_what_is_given_out_next_can_be_seen_without_leasing_it(kit: Kit) -> None:
+    await kit.topic()
+    await kit.put(*(b"%d" % number for number in range(8)))
+    queue, partition = await kit.queue()
+    assert partition.ahead(10) == [(0, 7)]
+    member = queue.join("a")
+    taken = await take(partition, member, 5)
+    assert partition.ahead(10) == [(5, 7)]
+    say(partition, member, Verb.RELEASE, taken[1])
+    assert partition.ahead(10) == [(1, 1), (5, 7)]
+    say(partition, member, Verb.RELEASE, taken[4])
+    assert partition.ahead(10) == [(1, 1), (4, 7)]
+    assert partition.ahead(1) == [(1, 1)]
+    assert partition.figures().available == 5

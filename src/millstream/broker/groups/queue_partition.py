@@ -124,6 +124,19 @@ class QueuePartition:
         counts = self.done, self.dead, dying, self.redelivered
         return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
 
+    def ahead(self, runs_max: int) -> list[tuple[int, int]]:
+        """First and last of neighbours that would be given out next. Records never looked at may turn out delayed."""
+        runs: list[tuple[int, int]] = []
+        for number, block in self._blocks.items():
+            if len(runs) > runs_max:
+                break
+            for at in block.all_in(READY) if block.ready else ():
+                _extend(runs, number * SIZE + at, number * SIZE + at)
+        fresh = max(self.next, self.log.start)
+        if fresh < self.log.durable:
+            _extend(runs, fresh, self.log.durable - 1)
+        return runs[:runs_max]
+
     # Giving out
 
     async def acquire(self, member: Member, records_max: int, bytes_max: int, *, whole_batches: bool = False) -> Taken:
@@ -606,6 +619,13 @@ class QueuePartition:
         """Before a clean stop: what was counted is written."""
         if self._dirty:
             await self.save()
+
+
+def _extend(runs: list[tuple[int, int]], first: int, last: int) -> None:
+    if runs and runs[-1][1] == first - 1:
+        runs[-1] = (runs[-1][0], last)
+    else:
+        runs.append((first, last))
 
 
 def _pieces(first: int, last: int) -> Iterator[tuple[int, int, int]]:
