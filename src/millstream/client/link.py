@@ -1,4 +1,5 @@
-"""One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks.
+"""One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks, and
+workers of a queue.
 
 A call sends one request and waits for its answer. Large answers are received straight into the buffer that they are
 decoded from. Whatever goes wrong with the connection is a `LinkBroken`: the caller makes a new link and asks again.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import socket
 from struct import Struct
+from typing import Any
 
 from millstream.errors import MillstreamError, ProtocolError
-from millstream.wire.kafka import requests
+from millstream.wire.kafka import messages, requests
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.requests import VERSIONS
 
@@ -68,6 +70,13 @@ class Link:
             self.close()
             raise LinkBroken(f"{self._address} answered request {correlation_id}, not {self._correlation_id}")
         return reader
+
+    def ask(self, key: int, fields: dict[str, Any]) -> messages.Message:
+        """The same for APIs that are asked seldom enough to be encoded by `kio`; all of them are flexible."""
+        version = self.version(key)
+        reader = self.call(key, b"\0" + messages.encode_request(key, version, fields), version=version)
+        reader.skip_tags()
+        return messages.decode_response(key, version, reader)
 
     def _receive(self) -> memoryview:
         (size,) = _SIZE.unpack(self._receive_exactly(bytearray(4)))

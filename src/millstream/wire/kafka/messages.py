@@ -69,7 +69,22 @@ def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
 
 
 def encode_response(key: int, version: int, fields: Fields) -> bytes:
-    entity = _load(key, version, "response")
+    return _encode(_load(key, version, "response"), fields)
+
+
+def encode_request(key: int, version: int, fields: Fields) -> bytes:
+    """For clients of our own."""
+    return _encode(_load(key, version, "request"), fields)
+
+
+def decode_response(key: int, version: int, reader: Reader) -> Message:
+    """For clients of our own: only fields of this version are known."""
+    message = _response_reader(key, version)(reader)
+    assert isinstance(message, Message)
+    return message
+
+
+def _encode(entity: Any, fields: Fields) -> bytes:
     from kio.serial import entity_writer
 
     buffer = io.BytesIO()
@@ -150,6 +165,11 @@ Read = Callable[[Reader], Any]
 @functools.cache
 def _request_reader(key: int, version: int) -> Read:
     return _structure(_load(key, version, "request"), _known_names(key))
+
+
+@functools.cache
+def _response_reader(key: int, version: int) -> Read:
+    return _structure(_load(key, version, "response"), frozenset())
 
 
 def _structure(entity: Any, known: frozenset[str]) -> Read:
