@@ -52,5 +52,5 @@ def _address(connection: Connection) -> str:
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in EVERYWHERE:
         return address
-    host = nodes[node].host
+    host = str(nodes[node].host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -96,5 +96,5 @@ def _read(connection: Connection, topic: str, partition: dict[str, Any], count: 
 def _is_delayed(message: Message) -> bool:
     """The queue has not looked at it yet, so it does not know."""
     headers: Any = message.headers() or []
-    due = dict(headers).get(DELIVER_AT)
-    return bool(due) and due.isdigit() and int(due) > time.time() * 1000
+    due: bytes = dict(headers).get(DELIVER_AT) or b""
+    return due.isdigit() and int(due) > time.time() * 1000

@@ -172,11 +172,11 @@ class Redrive:
         self._partitions = {name: len(each.partitions) for name, each in topics.items()}
         held = spans(self.connection, [(self.dlq, number) for number in topics[self.dlq].partitions])
         if not self.dry_run:
-            self.skipped["were sent back by a redrive that was cut short"] += self.ledger.recover()
+            self.skipped["sent back by a redrive that was cut short"] += self.ledger.recover()
             self._producer = self.connection.producer(
                 {"enable.idempotence": True, "message.timeout.ms": 30_000, "message.max.bytes": 64 << 20}
             )
-        started = time.monotonic()
+        started = 0.0
         total = sum(end - start for start, end in held.values())
         with Progress(self.dlq, total, wanted=not self.dry_run) as progress:
             for chunk in self._chunks({place: start for place, (start, _) in held.items()}):
@@ -184,6 +184,7 @@ class Redrive:
                     self.counts[letter.topic, letter.group, letter.reason] += 1
                 if self.dry_run:
                     continue
+                started = started or time.monotonic()
                 self._send(chunk)
                 seconds = time.monotonic() - started
                 progress.update(self.sent, self._looked_at, seconds)
@@ -216,13 +217,13 @@ class Redrive:
     def _wanted(self, message: Message) -> Letter | None:
         letter = Letter.read(message)
         if letter is None:
-            self.skipped["do not say where they came from"] += 1
+            self.skipped["without a word where from"] += 1
         elif not self.wish.wants(letter):
-            self.skipped["are not meant"] += 1
+            self.skipped["not asked for"] += 1
         elif self.ledger.has(message.partition() or 0, message.offset() or 0):
-            self.skipped["were sent back already"] += 1
+            self.skipped["sent back before"] += 1
         elif letter.topic not in self._partitions:
-            self.skipped["came from a topic that is gone"] += 1
+            self.skipped["of a topic that is gone"] += 1
         else:
             return letter
         return None
@@ -279,8 +280,8 @@ def _show(sending: Redrive, dry_run: bool, output: Format) -> None:
     if rows:
         show_table({key: key.upper() for key in ("topic", "group", "reason", "records")}, rows, "")
         print()
-    for reason, count in skipped.items():
-        print(f"{count:,} {reason}")
+    if skipped:
+        print("left alone: " + ", ".join(f"{count:,} {reason}" for reason, count in skipped.items()))
     if dry_run:
         print(f"{sum(sending.counts.values()):,} would be sent back (--dry-run)")
     else:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TOPIC = "__redriven__"
 GROUP = "millstream-redrive"
-LOCK_SECONDS = 15.0
+LOCK_SECONDS = 10.0
 SESSION_MS = 6_000
 READ_SECONDS = 10.0
 FROM_HEADER = "millstream-redriven-from"
