@@ -164,8 +164,9 @@ def encode_fetched(answer: PartitionAnswer, leader_id: int) -> bytes:
 
 
 def encode_acquired(runs: Iterable[tuple[int, int, int]]) -> bytes:
-    """First offset, last offset and delivery count of neighbouring records; behind a partition's records. Runs that meet
-    become one: batches of a single record are common, and clients keep a list of what they are told here.
+    """First offset, last offset and delivery count of neighbouring records; behind a partition's records.
+
+    Runs that meet become one: batches of a single record are common, and clients keep a list of what they are told.
     """
     merged: list[tuple[int, int, int]] = []
     for run in runs:
