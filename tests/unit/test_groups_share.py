@@ -2,91 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 
-from millstream.broker.broker import Broker
 from millstream.broker.groups.consumer_member import BeatAnswer
 from millstream.broker.groups.groups import Beat, Join, PartitionCommit, ShareBeat, TopicCommit
-from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.groups.queue_verbs import Run
-from millstream.broker.groups.share import ShareGroup
-from millstream.broker.groups.share_fetch import Leased, ShareFetch
-from millstream.config import Config
 from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
-from millstream.stores.memory import MemoryLogStore
-from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, code_of, start, subscription, turn
+from tests.unit.share_kit import SESSION_SECONDS, Kit, kit
+from tests.unit.test_groups_kit import code_of, start, subscription, turn
 
-SESSION_SECONDS = 45
-LEASE_SECONDS = 30
-
-
-class Kit:
-    """A broker in memory, whose writes to the metadata store can be held back."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.logs = MemoryLogStore(self.clock)
-        self.meta = HeldMeta()
-        self.broker = self._make()
-
-    def _make(self) -> Broker:
-        return Broker(Config(), self.logs, self.meta, self.clock, Metrics())
-
-    async def restart(self) -> None:
-        self.broker.groups.close()
-        for partition in self.broker.queues.partitions():
-            partition.close()
-        self.broker = self._make()
-        await self.broker.start()
-
-    @property
-    def group(self) -> ShareGroup:
-        return self.broker.groups.share("g")
-
-    async def beat(self, member_id: str, epoch: int, *topics: str, **more: Any) -> BeatAnswer:
-        names = frozenset(topics) if topics else frozenset({"jobs"}) if epoch == 0 else None
-        return await self.broker.groups.share_heartbeat(ShareBeat("g", member_id, epoch, topics=names, **more))
-
-    def listed(self) -> dict[str, tuple[str, str, int]]:
-        return {each.group_id: (each.type, each.state, each.members) for each in self.broker.groups.list()}
-
-    async def put(self, *values: bytes) -> None:
-        topic = self.broker.topics.get("jobs")
-        assert topic is not None
-        for value in values:
-            await self.broker.inlet(topic.partitions[0]).put(value)
-
-    async def partition(self) -> QueuePartition:
-        topic = self.broker.topics.get("jobs")
-        assert topic is not None
-        return await self.broker.queues.open("g").partition(topic, 0)
-
-    def fetch(self, member_id: str, records_max: int = 500) -> ShareFetch:
-        topic = self.broker.topics.get("jobs")
-        assert topic is not None
-        seat = self.group.take_seat(member_id)
-        queue = self.broker.queues.open("g")
-        return ShareFetch(queue, seat, self.broker.topics, [(topic.id, 0)], records_max, 1 << 20)
-
-    async def lease(self, member_id: str, records_max: int = 500) -> list[Run]:
-        [leased] = await self.fetch(member_id, records_max).run(self.clock, 0, False, lambda: None)
-        return leased.taken.runs
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    kit = Kit()
-    await kit.broker.start()
-    await kit.broker.topics.create("jobs", 2, {})
-    await kit.broker.queues.configure("g", {"share.auto.offset.reset": "earliest"})
-    yield kit
-    await kit.broker.close()
+__all__ = ["kit"]
 
 
 def partitions(kit: Kit, answer: BeatAnswer) -> dict[str, list[int]] | None:
@@ -226,65 +151,6 @@ async def test_a_fresh_seat_gives_up_what_the_old_one_had(kit: Kit) -> None:
     assert kit.group.has_seat("a", new) and not kit.group.has_seat("a", old)
     kit.group.leave_seat("a", old)
     assert kit.group.has_seat("a", new), "only its own seat is left"
-
-
-async def test_a_parked_fetch_waits_for_the_record_of_a_lease_that_runs_out(kit: Kit) -> None:
-    await kit.put(b"1")
-    await kit.beat("a", 0)
-    assert await kit.lease("a") == [Run(0, 0, 1)]
-    waits: list[None] = []
-    parked = start(kit.fetch("b").run(kit.clock, 60_000, True, lambda: waits.append(None)))
-    await turn()
-    kit.clock.advance(LEASE_SECONDS - 0.1)
-    await turn()
-    assert waits == [None] and not parked.done()
-    kit.clock.advance(0.2)
-    [leased] = await asyncio.wait_for(parked, 5)
-    assert leased.taken.runs == [Run(0, 0, 2)] and leased.lease_ms == LEASE_SECONDS * 1000
-
-
-async def test_a_fetch_that_nobody_waits_for_leaves_no_lease(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    await kit.put(b"1")
-    partition, fetch = await kit.partition(), kit.fetch("a")
-    acquire = partition.acquire
-
-    async def acquire_and_lose_the_client(*arguments: Any, **more: Any) -> Any:
-        taken = await acquire(*arguments, **more)
-        fetch.cancel()
-        return taken
-
-    monkeypatch.setattr(partition, "acquire", acquire_and_lose_the_client)
-    assert await fetch.run(kit.clock, 60_000, True, lambda: None) == []
-    monkeypatch.undo()
-    assert partition.figures().leased == 0
-    assert await kit.lease("b") == [Run(0, 0, 2)]
-
-
-async def test_a_parked_fetch_ends_when_it_is_cancelled(kit: Kit) -> None:
-    fetch = kit.fetch("a")
-    parked = start(fetch.run(kit.clock, 60_000, True, lambda: None))
-    await turn()
-    assert not parked.done()
-    fetch.cancel()
-    assert await asyncio.wait_for(parked, 5) == []
-    await kit.put(b"1")
-    assert (await kit.partition()).figures().leased == 0
-
-
-async def test_of_many_parked_fetches_one_gets_the_record_and_the_others_wait_on(kit: Kit) -> None:
-    fetches = [start(kit.fetch(f"m{number}").run(kit.clock, 1000, True, lambda: None)) for number in range(20)]
-    await turn()
-    await kit.put(b"1")
-    await turn()
-    done = [fetch for fetch in fetches if fetch.done()]
-    assert len(done) == 1 and _runs(done[0].result()) == [Run(0, 0, 1)]
-    kit.clock.advance(1.01)
-    rest = await asyncio.wait_for(asyncio.gather(*fetches), 5)
-    assert sum(bool(_runs(leased)) for leased in rest) == 1
-
-
-def _runs(leased: list[Leased]) -> list[Run]:
-    return [run for each in leased for run in each.taken.runs]
 
 
 # One id, one kind

@@ -30,6 +30,7 @@ from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.queue_settings import group_value
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.share_lines import Lines
 from millstream.broker.groups.share_member import Assigned, ShareBeat, ShareMember
 from millstream.broker.groups.view import QueuesView, TopicsView
 from millstream.clock import Clock
@@ -64,6 +65,8 @@ class ShareGroup:
         """The latest that may be told."""
         self.emptied_ms = record.emptied_ms if record else None
         self.members: dict[str, ShareMember] = {}
+        self.lines = Lines()
+        """Of fetches that wait for something to be available."""
         self._seats: dict[str, Member] = {}
         self._read: Assigned = {}
         """All that the members read, as of the last epoch."""
