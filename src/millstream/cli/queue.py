@@ -16,12 +16,13 @@ import typer
 
 from millstream.cli import queue_consume, queue_peek, queue_redrive
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
-from millstream.cli.failure import Failure, refused
+from millstream.cli.failure import Failure
 from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.pages import queues
 from millstream.cli.position import Position, resolve
-from millstream.cli.queue_group import RESET, Begin, missing, names, require
+from millstream.cli.queue_group import RESET, Begin, missing, require
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, change_settings, pairs
+from millstream.cli.share import ShareGroups
 
 app = typer.Typer(help="Work on topics record by record: queues, their figures, dead letters.", no_args_is_help=True)
 
@@ -86,7 +87,7 @@ def create(
     connection = Connection(broker)
     from confluent_kafka.admin import ResourceType
 
-    if name in names(connection):
+    if name in ShareGroups(connection).states():
         raise Failure(f"{name} exists already; `millstream queue set` changes it")
     change_settings(connection, ResourceType.GROUP, name, settings)
     print(f"Created {name}")
@@ -162,7 +163,7 @@ def delete(
 ) -> None:
     """Delete queues with all that they know. The records stay in their topics."""
     connection = Connection(broker)
-    there = names(connection)
+    there = ShareGroups(connection).states()
     for name in groups:
         if name not in there:
             raise missing(name)
@@ -186,21 +187,15 @@ def find(connection: Connection, name: str) -> dict[str, Any]:
 def _move(
     connection: Connection, name: str, topic: str, position: Position, partition: int | None, dry_run: bool
 ) -> list[dict[str, Any]]:
-    from millstream.client import share
-
-    require(connection, name)
+    group = require(connection, name)
     numbers = connection.topic(topic).partitions
     if partition is not None and partition not in numbers:
         raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
     wanted = [(topic, number) for number in sorted(numbers) if partition in (None, number)]
-    link = connection.link()
-    try:
-        now = share.starts(link, name)
-        targets = resolve(connection, position, wanted, base=now)
-        if not dry_run:
-            share.seek(link, name, topic, {number: offset for (_, number), offset in targets.items()})
-    except share.ShareError as error:
-        raise refused(error, name) from error
+    now = {where: start for where, (start, _) in group.offsets().items()}
+    targets = resolve(connection, position, wanted, base=now)
+    if not dry_run:
+        group.seek(targets)
     return [
         {"topic": where[0], "partition": where[1], "from": now.get(where), "to": targets[where]} for where in wanted
     ]

@@ -1,5 +1,4 @@
-"""One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks, and
-workers of a queue.
+"""One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks.
 
 A call sends one request and waits for its answer. Large answers are received straight into the buffer that they are
 decoded from. Whatever goes wrong with the connection is a `LinkBroken`: the caller makes a new link and asks again.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from struct import Struct
-from typing import Any
 
 from millstream.errors import MillstreamError, ProtocolError
 from millstream.wire.kafka import messages, requests
@@ -71,11 +69,14 @@ class Link:
             raise LinkBroken(f"{self._address} answered request {correlation_id}, not {self._correlation_id}")
         return reader
 
-    def ask(self, key: int, fields: dict[str, Any]) -> messages.Message:
-        """The same for APIs that are asked seldom enough to be encoded by `kio`; all of them are flexible."""
-        version = self.version(key)
-        reader = self.call(key, b"\0" + messages.encode_request(key, version, fields), version=version)
-        reader.skip_tags()
+    def ask(self, key: int, low: int, high: int, fields: messages.Fields) -> messages.Message:
+        """Any API, in the highest version from `low` to `high` that the broker has: for what is asked now and then."""
+        served_low, served_high = self._served.get(key, (0, -1))
+        version = min(high, served_high)
+        if version < max(low, served_low):
+            raise LinkBroken(f"the broker at {self._address} does not serve API {key}")
+        tags = b"\0" if messages.is_flexible(key, version) else b""
+        reader = self.call(key, tags + messages.encode_request(key, version, fields), version=version)
         return messages.decode_response(key, version, reader)
 
     def _receive(self) -> memoryview:

@@ -26,9 +26,9 @@ from millstream.client.link import Link
 from millstream.errors import Code, MillstreamError, code_of
 from millstream.records import codec
 from millstream.records.record import Record
-from millstream.wire.kafka import requests
 from millstream.wire.kafka.messages import Message
 
+HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """What can be said of a leased record, in Kafka's numbers."""
 FETCH_BYTES_MAX = 4 << 20
@@ -109,7 +109,7 @@ class ShareMember:
             late, answers = list(answers), {}
         else:
             late = []
-        answer = self._ask(requests.SHARE_FETCH, fields, answers, named)
+        answer = self._ask(FETCH, fields, answers, named)
         if answer is None:
             return [], [*late, *answers]
         self._is_named = True
@@ -127,7 +127,7 @@ class ShareMember:
         if not answers or not self._session_epoch:
             return list(answers)
         is_renewal = RENEW in answers.values()
-        answer = self._ask(requests.SHARE_ACKNOWLEDGE, {"is_renew_ack": is_renewal}, answers)
+        answer = self._ask(ACKNOWLEDGE, {"is_renew_ack": is_renewal}, answers)
         return list(answers) if answer is None else self._late(answer, answers, "error_code")
 
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
@@ -137,7 +137,7 @@ class ShareMember:
         """What is leased and not answered goes to others at once."""
         if self._session_epoch:
             self._session_epoch = -1
-            self._ask(requests.SHARE_ACKNOWLEDGE, {"is_renew_ack": False}, {})
+            self._ask(ACKNOWLEDGE, {"is_renew_ack": False}, {})
         if self._epoch:
             self._heartbeat(-1)
             self._epoch = 0
@@ -146,7 +146,7 @@ class ShareMember:
         fields: dict[str, Any] = {"group_id": self._group, "member_id": self._member_id, "member_epoch": epoch}
         if epoch == 0:
             fields["subscribed_topic_names"] = [self._topic]
-        return self._link.ask(requests.SHARE_GROUP_HEARTBEAT, fields)
+        return self._link.ask(HEARTBEAT, 1, 1, fields)
 
     def _ask(
         self, key: int, fields: dict[str, Any], answers: Mapping[Lease, int], named: Mapping[int, None] | None = None
@@ -163,6 +163,8 @@ class ShareMember:
         ]
         answer = self._link.ask(
             key,
+            2,
+            2,
             {
                 "group_id": self._group,
                 "member_id": self._member_id,
@@ -215,34 +217,3 @@ def _check(error: int, message: str | None) -> None:
     if error:
         code = code_of(error)
         raise ShareError(message or (code.text if code is not None else f"error {error}"), error)
-
-
-def groups(link: Link) -> dict[str, str]:
-    """The share groups there are, and their states."""
-    answer = link.ask(requests.LIST_GROUPS, {"states_filter": [], "types_filter": ["share"]})
-    _check(answer.error_code, None)
-    return {group.group_id: group.group_state for group in answer.groups}
-
-
-def starts(link: Link, group: str) -> dict[tuple[str, int], int]:
-    """The first offset that is not done, in each partition that a share group has read."""
-    answer = link.ask(requests.DESCRIBE_SHARE_GROUP_OFFSETS, {"groups": [{"group_id": group, "topics": None}]})
-    (described,) = answer.groups
-    _check(described.error_code, described.error_message)
-    return {
-        (topic.topic_name, partition.partition_index): partition.start_offset
-        for topic in described.topics
-        for partition in topic.partitions
-        if partition.start_offset >= 0
-    }
-
-
-def seek(link: Link, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-    """Moves a share group without members."""
-    partitions = [{"partition_index": number, "start_offset": offset} for number, offset in offsets.items()]
-    fields = {"group_id": group, "topics": [{"topic_name": topic, "partitions": partitions}]}
-    answer = link.ask(requests.ALTER_SHARE_GROUP_OFFSETS, fields)
-    _check(answer.error_code, answer.error_message)
-    for each in answer.responses:
-        for partition in each.partitions:
-            _check(partition.error_code, partition.error_message)

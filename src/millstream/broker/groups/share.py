@@ -11,8 +11,9 @@ Rules
    only it reads, and every coming and going would move them about.
 2. The group's epoch grows when a member comes, goes or changes its subscription, and when topics that are read appear,
    go or grow. It is durable before any member is told: no member epoch is ever given twice.
-3. A seat is taken with a share session and given up with it: closed by the client, or lost with its connection. Who is
-   no longer in the group loses its seat too. What a seat had leased is available to others at once.
+3. A seat is taken with a share session and given up with it: closed by the client, or lost with its connection. Who was
+   silent too long loses its seat too; who leaves keeps it until its session ends, because clients send their last
+   acknowledgements at the same time, on another connection. What a seat had leased is available to others at once.
 4. A seat may be taken before its member has joined: after a restart of the broker members find their sessions gone
    and open new ones long before their next heartbeat is due.
 5. The group lasts as long as its queue remembers something, until somebody deletes it.
@@ -29,6 +30,7 @@ from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.queue_settings import group_value
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.share_lines import Lines
 from millstream.broker.groups.share_member import Assigned, ShareBeat, ShareMember
 from millstream.broker.groups.view import QueuesView, TopicsView
 from millstream.clock import Clock
@@ -63,6 +65,8 @@ class ShareGroup:
         """The latest that may be told."""
         self.emptied_ms = record.emptied_ms if record else None
         self.members: dict[str, ShareMember] = {}
+        self.lines = Lines()
+        """Of fetches that wait for something to be available."""
         self._seats: dict[str, Member] = {}
         self._read: Assigned = {}
         """All that the members read, as of the last epoch."""
@@ -86,7 +90,7 @@ class ShareGroup:
 
     async def beat(self, beat: ShareBeat) -> BeatAnswer:
         if beat.epoch < JOINING:
-            self.remove(beat.member_id, None)
+            self._remove(self._known(beat))
             return BeatAnswer(beat.member_id, beat.epoch, self._heartbeat_ms())
         member = self._join(beat) if beat.epoch == JOINING else self._known(beat)
         member.session.push(self._session_ms())
@@ -100,10 +104,11 @@ class ShareGroup:
         return self._answer(member, beat)
 
     def remove(self, member_id: str, instance_id: str | None) -> None:
+        """An administrator takes a member out."""
         member = self.members.get(member_id)
         if member is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
-        self._remove(member)
+        self._expire(member)
 
     def fence(self, member_id: str, instance_id: str | None, epoch: int) -> None:
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{self.id} is a share group: it has no offsets to commit")
@@ -174,7 +179,7 @@ class ShareGroup:
         if len(self.members) >= self._settings.members_max:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
         self.queue()  # raises if it may not be
-        member = self.members[beat.member_id] = ShareMember(beat.member_id, self._clock, self._remove)
+        member = self.members[beat.member_id] = ShareMember(beat.member_id, self._clock, self._expire)
         self.emptied_ms = None
         self._stale = True
         return member
@@ -183,14 +188,18 @@ class ShareGroup:
         member = self.members.get(beat.member_id)
         if member is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
-        member.check_epoch(beat.epoch)
+        if beat.epoch > JOINING:
+            member.check_epoch(beat.epoch)
         return member
 
+    def _expire(self, member: ShareMember) -> None:
+        """It fell silent."""
+        self._remove(member)
+        self.leave_seat(member.id)
+
     def _remove(self, member: ShareMember) -> None:
-        """It left, or fell silent."""
         member.session.stop()
         del self.members[member.id]
-        self.leave_seat(member.id)
         if not self.members:
             self.emptied_ms = self._clock.now_ms()
         self._change()

@@ -1,7 +1,7 @@
 """Leasing from many partitions of a queue at once, with waiting.
 
 A fetch is answered when there is anything, when any partition has an error to report, or when its time is over. Until
-then it is parked: it holds neither data nor leases, only a wake-up call on each partition. When somebody else was
+then it is parked: it holds neither data nor leases, only a place in the line at each partition. When somebody else was
 faster it goes on waiting.
 
 Nobody waits any more (`cancel`): what it may have leased in the same moment is released.
@@ -17,6 +17,7 @@ from uuid import UUID
 from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, Verb
+from millstream.broker.groups.share_lines import Lines
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
@@ -50,10 +51,18 @@ class ShareFetch:
     """One fetch, from its first look to its answer."""
 
     def __init__(
-        self, queue: Queue, member: Member, topics: Topics, places: Sequence[Place], records_max: int, bytes_max: int
+        self,
+        queue: Queue,
+        member: Member,
+        lines: Lines,
+        topics: Topics,
+        places: Sequence[Place],
+        records_max: int,
+        bytes_max: int,
     ) -> None:
         self._queue = queue
         self._member = member
+        self._lines = lines
         self._topics = topics
         self._places = places
         self._records_max = records_max
@@ -72,12 +81,15 @@ class ShareFetch:
         if _is_worth_telling(leased) or wait_ms_max <= 0 or not self._places or self._is_cancelled:
             return leased
         parked()
-        cancels = [partition.wake(self._wake) for partition in self._found]
+        waiters = [self._lines.join(partition, self._wake) for partition in self._found]
         timer = clock.call_later(wait_ms_max / 1000, self._time_is_over)
+        leased = []
         try:
             while True:
-                # Looks once more before it sleeps: something may have come before the wake-up calls were in place.
+                # Looks once more before it sleeps: something may have come before it stood in line.
                 self._is_woken = False
+                for waiter in waiters:
+                    waiter.is_called = False
                 leased = await self._lease(whole_batches)
                 if _is_worth_telling(leased) or self._is_over:
                     return leased
@@ -87,8 +99,10 @@ class ShareFetch:
                     self._sleeper = None
         finally:
             timer.cancel()
-            for cancel in cancels:
-                cancel()
+            served = {each.place for each in leased if each.taken.runs}
+            for waiter in waiters:
+                partition = waiter.line.partition
+                waiter.leave(self._is_cancelled or (partition.topic.id, partition.index) in served)
 
     def cancel(self) -> None:
         self._is_cancelled = self._is_over = True

@@ -63,7 +63,8 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
     fetches = request.session_epoch != FINAL_EPOCH and not request.is_renewal
     places = list(session.places) if fetches and request.records_max > 0 and request.bytes_max > 0 else []
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX)
-    return ShareFetch(session.queue, session.seat, context.broker.topics, places, request.records_max, bytes_max)
+    queue, seat, lines, topics = session.queue, session.seat, session.group.lines, context.broker.topics
+    return ShareFetch(queue, seat, lines, topics, places, request.records_max, bytes_max)
 
 
 async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:

@@ -1,8 +1,7 @@
 """The client's side of the protocol: the few requests that our own readers and writers send, and their answers.
 
 Every request is in the newest version before the flexible ones. Kafka 4 still serves all of them, so do the brokers
-of the last eight years, and they need nothing but fixed-width fields. Those of share groups are younger than that, have
-flexible versions only, and are left to `messages`.
+of the last eight years, and they need nothing but fixed-width fields.
 
 Answers are decoded into plain tuples. Records stay views of the answer.
 """
@@ -17,8 +16,6 @@ from millstream.wire.kafka.primitives import Reader, string
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 OFFSET_COMMIT, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 8, 10, 18, 22
-LIST_GROUPS, SHARE_GROUP_HEARTBEAT, SHARE_FETCH, SHARE_ACKNOWLEDGE = 16, 76, 78, 79
-DESCRIBE_SHARE_GROUP_OFFSETS, ALTER_SHARE_GROUP_OFFSETS = 90, 91
 
 VERSIONS: Mapping[int, tuple[int, int]] = {
     PRODUCE: (3, 8),
@@ -29,12 +26,6 @@ VERSIONS: Mapping[int, tuple[int, int]] = {
     FIND_COORDINATOR: (0, 0),
     API_VERSIONS: (0, 0),
     INIT_PRODUCER_ID: (0, 1),
-    LIST_GROUPS: (5, 5),
-    SHARE_GROUP_HEARTBEAT: (1, 1),
-    SHARE_FETCH: (2, 2),
-    SHARE_ACKNOWLEDGE: (2, 2),
-    DESCRIBE_SHARE_GROUP_OFFSETS: (0, 0),
-    ALTER_SHARE_GROUP_OFFSETS: (0, 0),
 }
 """The lowest and highest version of each that is spoken here; a link picks the highest that the broker has too."""
 

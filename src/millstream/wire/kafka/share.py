@@ -164,8 +164,17 @@ def encode_fetched(answer: PartitionAnswer, leader_id: int) -> bytes:
 
 
 def encode_acquired(runs: Iterable[tuple[int, int, int]]) -> bytes:
-    """First offset, last offset and delivery count of neighbouring records; behind a partition's records."""
-    packed = [_ACQUIRED.pack(first, last, min(count, _COUNT_MAX), 0) for first, last, count in runs]
+    """First offset, last offset and delivery count of neighbouring records; behind a partition's records.
+
+    Runs that meet become one: batches of a single record are common, and clients keep a list of what they are told.
+    """
+    merged: list[tuple[int, int, int]] = []
+    for run in runs:
+        if merged and merged[-1][1] + 1 == run[0] and merged[-1][2] == run[2]:
+            merged[-1] = (merged[-1][0], run[1], run[2])
+        else:
+            merged.append(run)
+    packed = [_ACQUIRED.pack(first, last, min(count, _COUNT_MAX), 0) for first, last, count in merged]
     return array_length(len(packed), True) + b"".join(packed) + END
 
 
