@@ -91,7 +91,7 @@ class Work:
     """Answers that are on their way to the broker."""
     _member: ShareMember | None = None
     _member_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    _renew_at: float = 0.0
+    _renewed_at: float = 0.0
 
     def run(self) -> None:
         from millstream.client.link import LinkBroken
@@ -162,9 +162,9 @@ class Work:
 
     def _renew(self, member: ShareMember) -> None:
         now = time.monotonic()
-        if now < self._renew_at:
+        if now - self._renewed_at < member.lease_ms / 3000:
             return
-        self._renew_at = now + member.lease_ms / 3000
+        self._renewed_at = now
         leased = {each.delivery.lease: each for each in self.running if each.has_lease}
         if leased:
             for lease in member.renew(list(leased)):

@@ -164,6 +164,8 @@ class Redrive:
     failed: int = 0
     error: KafkaError | None = None
     _looked_at: int = 0
+    _started: float = 0.0
+    """When the first one was sent."""
     _producer: Any = None
     _partitions: dict[str, int] = field(default_factory=dict)
 
@@ -176,7 +178,6 @@ class Redrive:
             self._producer = self.connection.producer(
                 {"enable.idempotence": True, "message.timeout.ms": 30_000, "message.max.bytes": 64 << 20}
             )
-        started = 0.0
         total = sum(end - start for start, end in held.values())
         with Progress(self.dlq, total, wanted=not self.dry_run) as progress:
             for chunk in self._chunks({place: start for place, (start, _) in held.items()}):
@@ -184,9 +185,8 @@ class Redrive:
                     self.counts[letter.topic, letter.group, letter.reason] += 1
                 if self.dry_run:
                     continue
-                started = started or time.monotonic()
                 self._send(chunk)
-                seconds = time.monotonic() - started
+                seconds = time.monotonic() - self._started
                 progress.update(self.sent, self._looked_at, seconds)
                 if self.error is not None:
                     return
@@ -236,6 +236,7 @@ class Redrive:
         targets = {self._target(letter) for _, letter in chunk}
         ends = {place: end for place, (_, end) in spans(self.connection, targets).items()}
         self.ledger.begin(letters, ends)
+        self._started = self._started or time.monotonic()
         taken: dict[int, Runs] = {}
         for message, letter in chunk:
             self._produce(message, letter, taken)
