@@ -20,15 +20,28 @@ from tests.command_line import Cli
 from tests.serving import ServedBroker
 
 pytestmark = pytest.mark.timeout(120)
+COUNTS = ("available", "leased", "waiting", "done", "dead")
+
+
+class QueueCli(Cli):
+    def __init__(self, broker: ServedBroker) -> None:
+        super().__init__(broker.address)
+        self._http = broker.http
+
+    def figures(self, group: str) -> dict[str, int]:
+        """Straight from the broker's page: a command for every look would take long."""
+        with urllib.request.urlopen(f"http://{self._http}/queues", timeout=10) as answer:
+            (queue,) = [queue for queue in json.load(answer) if queue["group"] == group]
+        return {key: sum(row[key] for row in queue["partitions"]) for key in COUNTS}
 
 
 @pytest.fixture
-def cli(broker: Any) -> Cli:
-    return Cli(broker.address)
+def cli(broker: ServedBroker) -> QueueCli:
+    return QueueCli(broker)
 
 
 @pytest.fixture
-def topic(cli: Cli) -> str:
+def topic(cli: QueueCli) -> str:
     name = f"jobs-{uuid.uuid4().hex[:12]}"
     cli("topic", "create", name, "-p", "2")
     return name
@@ -40,7 +53,7 @@ def group(topic: str) -> str:
 
 
 @pytest.fixture
-def dlq(cli: Cli, topic: str, group: str) -> str:
+def dlq(cli: QueueCli, topic: str, group: str) -> str:
     """A dead-letter topic of the test's own."""
     name = f"dead-{topic}"
     cli("queue", "create", group, "-c", f"errors.deadletterqueue.topic.name={name}")
@@ -50,7 +63,7 @@ def dlq(cli: Cli, topic: str, group: str) -> str:
 class Workers:
     """`queue consume` of one topic with a shell script per record."""
 
-    def __init__(self, cli: Cli, topic: str, group: str) -> None:
+    def __init__(self, cli: QueueCli, topic: str, group: str) -> None:
         self._cli = cli
         self._topic = topic
         self._group = group
@@ -69,7 +82,7 @@ class Workers:
 
 
 @pytest.fixture
-def workers(cli: Cli, topic: str, group: str) -> Iterator[Workers]:
+def workers(cli: QueueCli, topic: str, group: str) -> Iterator[Workers]:
     made = Workers(cli, topic, group)
     yield made
     for process in made.started:
@@ -95,17 +108,12 @@ def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
     return found
 
 
-def figures(cli: Cli, group: str) -> dict[str, int]:
-    described = cli.json("queue", "describe", group)
-    return {key: described[key] for key in ("available", "leased", "waiting", "done", "dead")}
-
-
-def records(cli: Cli, topic: str) -> list[dict[str, Any]]:
+def records(cli: QueueCli, topic: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in cli("consume", topic, "--until-end", "-o", "json").splitlines()]
 
 
 def test_the_exit_code_of_the_command_is_the_answer(
-    cli: Cli, topic: str, group: str, workers: Workers, dlq: str
+    cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
     cli("produce", topic, "good", "flaky", "hopeless", "poison", "odd")
     out, err = workers.drain(
@@ -120,13 +128,15 @@ def test_the_exit_code_of_the_command_is_the_answer(
     expected = ["flaky 1", "flaky 2", "flaky 3", "good 1", "hopeless 1", "hopeless 2", "hopeless 3", "odd 1", "odd 2"]
     assert tried == [*expected, "poison 1"]
     assert err == "10 records: 3 accepted, 6 released, 1 rejected\n"
-    until(lambda: figures(cli, group)["dead"] == 2)
-    assert figures(cli, group) == {"available": 0, "leased": 0, "waiting": 0, "done": 3, "dead": 2}
+    until(lambda: cli.figures(group)["dead"] == 2)
+    assert cli.figures(group) == {"available": 0, "leased": 0, "waiting": 0, "done": 3, "dead": 2}
     reasons = {row["value"]: dict(row["headers"])["millstream-dead-reason"] for row in records(cli, dlq)}
     assert reasons == {"hopeless": "released", "poison": "rejected"}
 
 
-def test_the_command_gets_the_whole_record(cli: Cli, topic: str, group: str, workers: Workers, tmp_path: Path) -> None:
+def test_the_command_gets_the_whole_record(
+    cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path
+) -> None:
     value = bytes(range(256)).replace(b"\n", b"") * 1000
     cli("produce", topic, "-p", "1", "-k", "k 1", "-H", "trace-id=abc", "-H", "trace-id=def", stdin=value)
     workers.drain(f"cat > {tmp_path}/value; env > {tmp_path}/environ")
@@ -146,7 +156,7 @@ def test_the_command_gets_the_whole_record(cli: Cli, topic: str, group: str, wor
     }
 
 
-def test_so_many_jobs_run_at_a_time(cli: Cli, topic: str, workers: Workers, tmp_path: Path) -> None:
+def test_so_many_jobs_run_at_a_time(cli: QueueCli, topic: str, workers: Workers, tmp_path: Path) -> None:
     cli("produce", topic, *"abcdef")
     # Each waits until three are there together: with fewer hands this would never end.
     script = f"""touch {tmp_path}/here-$$
@@ -156,12 +166,12 @@ def test_so_many_jobs_run_at_a_time(cli: Cli, topic: str, workers: Workers, tmp_
 
 
 def test_a_lease_is_renewed_while_the_command_runs(
-    cli: Cli, topic: str, group: str, workers: Workers, tmp_path: Path
+    cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path
 ) -> None:
     cli("queue", "create", group, "-c", "share.record.lock.duration.ms=1500")
     cli("produce", topic, "slow")
     first = workers.start(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", "-n", "1")
-    until(lambda: figures(cli, group)["leased"] == 1)
+    until(lambda: cli.figures(group)["leased"] == 1)
     time.sleep(3)
     assert workers.drain("exit 0")[1] == "0 records: 0 accepted\n"
     (tmp_path / "go").touch()
@@ -171,7 +181,7 @@ def test_a_lease_is_renewed_while_the_command_runs(
 
 
 def test_a_command_that_takes_too_long_is_stopped_and_its_record_released(
-    cli: Cli, topic: str, workers: Workers
+    cli: QueueCli, topic: str, workers: Workers
 ) -> None:
     cli("produce", topic, "stuck")
     started = time.monotonic()
@@ -182,7 +192,7 @@ def test_a_command_that_takes_too_long_is_stopped_and_its_record_released(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_lets_what_runs_finish_and_leaves_the_rest(
-    cli: Cli, topic: str, group: str, workers: Workers, tmp_path: Path, number: signal.Signals, code: int
+    cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     cli("produce", topic, *"abcde")
     script = f"touch {tmp_path}/started-$$; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
@@ -194,12 +204,12 @@ def test_a_signal_lets_what_runs_finish_and_leaves_the_rest(
     (tmp_path / "go").touch()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (code, b"2 records: 2 accepted\n")
-    assert figures(cli, group) == {"available": 3, "leased": 0, "waiting": 0, "done": 2, "dead": 0}
+    assert cli.figures(group) == {"available": 3, "leased": 0, "waiting": 0, "done": 2, "dead": 0}
     assert cli.json("queue", "describe", group)["members"] == 0
 
 
 def test_a_second_signal_stops_the_commands_and_releases_their_records(
-    cli: Cli, topic: str, group: str, workers: Workers, tmp_path: Path
+    cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path
 ) -> None:
     cli("produce", topic, "a")
     process = workers.start(f"touch {tmp_path}/started; sleep 60")
@@ -207,10 +217,10 @@ def test_a_second_signal_stops_the_commands_and_releases_their_records(
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert end(process, signal.SIGTERM) == (0, "1 record: 0 accepted, 1 released\n")
-    assert figures(cli, group)["available"] == 1
+    assert cli.figures(group)["available"] == 1
 
 
-def test_a_worker_that_is_killed_holds_nobody_up(cli: Cli, topic: str, workers: Workers, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_holds_nobody_up(cli: QueueCli, topic: str, workers: Workers, tmp_path: Path) -> None:
     cli("produce", topic, "a")
     process = workers.start(f"touch {tmp_path}/started; sleep 8")
     until((tmp_path / "started").exists)
@@ -222,7 +232,7 @@ def test_a_worker_that_is_killed_holds_nobody_up(cli: Cli, topic: str, workers: 
 
 def test_workers_go_on_when_the_broker_was_killed_and_is_back(tmp_path: Path) -> None:
     with ServedBroker(tmp_path / "data") as broker:
-        cli = Cli(broker.address)
+        cli = QueueCli(broker)
         cli("topic", "create", "jobs")
         cli("produce", "jobs", "before")
         workers = Workers(cli, "jobs", "workers")
@@ -240,18 +250,18 @@ def test_workers_go_on_when_the_broker_was_killed_and_is_back(tmp_path: Path) ->
         assert process.returncode == 0, err
         assert sorted((tmp_path / "ran").read_text().splitlines()) == ["after 1", "before 1", "before 2"]
         assert b"lost the broker" in err and b"its lease was lost" in err
-        assert figures(cli, "workers") == {"available": 0, "leased": 0, "waiting": 0, "done": 2, "dead": 0}
+        assert cli.figures("workers") == {"available": 0, "leased": 0, "waiting": 0, "done": 2, "dead": 0}
 
 
-def test_a_delayed_record_waits_and_is_not_peeked_at(cli: Cli, topic: str, group: str, workers: Workers) -> None:
+def test_a_delayed_record_waits_and_is_not_peeked_at(cli: QueueCli, topic: str, group: str, workers: Workers) -> None:
     cli("produce", topic, "-p", "0", "--delay", "1h", "in an hour")
     cli("produce", topic, "-p", "0", "--at", "2199-01-01T00:00Z", "in a century")
     cli("produce", topic, "-p", "0", "now")
     cli("queue", "create", group)
     cli("produce", topic, "-p", "0", "--delay", "8s", "soon")
     assert workers.drain("cat; echo")[0] == "now\n"
-    assert figures(cli, group)["waiting"] in (2, 3)
-    until(lambda: figures(cli, group)["waiting"] == 2)
+    assert cli.figures(group)["waiting"] in (2, 3)
+    until(lambda: cli.figures(group)["waiting"] == 2)
     assert cli("queue", "peek", topic, "--group", group) == "0 3 soon\n"
     assert workers.drain("cat; echo")[0] == "soon\n"
     deliver_at = {row["value"]: dict(row["headers"]).get("millstream-deliver-at") for row in records(cli, topic)}
@@ -259,7 +269,7 @@ def test_a_delayed_record_waits_and_is_not_peeked_at(cli: Cli, topic: str, group
     assert abs(int(deliver_at["in an hour"] or 0) / 1000 - time.time() - 3600) < 60
 
 
-def test_delayed_lines_are_delayed_from_when_they_were_read(cli: Cli, topic: str) -> None:
+def test_delayed_lines_are_delayed_from_when_they_were_read(cli: QueueCli, topic: str) -> None:
     process = cli.start("produce", topic, "--delay", "10m")
     assert process.stdin is not None
     time.sleep(2.5)
@@ -271,20 +281,20 @@ def test_delayed_lines_are_delayed_from_when_they_were_read(cli: Cli, topic: str
     assert int(dict(row["headers"])["millstream-deliver-at"]) / 1000 - moment >= 599.99
 
 
-def test_peek_shows_what_is_next_and_leases_nothing(cli: Cli, topic: str, group: str, workers: Workers) -> None:
+def test_peek_shows_what_is_next_and_leases_nothing(cli: QueueCli, topic: str, group: str, workers: Workers) -> None:
     cli("produce", topic, "-p", "0", "-k", "k", *"abcd")
     workers.drain("read v; [ $v != b ]", "-n", "2")  # b is released
     assert cli("queue", "peek", topic, "-g", group, "-f", r"%p %o %k %v\n") == "0 1 k b\n0 2 k c\n0 3 k d\n"
     assert cli("queue", "peek", topic, "-g", group, "-n", "1") == "0 1 b\n"
     (row,) = map(json.loads, cli("queue", "peek", topic, "-g", group, "-n", "1", "-o", "json").splitlines())
     assert (row["offset"], row["value"]) == (1, "b")
-    assert figures(cli, group) == {"available": 3, "leased": 0, "waiting": 0, "done": 1, "dead": 0}
+    assert cli.figures(group) == {"available": 3, "leased": 0, "waiting": 0, "done": 1, "dead": 0}
     workers.drain("exit 0")
     assert cli.run("queue", "peek", topic, "-g", group) == ("", f"nothing of {topic} is available to {group} now\n")
 
 
 def test_purging_needs_a_yes_and_an_idle_queue(
-    cli: Cli, topic: str, group: str, workers: Workers, tmp_path: Path
+    cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path
 ) -> None:
     cli("produce", topic, *"abcdef")
     process = workers.start(f"touch {tmp_path}/started; sleep 60")
@@ -294,14 +304,14 @@ def test_purging_needs_a_yes_and_an_idle_queue(
     time.sleep(0.5)
     end(process, signal.SIGTERM)
     assert "up to 6 records" in cli.fails("queue", "purge", topic, "-g", group)
-    assert figures(cli, group)["available"] == 6
+    assert cli.figures(group)["available"] == 6
     assert cli("queue", "purge", topic, "-g", group, "--yes").startswith(f"Purged {topic} for {group}")
-    assert figures(cli, group)["available"] == 0
+    assert cli.figures(group)["available"] == 0
     cli("produce", topic, "new")
     assert workers.drain("cat; echo")[0] == "new\n"
 
 
-def test_queues_are_made_listed_set_moved_and_deleted(cli: Cli, topic: str, group: str, workers: Workers) -> None:
+def test_queues_are_made_listed_set_moved_and_deleted(cli: QueueCli, topic: str, group: str, workers: Workers) -> None:
     cli("produce", topic, "-p", "0", *"abcd")
     assert cli("queue", "create", group, "-c", "share.delivery.count.limit=7") == f"Created {group}\n"
     assert workers.drain("exit 0")[1] == "4 records: 4 accepted\n"
@@ -325,14 +335,16 @@ def test_queues_are_made_listed_set_moved_and_deleted(cli: Cli, topic: str, grou
     assert group not in [row["group"] for row in cli.json("queue", "list")]
 
 
-def test_a_new_queue_begins_where_it_is_told(cli: Cli, topic: str, group: str, workers: Workers) -> None:
+def test_a_new_queue_begins_where_it_is_told(cli: QueueCli, topic: str, group: str, workers: Workers) -> None:
     cli("produce", topic, "old")
     assert workers.drain("cat", "--from", "end")[0] == ""
     cli("produce", topic, "new")
     assert workers.drain("cat; echo", "--from", "start")[0] == "new\n"  # it is not new any more
 
 
-def test_the_metrics_tell_what_the_queues_hold(broker: Any, cli: Cli, topic: str, group: str, workers: Workers) -> None:
+def test_the_metrics_tell_what_the_queues_hold(
+    broker: Any, cli: QueueCli, topic: str, group: str, workers: Workers
+) -> None:
     cli("produce", topic, "-p", "1", *"abc")
     workers.drain("exit 0", "-n", "1")
     with urllib.request.urlopen(f"http://{broker.http}/metrics", timeout=10) as answer:
@@ -353,13 +365,13 @@ def test_the_metrics_tell_what_the_queues_hold(broker: Any, cli: Cli, topic: str
 # The way back
 
 
-def kill_all(workers: Workers, cli: Cli, group: str, count: int) -> None:
+def kill_all(workers: Workers, cli: QueueCli, group: str, count: int) -> None:
     workers.drain("exit 2", "-j", "4")
-    until(lambda: figures(cli, group)["dead"] == count)
+    until(lambda: cli.figures(group)["dead"] == count)
 
 
 def test_dead_letters_go_back_once_and_count_how_often(
-    cli: Cli, topic: str, group: str, workers: Workers, dlq: str
+    cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
     cli("produce", topic, "-p", "1", "-k", "key", "-H", "trace=1", "poison")
     kill_all(workers, cli, group, 1)
@@ -381,10 +393,12 @@ def test_dead_letters_go_back_once_and_count_how_often(
     assert dict(records(cli, topic)[2]["headers"])["millstream-redriven"] == "2"
 
 
-def test_a_redrive_takes_only_what_is_asked_for(cli: Cli, topic: str, group: str, workers: Workers, dlq: str) -> None:
+def test_a_redrive_takes_only_what_is_asked_for(
+    cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
+) -> None:
     cli("produce", topic, "-p", "0", *"abcdef")
     workers.drain("read v; case $v in a|b) exit 1;; *) exit 2;; esac")
-    until(lambda: figures(cli, group)["dead"] == 6)
+    until(lambda: cli.figures(group)["dead"] == 6)
     before = time.time()
     redrive = ("queue", "redrive", "--from", dlq)
     for nothing in (
@@ -402,7 +416,7 @@ def test_a_redrive_takes_only_what_is_asked_for(cli: Cli, topic: str, group: str
     assert sorted(sent) == list("abcdef") and sorted(sent[:2]) == ["a", "b"]
 
 
-def test_a_redrive_keeps_to_its_rate(cli: Cli, topic: str, group: str, workers: Workers, dlq: str) -> None:
+def test_a_redrive_keeps_to_its_rate(cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str) -> None:
     cli("produce", topic, "-p", "0", *"abcdefgh")
     kill_all(workers, cli, group, 8)
     assert cli.json("queue", "redrive", "--from", dlq, "--rate", "4/s")["sent"] == 8
@@ -411,7 +425,7 @@ def test_a_redrive_keeps_to_its_rate(cli: Cli, topic: str, group: str, workers: 
 
 
 def test_a_redrive_that_was_cut_short_is_taken_up_without_repeating_or_forgetting(
-    cli: Cli, topic: str, group: str, workers: Workers, dlq: str
+    cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
     cli("produce", topic, "-p", "0", *"abcd")
     kill_all(workers, cli, group, 4)
@@ -428,13 +442,13 @@ def test_a_redrive_that_was_cut_short_is_taken_up_without_repeating_or_forgettin
 
 
 def test_killed_in_the_middle_a_redrive_still_sends_each_once(
-    cli: Cli, topic: str, group: str, workers: Workers, dlq: str
+    cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
     values = [f"value-{number}" for number in range(300)]
     cli("produce", topic, "-p", "0", stdin="\n".join(values).encode())
     cli("queue", "set", group, "share.partition.max.record.locks=1000")
     kill_all_with_a_client(cli, topic, group, 300)
-    until(lambda: figures(cli, group)["dead"] == 300)
+    until(lambda: cli.figures(group)["dead"] == 300)
     for _ in range(2):
         process = cli.start("queue", "redrive", "--from", dlq, "--rate", "20/s")
         before = len(records(cli, topic))
@@ -446,7 +460,7 @@ def test_killed_in_the_middle_a_redrive_still_sends_each_once(
     assert sorted(row["value"] for row in records(cli, topic)[300:]) == sorted(values)
 
 
-def kill_all_with_a_client(cli: Cli, topic: str, group: str, count: int) -> None:
+def kill_all_with_a_client(cli: QueueCli, topic: str, group: str, count: int) -> None:
     """With Kafka's own client: a command per record would take long."""
     from confluent_kafka import AcknowledgeType, ShareConsumer
 
@@ -463,7 +477,7 @@ def kill_all_with_a_client(cli: Cli, topic: str, group: str, count: int) -> None
     assert count == 0
 
 
-def test_one_redrive_at_a_time(cli: Cli, topic: str, group: str, workers: Workers, dlq: str) -> None:
+def test_one_redrive_at_a_time(cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str) -> None:
     cli("produce", topic, "a")
     kill_all(workers, cli, group, 1)
     ledger = Ledger(Connection(cli.address), dlq, may_write=True)
@@ -475,7 +489,7 @@ def test_one_redrive_at_a_time(cli: Cli, topic: str, group: str, workers: Worker
     assert cli.json("queue", "redrive", "--from", dlq)["sent"] == 1
 
 
-def test_what_has_no_way_back_is_left_alone(cli: Cli, topic: str, group: str, workers: Workers, dlq: str) -> None:
+def test_what_has_no_way_back_is_left_alone(cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str) -> None:
     cli("produce", topic, "a")
     kill_all(workers, cli, group, 1)
     cli("produce", dlq, "from somebody else")
@@ -502,7 +516,7 @@ def test_what_has_no_way_back_is_left_alone(cli: Cli, topic: str, group: str, wo
         (("queue", "list", "-b", "127.0.0.1:1"), "no broker answers at 127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_done_ends_in_one_sentence(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
+def test_what_cannot_be_done_ends_in_one_sentence(cli: QueueCli, arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in cli.fails(*arguments)
 
 
@@ -525,11 +539,11 @@ def test_what_cannot_be_done_ends_in_one_sentence(cli: Cli, arguments: tuple[str
         ("produce", "t", "--at", "2199-01-01", "--delay", "1m", "x"),
     ],
 )
-def test_what_is_not_understood_ends_with_exit_code_2(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_what_is_not_understood_ends_with_exit_code_2(cli: QueueCli, arguments: tuple[str, ...]) -> None:
     cli.run(*arguments, code=2)
 
 
-def test_a_stream_group_is_not_taken_for_a_queue(cli: Cli, topic: str) -> None:
+def test_a_stream_group_is_not_taken_for_a_queue(cli: QueueCli, topic: str) -> None:
     reader = f"reader-{topic}"
     cli("produce", topic, "a")
     cli("consume", topic, "--group", reader, "-n", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,7 @@ def test_runs_hold_what_was_added_and_nothing_else(seed: int) -> None:
         runs.add(first, last)
         offsets.update(range(first, last + 1))
         listed = list(runs)
-        assert all(left[1] + 1 < right[0] for left, right in zip(listed, listed[1:], strict=False))
+        assert all(left[1] + 1 < right[0] for left, right in pairwise(listed))
     assert {offset for offset in range(-5, 1020) if offset in runs} == offsets
 
 
