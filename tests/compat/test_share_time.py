@@ -81,7 +81,7 @@ async def test_a_parked_fetch_gets_a_record_the_moment_its_lease_ends(desk: Desk
         await desk.fetch(one, 0)
         await desk.fetch(other, 0)
         waiting = asyncio.ensure_future(desk.fetch(other, 1, wait_ms=120_000))
-        while not desk.server.metrics.fetch_waits:
+        while not desk.server.metrics.fetch_waits:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         desk.clock.advance(30.1)
         assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(0, 9, 2)]}
