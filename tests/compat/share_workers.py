@@ -131,6 +131,16 @@ def all_of(address: str, topic: str, count: int) -> list[Message]:
         consumer.close()
 
 
+def whole(address: str, topic: str) -> list[Message]:
+    """All there is now in a topic with one partition."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "reader"}, logger=quiet)
+    try:
+        count = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+    finally:
+        consumer.close()
+    return all_of(address, topic, count) if count else []
+
+
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
