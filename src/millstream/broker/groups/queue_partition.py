@@ -179,6 +179,11 @@ class QueuePartition:
                         size += len(record.value or b"")
         return taken
 
+    @property
+    def has_some(self) -> bool:
+        """Whether it is worth asking for something."""
+        return self._first() is not None
+
     def _first(self) -> int | None:
         """The lowest offset that may be given out."""
         while self._listed:

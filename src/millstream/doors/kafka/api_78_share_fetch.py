@@ -29,7 +29,7 @@ KEY = 78
 VERSIONS = (1, 2)
 FLEXIBLE_FROM = 0
 WAIT_MS_MAX = 5 * 60_000
-ANSWER_BYTES_MAX = 4 << 20
+ANSWER_BYTES_MAX = 1 << 20
 """Whatever the client allows: these bytes are in memory until they are sent, unlike those of a plain fetch."""
 
 
@@ -71,7 +71,7 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
     broker, queue, seat = context.broker, session.queue, session.seat
     answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
     # What is acknowledged becomes durable while records are looked for: both are answered together.
-    promises = await share_fetch.acknowledge(queue, seat, broker.topics, answers)
+    promises = share_fetch.acknowledge(queue, seat, broker.topics, answers)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
     leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
     refusals.update(await share_fetch.settle(promises))
@@ -90,7 +90,7 @@ def _parked(context: Context) -> None:
 
 
 def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, context: Context) -> list[Chunk]:
-    lock_ms = min((each.lease_ms for each in leased if each.taken.runs), default=0)
+    lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
     if not lock_ms:
         lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
     by_topic: dict[UUID, list[Leased]] = {}
