@@ -178,6 +178,22 @@ def test_consumers_share_a_topic_and_nothing_comes_twice(broker: ServedBroker, u
     assert place.finds_nothing()
 
 
+def test_workers_share_one_large_batch(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0)
+    wanted = numbers(1000)
+    produce(place.address, place.topic, wanted, **{"linger.ms": 1000})
+    with place.worker(max__poll__records=10) as one, place.worker(max__poll__records=10) as other:
+        assert len(one.take(10)) == len(other.take(10)) == 10
+        while len(one.seen) + len(other.seen) < 1000:
+            one.poll(0.2)
+            other.poll(0.2)
+        one.commit()
+        other.commit()
+        assert values(one.seen + other.seen) == wanted
+        assert min(len(one.seen), len(other.seen)) > 300
+    assert place.finds_nothing()
+
+
 DIES = """
 import sys, time
 from confluent_kafka import ShareConsumer

@@ -175,9 +175,10 @@ def test_a_limit_on_records_is_kept_when_it_must_be(broker: ServedBroker, unique
     place = Place(broker, unique, batches=3)
     with place.member() as member:
         assert leases(member.fetch(0, place.at(), records_max=4, record_limit=True)) == {0: [(0, 3, 1)]}
-        assert leases(member.fetch(1, records_max=1, version=1)) == {0: [(4, 9, 1)]}, "to the end of the batch"
-        assert leases(member.fetch(2, records_max=11, version=1)) == {0: [(10, 29, 1)]}
+        assert leases(member.fetch(1, records_max=3, version=1)) == {0: [(4, 6, 1)]}, "the batch alone has more"
+        assert leases(member.fetch(2, records_max=11, version=1)) == {0: [(7, 19, 1)]}, "to the end of the batch"
         assert leases(member.fetch(3, records_max=0)) == {}
+        assert leases(member.fetch(4, records_max=11, version=1)) == {0: [(20, 29, 1)]}
 
 
 def test_leases_are_renewed_and_nothing_is_fetched_meanwhile(place: Place) -> None:

@@ -2,9 +2,11 @@
 
 Leases records of a queue to a member of a share group, with how often each was delivered; acknowledges others on the
 way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
-read. With a limit on records the last batch is leased to its end, unless the client wants the limit kept (version 2).
-Leases can be renewed (version 2). A session ends with its connection; what it has leased is then available to others.
-Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded.
+read. With a limit on records the last batch is leased to its end, unless it alone has more than the limit or the client
+wants the limit kept (version 2). Leases can be renewed (version 2). A session ends with its connection; what it has
+leased is then available to others.
+Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded;
+batches are sent whole, however few of their records are leased.
 """
 
 from __future__ import annotations
