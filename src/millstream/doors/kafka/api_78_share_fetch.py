@@ -75,10 +75,12 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
     # What is acknowledged becomes durable while records are looked for: both are answered together.
     promises = share_fetch.acknowledge(queue, seat, broker.topics, answers)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
-    leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+    try:
+        leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+    finally:
+        if session.fetch is fetch:
+            session.fetch = None
     refusals.update(await share_fetch.settle(promises))
-    if session.fetch is fetch:
-        session.fetch = None
     if request.session_epoch == FINAL_EPOCH:
         context.shares.close(session)
     session.rotate(each.place for each in leased if each.taken.runs)
