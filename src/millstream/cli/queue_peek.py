@@ -36,7 +36,7 @@ def peek(
     output: Annotated[Shape, typer.Option("--output", "-o", help="json: an object a line.")] = Shape.TEXT,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Show the records that are available next, without leasing them. Several workers may get them meanwhile."""
+    """Show the records that are available next, without leasing them: workers may get them meanwhile."""
     render = render_json if output is Shape.JSON else compile_template(template)
     connection = Connection(broker)
     connection.topic(topic)
