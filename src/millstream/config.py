@@ -38,6 +38,8 @@ RECORD_PREFIX = "MILLSTREAM_RECORD_"
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DAY_MS = 24 * 3600 * 1000
+DOOR_PORTS = {"flowmq": 9876}
+"""Doors that are closed unless they are given an address, with the port that their protocol has by default."""
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -52,7 +54,10 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str, default_port: int | None = None) -> Address:
+        """With a default port the host alone will do."""
+        if default_port is not None and (text.endswith("]") or ":" not in text):
+            text = f"{text}:{default_port}"
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -80,6 +85,7 @@ class Config:
     )
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
     http: str = _setting("127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz and /readyz; "off" closes this door')
+    flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
     advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
     node_id: int = _setting(1, "this broker's number in the cluster", low=0)
     flush: str = _setting(
@@ -92,9 +98,12 @@ class Config:
     allow_unauthenticated: bool = _setting(False, "listen beyond loopback although nobody has to authenticate")
     auto_create_topics: bool = _setting(True, "create a topic when a client first asks for it")
     default_partitions: int = _setting(1, "partitions of a topic whose creator names no number", low=1)
-    connections_max: int = _setting(10_000, "connections at a time on the Kafka door; more are closed at once", low=1)
+    connections_max: int = _setting(10_000, "connections at a time on each door; more are closed at once", low=1)
     frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one costs its connection", low=KIB)
     message_bytes_max: int = _setting(1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB)
+    flowmq_unacknowledged_max: int = _setting(
+        100, "messages that a FlowMQ subscriber may have without having answered them", low=1
+    )
     inflight_bytes_max: int = _setting(
         256 * MIB, "requests and answers in memory, over all connections; at the limit nothing more is read", low=MIB
     )
@@ -118,6 +127,9 @@ class Config:
         _check_address("kafka", self.kafka)
         if self.http not in ("", "off"):
             _check_address("http", self.http)
+        for door, port in DOOR_PORTS.items():
+            if getattr(self, door) not in ("", "off"):
+                _check_address(door, getattr(self, door), port)
         if self.advertise:
             _check_address("advertise", self.advertise)
         FlushPolicy.parse(self.flush)
@@ -134,6 +146,11 @@ class Config:
     def http_address(self) -> Address | None:
         """None: the door stays closed."""
         return None if self.http in ("", "off") else Address.parse(self.http)
+
+    def door_address(self, door: str) -> Address | None:
+        """Of one of `DOOR_PORTS`; None: it stays closed."""
+        text = getattr(self, door)
+        return None if text in ("", "off") else Address.parse(text, DOOR_PORTS[door])
 
     @property
     def advertised_address(self) -> Address | None:
@@ -182,7 +199,8 @@ def check_listeners(config: Config) -> None:
     """Refuses to listen beyond this machine while anybody who can connect may read and write everything."""
     if config.allow_unauthenticated:
         return
-    for door, address in (("kafka", config.kafka_address), ("http", config.http_address)):
+    others = [(door, config.door_address(door)) for door in DOOR_PORTS]
+    for door, address in (("kafka", config.kafka_address), ("http", config.http_address), *others):
         if address is not None and not address.loopback:
             raise StartupError(
                 f"{door}={address} can be reached from other machines and nobody has to authenticate there: listen on "
@@ -277,9 +295,9 @@ def _check(field: dataclasses.Field[Any], value: object, where: str) -> None:
         raise StartupError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def _check_address(name: str, text: str) -> None:
+def _check_address(name: str, text: str, default_port: int | None = None) -> None:
     try:
-        Address.parse(text)
+        Address.parse(text, default_port)
     except StartupError as error:
         raise StartupError(f"{name}: {error}") from None
 

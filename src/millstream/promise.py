@@ -9,8 +9,8 @@ spent in between. It belongs to one thread: whoever settles it from another thre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -82,3 +82,54 @@ class Promise(Generic[T]):
             self.then(lambda _: None if future.done() else future.set_result(None))
             yield from future
         return self.value()
+
+
+def begin(work: Coroutine[Any, Any, T]) -> Promise[T]:
+    """Runs a coroutine at once, up to where it has to wait; often it has not, and the promise is settled already.
+
+    A task would begin in the next turn of the event loop, and cost several times as much. What is left goes on in one.
+    """
+    steps = work.__await__()
+    promise: Promise[T] = Promise()
+    try:
+        waiting_for = next(steps)
+    except StopIteration as end:
+        promise.settle(end.value)
+        return promise
+    except Exception as error:
+        return Promise.failed(error)
+    task = asyncio.ensure_future(_Begun(steps, waiting_for))
+
+    def finish(task: asyncio.Future[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            promise.fail(error)
+        else:
+            promise.settle(task.result())
+
+    task.add_done_callback(finish)
+    return promise
+
+
+class _Begun(Generic[T]):
+    """The rest of a coroutine that waits for something."""
+
+    __slots__ = ("_steps", "_waiting_for")
+
+    def __init__(self, steps: Generator[Any, Any, T], waiting_for: object) -> None:
+        self._steps = steps
+        self._waiting_for = waiting_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        waiting_for = self._waiting_for
+        while True:
+            thrown: BaseException | None = None
+            answer = None
+            try:
+                answer = yield waiting_for
+            except BaseException as error:
+                thrown = error
+            try:
+                waiting_for = self._steps.send(answer) if thrown is None else self._steps.throw(thrown)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]

@@ -9,13 +9,14 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_report import report
 from millstream.clock import Clock, SystemClock
-from millstream.config import Address, Config, check_listeners
+from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
@@ -24,6 +25,25 @@ from millstream.metrics import GroupFigures, Metrics, PartitionFigures, QueueSha
 from millstream.stores.url import open_store
 
 logger = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """What a door for clients is to the server."""
+
+    def start(self, address: Address) -> Address:
+        """Listens; answers with the address that it got, where port 0 was asked for."""
+
+    async def close(self) -> None: ...
+
+
+def _flowmq(broker: Broker) -> Door:
+    from millstream.doors.flowmq.door import FlowmqDoor
+
+    return FlowmqDoor(broker)
+
+
+DOORS: dict[str, Callable[[Broker], Door]] = {"flowmq": _flowmq}
+"""Those of `DOOR_PORTS`. What one needs is imported when it is opened: most brokers have the Kafka door alone."""
 
 
 class Server:
@@ -37,6 +57,7 @@ class Server:
         """Every open door, by name, in the order of the `ready` line."""
         self._broker: Broker | None = None
         self._kafka: KafkaDoor | None = None
+        self._doors: list[Door] = []
         self._http: HttpDoor | None = None
 
     @property
@@ -52,6 +73,7 @@ class Server:
             await self._broker.start()
             self._kafka = KafkaDoor(self._broker)
             self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
+            self._open_others()
             await self._open_http()
         except BaseException:
             await self.stop()
@@ -80,8 +102,18 @@ class Server:
         # Clients may ask the broker where its pages are: a port that was taken because it was free is now known.
         self.broker.config = dataclasses.replace(self.broker.config, http=str(opened))
 
+    def _open_others(self) -> None:
+        for name in DOOR_PORTS:
+            address = self.config.door_address(name)
+            if address is not None:
+                door = DOORS[name](self.broker)
+                self._doors.append(door)
+                self.addresses[name] = door.start(address)
+
     async def stop(self) -> None:
         self.addresses.pop("http", None)
+        for door in self._doors:
+            await door.close()
         if self._kafka is not None:
             await self._kafka.close()
         if self._broker is not None:

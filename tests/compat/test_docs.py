@@ -32,13 +32,14 @@ def shown(page: Path) -> object:
 
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if any(blocks(page))])
 def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
-    with ServedBroker(tmp_path / "millstream-data") as broker:
+    with ServedBroker(tmp_path / "millstream-data", "--flowmq", "127.0.0.1:0") as broker:
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")},
             "MILLSTREAM_BROKER": broker.address,
         }
         for language, text in blocks(page):
             text = text.replace("127.0.0.1:9092", broker.address).replace("127.0.0.1:8092", broker.http)
+            text = text.replace('("127.0.0.1", 9876)', repr(("127.0.0.1", int(broker.doors["flowmq"].split(":")[1]))))
             text = text.replace(".venv/bin/millstream", MILLSTREAM)
             if re.search(r"\bserve\b", text):
                 assert_serves(text.strip(), tmp_path)
@@ -56,6 +57,7 @@ def assert_serves(command: str, directory: Path) -> None:
         "MILLSTREAM_HTTP": "127.0.0.1:0",
         "MILLSTREAM_DATA": str(directory / "served"),
     }
+    command = command.replace("--flowmq 127.0.0.1", "--flowmq 127.0.0.1:0")
     with subprocess.Popen(
         command.split(), env=environ, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -63,7 +65,7 @@ def assert_serves(command: str, directory: Path) -> None:
         line = process.stdout.readline()
         process.terminate()
         rest = process.stdout.read()
-    assert re.fullmatch(r"ready kafka=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+\n", line)
+    assert re.fullmatch(r"ready kafka=127\.0\.0\.1:\d+( \w+=127\.0\.0\.1:\d+)* http=127\.0\.0\.1:\d+\n", line)
     assert rest == "" and process.returncode == 0
 
 

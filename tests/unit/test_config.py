@@ -184,3 +184,27 @@ def test_a_name_from_outside_cannot_break_a_text_line() -> None:
     logs.Log("millstream").info("client connected", client="evil\x1b[2J\nERROR fake", address="10.0.0.1:5")
     (line,) = stream.getvalue().splitlines()
     assert line.endswith(r'INFO    client connected  client="evil\u001b[2J\nERROR fake" address=10.0.0.1:5')
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("off", None),
+        ("", None),
+        ("127.0.0.1", ("127.0.0.1", 9876)),
+        ("localhost", ("localhost", 9876)),
+        ("[::1]", ("::1", 9876)),
+        ("[::1]:7", ("::1", 7)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+    ],
+)
+def test_the_flowmq_door_has_its_protocols_port_where_none_is_named(text: str, address: tuple[str, int] | None) -> None:
+    assert Config(flowmq=text).door_address("flowmq") == address
+    assert Config().door_address("flowmq") is None
+
+
+def test_a_flowmq_address_is_checked_as_the_others_are(tmp_path: Path) -> None:
+    assert "flowmq: ::1 is not HOST:PORT" in refusal({"flowmq": "::1"}, {}, tmp_path)
+    assert "flowmq: h:x is not HOST:PORT" in refusal({}, {"MILLSTREAM_FLOWMQ": "h:x"}, tmp_path)
+    with pytest.raises(StartupError, match=r"flowmq=0\.0\.0\.0:9876 can be reached from other machines"):
+        check_listeners(Config(flowmq="0.0.0.0"))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.promise import Promise
+from millstream.promise import Promise, begin
 
 
 def test_is_settled_with_a_value() -> None:
@@ -101,3 +101,51 @@ async def test_whoever_gives_up_waiting_does_not_disturb_it() -> None:
         await task
     promise.settle(2)
     assert promise.value() == 2
+
+
+async def test_a_coroutine_that_need_not_wait_is_done_at_once() -> None:
+    async def work() -> int:
+        return await Promise.of(3) + 4
+
+    begun = begin(work())
+    assert begun.done and begun.value() == 7
+
+
+async def test_a_coroutine_that_fails_at_once_fails_the_promise() -> None:
+    async def work() -> None:
+        raise ValueError("no")
+
+    assert isinstance(begin(work()).error, ValueError)
+
+
+async def test_a_coroutine_that_has_to_wait_goes_on_by_itself() -> None:
+    first: Promise[int] = Promise()
+    second: Promise[int] = Promise()
+
+    async def work() -> int:
+        found = await first
+        await asyncio.sleep(0)
+        try:
+            return found + await second
+        except ValueError:
+            await asyncio.sleep(0)
+            return found
+
+    begun, also = begin(work()), begin(work())
+    assert not begun.done
+    first.settle(1)
+    second.fail(ValueError("no"))
+    assert await begun == 1 and await also == 1
+
+
+async def test_an_error_after_waiting_fails_the_promise() -> None:
+    gate: Promise[None] = Promise()
+
+    async def work() -> None:
+        await gate
+        raise ValueError("no")
+
+    begun = begin(work())
+    gate.settle(None)
+    with pytest.raises(ValueError, match="no"):
+        await begun

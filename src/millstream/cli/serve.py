@@ -17,6 +17,9 @@ def serve(
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
     kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,
     http: Annotated[str | None, typer.Option(metavar=HostPort, help="Metrics and health pages; off closes it.")] = None,
+    flowmq: Annotated[
+        str | None, typer.Option(metavar=HostPort, help="Where FlowMQ clients connect; off unless given.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     flush: Annotated[
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
@@ -36,6 +39,7 @@ def serve(
         "data": data,
         "kafka": kafka,
         "http": http,
+        "flowmq": flowmq,
         "config": config,
         "flush": flush,
         "log_level": log_level,

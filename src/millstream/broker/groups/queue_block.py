@@ -83,6 +83,17 @@ class Block:
             yield Step(start, end, attempt + 1)
             start, count_max = end, count_max - count
 
+    def lease_new(self, start: int, stop: int, owner: int, until: int) -> None:
+        """Gives new records their first state, which is LEASED."""
+        for at in range(start, stop):
+            self.states[at] = LEASED
+            self.attempts[at] = 1
+            self.owners[at] = owner
+            self.when[at] = until
+        self.open += stop - start
+        if until < self.due:
+            self.due = until
+
     def is_leased(self, start: int, stop: int, owner: int) -> bool:
         count = stop - start
         return (

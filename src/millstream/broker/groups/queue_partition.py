@@ -63,7 +63,8 @@ class QueuePartition:
         self.group_id = queue.id
         self.topic = topic
         self.index = index
-        self.log = topic.partitions[index].log
+        self._partition = topic.partitions[index]
+        self.log = self._partition.log
         self.next = 0
         """The first record that was never looked at."""
         self.done = self.dead = self.redelivered = 0
@@ -197,6 +198,47 @@ class QueuePartition:
     def has_some(self) -> bool:
         """Whether it is worth asking for something."""
         return self._first() is not None
+
+    def take_fresh(self, member: Member, records_max: int) -> list[tuple[int, bytes | None]] | None:
+        """What is just being appended by those who bring single records, from their hands: offsets and values.
+
+        For the usual case that a queue has given out all it had. None: it must be read, with `take`.
+        """
+        inlet = self._partition.inlet
+        if inlet is None or inlet.leaving is None:
+            return None
+        base, rows = inlet.leaving
+        count, settings, queue = len(rows), self.settings, self._queue
+        if base != self.next or base + count > self.log.durable or (self._listed and self._first() != base):
+            return None
+        if settings.key_order or settings.delay_ms or count > records_max or self._open + count > OPEN_MAX:
+            return None
+        if (
+            self.leases + count > settings.leases_max
+            or member.leases + count > LEASES_MEMBER_MAX
+            or queue.leases + count > LEASES_GROUP_MAX
+        ):
+            return None
+        taken = []
+        for offset, row in enumerate(rows, base):
+            if row[4]:  # a header may delay it
+                return None
+            taken.append((offset, row[3]))
+        until = self._clock.now_ms() + settings.lease_ms
+        for number, start, stop in _pieces(base, base + count - 1):
+            block = self._block(number)
+            block.lease_new(start, stop, member.id, until)
+            self._dirty.add(number)
+            if block.due < block.alarm:
+                self._watch(number, block)
+        self.next = base + count
+        self._open += count
+        self.leases += count
+        queue.leases += count
+        member.leases += count
+        if self._shelf is not None and not self._saver.armed:
+            self._saver.push(SAVE_MS)
+        return taken
 
     def _first(self) -> int | None:
         """The lowest offset that may be given out."""

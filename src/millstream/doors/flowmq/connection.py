@@ -1,0 +1,475 @@
+"""One client's connection: frames in, answers and messages out.
+
+Answers keep the order of the requests. PUBLISH, ACK and NACK overlap while they wait for their sync: each gets a place
+in line, and an answer leaves when all before it have left. What changes topics or subscriptions waits until everything
+before it is answered, and what comes after it waits for it. Messages are pushed whenever there are some; the answer to
+a SUBSCRIBE is sent before the first of them.
+
+The connection is not read while a client does not read: not while output waits, while too many requests wait for
+their answers, while a partition has too much unsynced, and while the door has no memory for more of a large frame. A
+client that does not read gets no messages either, and goes if all such clients together hold up too much.
+
+A frame that cannot be understood is answered with an ERROR, and ends the connection where nothing after it could be
+understood either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.groups.queue_verbs import Verb
+from millstream.broker.inlet import Inlet
+from millstream.doors.flowmq import answers, message_id
+from millstream.doors.flowmq.frame_memory import FrameMemory
+from millstream.doors.flowmq.outbox import Outbox
+from millstream.doors.flowmq.subscription import Subscription
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.wire import flowmq as wire
+from millstream.wire.flowmq import Command, Frame
+
+if TYPE_CHECKING:
+    from millstream.doors.flowmq.door import FlowmqDoor
+
+logger = logging.getLogger(__name__)
+
+IN_LINE_MAX = 1000
+OUTBOX_BYTES_MAX = 256 * 1024
+SUBSCRIPTIONS_MAX = 1000
+COPY_BYTES_MAX = 16 * 1024
+"""A payload up to this size is cheaper to copy behind its head than to send on its own."""
+DISCARDED_BYTES_MAX = 1 << 20
+"""Read from a client after it was told that its connection ends, so that it can read why."""
+IDLE_SECONDS_MAX = 600
+STUCK_SECONDS_MAX = 60
+"""How long a client may stop in the middle of a frame."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""A subscriber may be silent for days; one that is gone without a word is found out in two minutes."""
+
+_PUBLISH, _ACK, _NACK, _PING = map(int, (Command.PUBLISH, Command.ACK, Command.NACK, Command.PING))
+_NACK_REASON = "refused by its subscriber"
+
+
+class _Place:
+    """A request's place in line: what to send for it, once that is known."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: bytes | None = None) -> None:
+        self.answer = answer
+
+
+class Connection:
+    def __init__(self, door: FlowmqDoor, connected: socket.socket, host: str) -> None:
+        self._door = door
+        self._socket = connected
+        self._host = host
+        self._reader = wire.FrameReader(door.frame_bytes_max)
+        self._outbox = Outbox(connected)
+        self._in_line: deque[_Place] = deque()
+        self._in_line_bytes = 0
+        self._backlog: list[Frame] = []
+        """Frames that came before the connection was parked, and are not handled yet."""
+        self.subscriptions: dict[bytes, Subscription] = {}
+        """By the part of a message's id that says its topic."""
+        self._inlet: Inlet | None = None
+        """Where the last message went that was published just now."""
+        self._answering: dict[Subscription, None] = {}
+        """Those that answered messages just now: they have room for as many others, when all answers are read."""
+        self._running: asyncio.Task[None] | None = None
+        self._drained: Promise[None] | None = None
+        self._waits_for_line = False
+        self._memory = FrameMemory(door.budget, self._go_on)
+        self._unread = 0
+        self._is_handling = False
+        self._is_flush_due = False
+        self._is_read = True
+        self._is_written = False
+        self._is_ending = False
+        self._is_stopped = False
+        self._discarded = 0
+        self.takes_messages = True
+        """Whether it reads what it is sent."""
+        self.closed = False
+        self.last_used = door.now
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        door.loop.add_reader(connected.fileno(), self._on_readable)
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        shared = self._door.shared
+        try:
+            count = self._socket.recv_into(shared)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self.close()
+            return
+        self._door.metrics.bytes_in += count
+        if self._is_ending:
+            self._discarded += count
+            if self._discarded > DISCARDED_BYTES_MAX:
+                self.close()
+            return
+        self.last_used = self._door.now
+        try:
+            self._handle_all(self._reader.feed(shared[:count]))
+        except Exception:
+            logger.exception("a request from %s failed; its connection is closed", self._host)
+            self.close()
+
+    def _handle_all(self, frames: list[Frame]) -> None:
+        """One after the other, until the connection has to wait; it does not now."""
+        self._is_handling = True
+        for at, (command, payload) in enumerate(frames):
+            if at and (self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent())):
+                self._backlog = frames[at:]
+                break
+            self._handle(command, payload)
+        if self._inlet is not None:
+            if len(frames) == 1:
+                self._inlet.hurry()
+            self._inlet = None
+        self._is_handling = False
+        while self._answering:
+            subscription, _ = self._answering.popitem()
+            subscription.dispatcher.has_room(subscription)
+        reader, memory = self._reader, self._memory
+        if reader.broken is not None and not self._backlog:
+            self._refuse(reader.broken)
+        if self._outbox.size or self._is_ending:
+            self.flush()
+        if (reader.held or memory.reserved) and not self.closed and not memory.follow(reader):
+            self._refuse(reader.broken or "")
+            self.flush()
+        if not self._is_read or self._is_parked:
+            self._look_where_to_read()
+
+    def _go_on(self) -> None:
+        """With what was received before the connection was parked, then with the socket."""
+        if self._is_handling or self.closed or self._is_parked or self._is_written:
+            return
+        frames, self._backlog = self._backlog, []
+        try:
+            self._handle_all(frames)
+        except Exception:
+            logger.exception("a request from %s failed; its connection is closed", self._host)
+            self.close()
+
+    @property
+    def _is_parked(self) -> bool:
+        return self._running is not None or self._waits_for_line or self._memory.leave_line is not None or self.closed
+
+    def _look_where_to_read(self) -> None:
+        wanted = not (self._is_parked or self._is_written or self._is_stopped)
+        if wanted != self._is_read and not self.closed:
+            self._is_read = wanted
+            if wanted:
+                self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
+            else:
+                self._door.loop.remove_reader(self._socket.fileno())
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, command: int, payload: bytes) -> None:
+        try:
+            if command == _PUBLISH:
+                self._publish(payload)
+            elif command == _ACK:
+                self._answer(payload, Verb.ACCEPT)
+            elif command == _NACK:
+                self._answer(payload, Verb.RELEASE, _NACK_REASON)
+            elif command == _PING:
+                self._reply(wire.frame(Command.PONG, payload))
+            elif command == Command.LIST_TOPICS:
+                names = ",".join(sorted(self._door.broker.topics.names()))
+                self._reply(wire.frame(Command.SUCCESS, names.encode()))
+            elif command == Command.SUBSCRIBE:
+                self._start(self._subscribe(payload))
+            elif command == Command.CREATE_TOPIC:
+                self._start(self._create_topic(payload))
+            elif command == Command.DELETE_TOPIC:
+                self._start(self._delete_topic(payload))
+            else:
+                raise RequestError(Code.INVALID_REQUEST, f"{wire.name_of(command)} is not for a broker")
+        except RequestError as error:
+            self._fail(error)
+
+    def _publish(self, payload: bytes) -> None:
+        name, message = wire.split_publish(payload)
+        target = self._door.targets.find(name)
+        if target is None:
+            self._start(self._publish_to_new(name, message))
+            return
+        inlet = target.inlet
+        self._inlet = inlet
+        promise = inlet.put(message)
+        place = _Place()
+        self._in_line.append(place)
+        promise.then(lambda done: self._fill(place, answers.published(target, done)))
+        if inlet.is_full or len(self._in_line) > IN_LINE_MAX:
+            self._waits_for_line = bool(self._in_line)
+
+    async def _publish_to_new(self, name: bytes, message: bytes) -> bytes:
+        await self._door.targets.ensure(wire.text_of(name, "topic"))
+        target = self._door.targets.find(name)
+        if target is None:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
+        return wire.frame(Command.SUCCESS, target.prefix + b"%d" % await target.inlet.put(message))
+
+    def _answer(self, name: bytes, verb: Verb, reason: str = "") -> None:
+        subscription = self.subscriptions.get(name[: message_id.TOPIC_BYTES])
+        sent = subscription.unanswered.pop(name, None) if subscription is not None else None
+        if subscription is None or sent is None:
+            raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
+        dispatcher = subscription.dispatcher
+        promise = dispatcher.answer(subscription, sent, verb, reason)
+        if promise.done and not self._in_line:
+            self._reply(answers.answered(name, promise))
+        else:
+            place = _Place()
+            self._in_line.append(place)
+            promise.then(lambda done: self._fill(place, answers.answered(name, done)))
+            self._waits_for_line = len(self._in_line) > IN_LINE_MAX
+        self._answering[subscription] = None
+
+    async def _create_topic(self, payload: bytes) -> bytes:
+        await self._door.targets.create(wire.text_of(payload, "topic"))
+        return wire.frame(Command.SUCCESS, payload)
+
+    async def _delete_topic(self, payload: bytes) -> bytes:
+        await self._door.broker.delete_topic(wire.text_of(payload, "topic"))
+        return wire.frame(Command.SUCCESS, payload)
+
+    async def _subscribe(self, payload: bytes) -> bytes:
+        name, group = wire.split_subscribe(payload)
+        topic = await self._door.targets.ensure(name)
+        part = message_id.topic_part(topic.id)
+        known = self.subscriptions.get(part)
+        if known is not None and known.group == group:
+            return answers.SUCCESS
+        if known is not None:
+            as_what = f"in group {known.group}" if known.group else "without a group"
+            detail = f"this connection is subscribed to {name} already, {as_what}; use another connection"
+            raise RequestError(Code.INVALID_REQUEST, detail)
+        if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
+            raise RequestError(Code.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
+        dispatcher = await self._door.join(topic, group)
+        if self.closed or dispatcher.is_closed:
+            self._door.leave(dispatcher)
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
+        subscription = Subscription(self, dispatcher, group, self._door.window)
+        self.subscriptions[part] = subscription
+        self._reply(answers.SUCCESS)
+        dispatcher.add(subscription)
+        return b""
+
+    def end(self, subscription: Subscription) -> None:
+        """Its topic is gone; the client notices by getting nothing more."""
+        dispatcher = subscription.dispatcher
+        if self.subscriptions.pop(dispatcher.topic_part, None) is not None:
+            dispatcher.remove(subscription)
+            self._door.leave(dispatcher)
+
+    # -- answers and messages ----------------------------------------------------------------------------------------
+
+    def _start(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Does it when all before it is answered; the connection is parked until it is done."""
+        self._running = asyncio.ensure_future(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            if self._in_line:
+                self._drained = Promise()
+                await self._drained
+            if self.closed:
+                work.close()
+                return
+            answer = await work
+            if answer:
+                self._reply(answer)
+        except RequestError as error:
+            self._fail(error)
+        except Exception:
+            logger.exception("a request from %s failed", self._host)
+            self._fail(RequestError(Code.UNKNOWN_SERVER_ERROR))
+        finally:
+            self._running = None
+        self.flush()
+        self._go_on()
+
+    def _reply(self, answer: bytes) -> None:
+        """An answer that is there at once: straight into the outbox, unless others are in line before it."""
+        if self._in_line:
+            self._in_line.append(_Place(answer))
+            self._in_line_bytes += len(answer)
+            self._waits_for_line = self._in_line_bytes > OUTBOX_BYTES_MAX or len(self._in_line) > IN_LINE_MAX
+        else:
+            self._outbox.put(answer)
+
+    def _fail(self, error: RequestError) -> None:
+        self._door.metrics.request_errors += 1
+        self._reply(wire.error(error.detail))
+
+    def _refuse(self, reason: str) -> None:
+        """Nothing after this can be understood: the client is told, and the connection ends."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self.takes_messages = False
+        self._door.metrics.request_errors += 1
+        self._door.note_refusal(self._host, reason)
+        self._reply(wire.error(reason))
+
+    def _fill(self, place: _Place, answer: bytes) -> None:
+        """An answer that was waited for is there."""
+        if self.closed:
+            return
+        place.answer = answer
+        line = self._in_line
+        while line and line[0].answer is not None:
+            self._outbox.put(line.popleft().answer or b"")
+        if not line:
+            self._in_line_bytes = 0
+            self._waits_for_line = False
+            if self._drained is not None:
+                drained, self._drained = self._drained, None
+                drained.settle(None)
+        if self._is_handling:
+            return
+        if not line:
+            self.flush()
+            if not self._is_read:
+                self._go_on()
+        elif not self._is_flush_due:  # those behind it are often answered in the same turn: they leave together
+            self._is_flush_due = True
+            self._door.loop.call_soon(self._flush_soon)
+
+    def _flush_soon(self) -> None:
+        self._is_flush_due = False
+        self.flush()
+
+    def push(self, name: bytes, payload: bytes) -> None:
+        """A message; `flush` sends it."""
+        if len(payload) <= COPY_BYTES_MAX:
+            self._outbox.put(wire.message_head(name, len(payload)) + payload)
+        else:
+            self._outbox.put(wire.message_head(name, len(payload)))
+            self._outbox.put(payload)
+
+    def flush(self) -> None:
+        """Sends what waits, as far as the client takes it."""
+        if self._is_written or self.closed:
+            return
+        if self._outbox.size:
+            try:
+                self._door.metrics.bytes_out += self._outbox.send()
+            except OSError:
+                self.close()
+                return
+            if self._outbox.size:
+                self._wait_for_reader()
+                return
+        if self._is_ending and not self._in_line:
+            self._say_goodbye()
+
+    def _has_sent(self) -> bool:
+        self.flush()
+        return not (self._is_written or self.closed)
+
+    def _wait_for_reader(self) -> None:
+        self._unread = self._outbox.size
+        self._door.unread_bytes += self._unread
+        self._is_written = True
+        self.takes_messages = False
+        self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
+        for subscription in self.subscriptions.values():
+            subscription.dispatcher.has_no_room(subscription)
+        self._look_where_to_read()
+        if self._door.unread_bytes > self._door.unread_bytes_max:
+            self._door.note_refusal(self._host, f"{self._unread} bytes wait for it and it does not read them")
+            self.close()
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        self._door.metrics.bytes_out += sent
+        self.last_used = self._door.now
+        if self._outbox.size:
+            return
+        self._door.loop.remove_writer(self._socket.fileno())
+        self._is_written = False
+        self.takes_messages = not (self._is_ending or self._is_stopped)
+        self._door.unread_bytes -= self._unread
+        self._unread = 0
+        self.flush()
+        self._go_on()
+        for subscription in list(self.subscriptions.values()):
+            subscription.dispatcher.has_room(subscription)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _say_goodbye(self) -> None:
+        """The client gets the end of the stream behind the ERROR; a plain close would discard what it has not read."""
+        self._end_subscriptions()
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+
+    @property
+    def quiet_seconds_max(self) -> float:
+        """How long nothing may happen here before the connection is closed."""
+        if self._is_ending or self._reader.held or self._memory.leave_line is not None:
+            return STUCK_SECONDS_MAX
+        if self._is_written:
+            return IDLE_SECONDS_MAX
+        return float("inf") if self.subscriptions or self._in_line or self._running is not None else IDLE_SECONDS_MAX
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it waits for answers that will come soon."""
+        return bool(self._in_line or self._running is not None or (self._outbox.size and not self._is_written))
+
+    def stop(self) -> None:
+        """Reads nothing and gets no messages any more."""
+        self._is_stopped = True
+        self.takes_messages = False
+        self._look_where_to_read()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.takes_messages = False
+        if self._is_read:
+            self._door.loop.remove_reader(self._socket.fileno())
+        if self._is_written:
+            self._door.loop.remove_writer(self._socket.fileno())
+            self._door.unread_bytes -= self._unread
+        self._socket.close()
+        self._in_line.clear()
+        self._backlog = []
+        if self._drained is not None:
+            drained, self._drained = self._drained, None
+            drained.settle(None)
+        self._memory.close()
+        self._door.forget(self)
+        self._end_subscriptions()
+
+    def _end_subscriptions(self) -> None:
+        for subscription in list(self.subscriptions.values()):
+            self.end(subscription)

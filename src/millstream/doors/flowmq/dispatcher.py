@@ -1,0 +1,344 @@
+"""Hands the records of one group and topic to the group's subscribers on this broker, one by one, in turn.
+
+    log grows, lease ends ──> lane is awake ──┐
+    subscriber has room ──────────────────────┴──> pump: acquire as many as there is room for, hand out in turn
+
+To the engine a dispatcher is one member of the group; which subscriber has which record is known here alone. So one
+acquisition serves all subscribers, however the records fall on them.
+
+Rules
+-----
+1. A record is acquired only for a subscriber that has room for it: nothing lies here leased and unsent.
+2. Who has no room, or does not read what it was sent, is not in line. It costs the others nothing.
+3. What a subscriber leaves unanswered behind when it goes is released at once, for the others.
+4. A topic that is deleted ends its subscriptions; one that grows gets further lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_verbs import Answer, TakenRecord, Verb
+from millstream.broker.topics import Topic
+from millstream.doors.flowmq import message_id
+from millstream.doors.flowmq.subscription import Sent, Subscription
+from millstream.errors import RequestError
+from millstream.promise import Promise, begin
+
+if TYPE_CHECKING:
+    from millstream.doors.flowmq.connection import Connection
+    from millstream.doors.flowmq.door import FlowmqDoor
+
+logger = logging.getLogger(__name__)
+
+TAKEN_MAX = 256
+"""Records at a time."""
+TAKEN_BYTES_MAX = 256 * 1024
+"""At a time; one record more may be as large as it likes."""
+
+
+class Lane:
+    """One partition of the topic."""
+
+    __slots__ = ("cancel", "is_awake", "partition", "prefix", "seen")
+
+    def __init__(self, partition: QueuePartition, prefix: bytes) -> None:
+        self.partition = partition
+        self.prefix = prefix
+        """Of the ids of its messages."""
+        self.is_awake = False
+        """Whether something may be available."""
+        self.seen = partition.log.durable
+        """How far the log was when it last woke us."""
+        self.cancel: Callable[[], None] = lambda: None
+
+
+class Dispatcher:
+    def __init__(self, door: FlowmqDoor, queue: Queue, topic: Topic) -> None:
+        self._door = door
+        self.queue = queue
+        self.topic = topic
+        self.topic_part = message_id.topic_part(topic.id)
+        self._member = queue.join(f"flowmq-{topic.name}")
+        self._lanes: list[Lane] = []
+        self._awake: deque[Lane] = deque()
+        self.subscriptions: list[Subscription] = []
+        self._line: deque[Subscription] = deque()
+        """Those that take messages, the next one first."""
+        self._is_pumping = False
+        self._is_pump_due = False
+        self._no_lease_ends_before = 0
+        self.is_closed = False
+        self.users = 0
+        """Subscriptions, and those that are being made."""
+        self.opened = begin(self._open(self.topic.partition_count))
+
+    async def _open(self, first_count: int) -> None:
+        """Opens the lanes that there are not yet."""
+        while len(self._lanes) < self.topic.partition_count:
+            index = len(self._lanes)
+            partition = await self.queue.partition(self.topic, index)
+            if index >= first_count and not self.queue.is_durable:
+                await partition.seek(0)  # a partition that is new: all in it came after the subscription
+            if self.is_closed:
+                return
+            lane = Lane(partition, message_id.prefix(self.topic.id, index))
+            lane.cancel = partition.wake(partial(self._on_awake, lane))
+            self._lanes.append(lane)
+            self._on_awake(lane)
+
+    # -- subscribers -------------------------------------------------------------------------------------------------
+
+    def add(self, subscription: Subscription) -> None:
+        self.subscriptions.append(subscription)
+        self.has_room(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        """What it has not answered is released, and counts as a failed delivery."""
+        self.subscriptions.remove(subscription)
+        self.has_no_room(subscription)
+        subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
+        unanswered, subscription.unanswered = subscription.unanswered, {}
+        self._release(unanswered.values(), "its subscriber disconnected")
+        self._line_up()
+        self.pump()
+
+    def has_room(self, subscription: Subscription) -> None:
+        """Something changed for this subscriber: it may take messages now."""
+        if subscription.room > 0 and not subscription.is_in_line:
+            self._join_line(subscription)
+        if self._awake:
+            self.pump()
+
+    def has_no_room(self, subscription: Subscription) -> None:
+        """It does not read what it was sent, or is gone."""
+        if subscription.is_in_line:
+            self._line.remove(subscription)
+            subscription.is_in_line = False
+
+    def answer(self, subscription: Subscription, sent: Sent, verb: Verb, reason: str = "") -> Promise[None]:
+        """Settles when the answer to one message is durable, or fails with `RequestError`."""
+        subscription.is_late = False
+        return self._answer(sent.lane, [Answer(sent.offset, sent.offset, verb, reason=reason)])
+
+    def _join_line(self, subscription: Subscription) -> None:
+        self._line.append(subscription)
+        subscription.is_in_line = True
+
+    def _line_up(self) -> None:
+        """Everybody who may have a turn gets into line: late ones only where all are."""
+        for subscription in self.subscriptions:
+            if not subscription.is_in_line and subscription.room > 0:
+                self._join_line(subscription)
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def _on_awake(self, lane: Lane) -> None:
+        """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
+        all have, so that they go out in their order and together.
+        """
+        if not lane.is_awake:
+            lane.is_awake = True
+            self._awake.append(lane)
+        durable = lane.partition.log.durable
+        if durable > lane.seen:
+            lane.seen = durable
+            self.pump()
+        elif not self._is_pump_due:
+            self._is_pump_due = True
+            self._door.loop.call_soon(self._pump_soon)
+
+    def _stay_awake(self, lane: Lane) -> None:
+        if not lane.is_awake:
+            lane.is_awake = True
+            self._awake.append(lane)
+
+    def _pump_soon(self) -> None:
+        self._is_pump_due = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Hands out what is available to those who have room, until one of the two is used up.
+
+        This is called by the log while it appends, so nothing that goes wrong here may reach it.
+        """
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while self._awake and not self.is_closed:
+                now_ms = self._door.clock.now_ms()
+                room = self._room(now_ms)
+                if room == 0:
+                    break
+                lane = self._awake.popleft()
+                lane.is_awake = False
+                partition = lane.partition
+                fresh = partition.take_fresh(self._member, room)
+                if fresh is not None:
+                    if partition.next < partition.log.durable:
+                        self._stay_awake(lane)
+                    self._hand_out(lane, fresh, now_ms)
+                    continue
+                taken = begin(partition.take(self._member, room, TAKEN_BYTES_MAX))
+                if not taken.done:
+                    taken.then(partial(self._go_on, lane, now_ms))
+                    return
+                self._have_taken(lane, now_ms, taken)
+        except Exception:
+            logger.exception("group %s cannot be served with %s", self.queue.id, self.topic.name)
+        self._is_pumping = False
+
+    def _go_on(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
+        """The records have been read."""
+        try:
+            self._have_taken(lane, now_ms, taken)
+        finally:
+            self._is_pumping = False
+        self.pump()
+
+    def _have_taken(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
+        if taken.error is not None:
+            what = logger.warning if isinstance(taken.error, RequestError) else logger.error
+            what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
+        elif records := taken.value():
+            self._stay_awake(lane)  # there may be more
+            self._hand_out(lane, [(record.offset, record.value) for record, _ in records], now_ms)
+
+    def _room(self, now_ms: int) -> int:
+        """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
+        line = self._line
+        if not line:
+            self._look_for_expired(now_ms)
+        all_late: bool | None = None
+        while line:
+            first = line[0]
+            if first.unanswered:
+                first.forget_expired(now_ms - self._lease_ms)
+            if first.is_late and all_late is None:
+                all_late = all(subscription.is_late for subscription in self.subscriptions)
+                if all_late:
+                    self._line_up()
+            room = first.room
+            if room > 0 and not (first.is_late and not all_late):
+                break
+            line.popleft()
+            first.is_in_line = False
+        else:
+            return 0
+        if len(line) > 1:
+            for other in line:
+                if room >= TAKEN_MAX:
+                    break
+                room += other.room if other is not first else 0
+        return min(room, TAKEN_MAX)
+
+    def _look_for_expired(self, now_ms: int) -> None:
+        """Nobody is in line: those whose leases ran out have room again."""
+        if now_ms < self._no_lease_ends_before:
+            return
+        oldest = now_ms
+        for subscription in self.subscriptions:
+            subscription.forget_expired(now_ms - self._lease_ms)
+            for sent in subscription.unanswered.values():
+                oldest = min(oldest, sent.leased_ms)
+                break
+        self._no_lease_ends_before = oldest + self._lease_ms
+        self._line_up()
+
+    def _hand_out(self, lane: Lane, records: list[tuple[int, bytes | None]], now_ms: int) -> None:
+        """Offsets and values, in turn; a null value is an empty message."""
+        line = self._line
+        touched: dict[Connection, None] = {}
+        for at, (offset, value) in enumerate(records):
+            subscription = line.popleft() if line else self._stand_in()
+            if subscription is None:  # they left while the records were read
+                left = (Sent(lane, left, now_ms) for left, _ in records[at:])
+                self._release(left, "its subscriber disconnected")
+                break
+            name = lane.prefix + b"%d" % offset
+            unanswered = subscription.unanswered
+            unanswered.pop(name, None)  # it may have had it before: now it is the youngest
+            unanswered[name] = Sent(lane, offset, now_ms)
+            connection = subscription.connection
+            connection.push(name, value or b"")
+            touched[connection] = None
+            subscription.is_in_line = len(unanswered) < subscription.window
+            if subscription.is_in_line:
+                line.append(subscription)
+        for connection in touched:
+            connection.flush()
+
+    def _stand_in(self) -> Subscription | None:
+        """There was room in line when the records were acquired; if those left meanwhile, others may do."""
+        return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def _release(self, left: Iterable[Sent], reason: str) -> None:
+        by_lane: dict[Lane, list[int]] = {}
+        for sent in left:
+            by_lane.setdefault(sent.lane, []).append(sent.offset)
+        for lane, offsets in by_lane.items():
+            self._say(lane, [Answer(*run, Verb.RELEASE, reason=reason) for run in runs_of(offsets)])
+
+    def _say(self, lane: Lane, answers: list[Answer]) -> None:
+        """Says all at once, or one by one if some of the leases have run out; nobody waits for it."""
+
+        def check(done: Promise[None]) -> None:
+            if done.error is None or not isinstance(done.error, RequestError):
+                return
+            if len(answers) > 1 or answers[0].first != answers[0].last:
+                for answer in answers:
+                    for offset in range(answer.first, answer.last + 1):
+                        self._say(lane, [answer._replace(first=offset, last=offset)])
+
+        self._answer(lane, answers).then(check)
+
+    def _answer(self, lane: Lane, answers: Sequence[Answer]) -> Promise[None]:
+        try:
+            return lane.partition.answer(self._member, answers)
+        except RequestError as error:
+            return Promise.failed(error)
+
+    @property
+    def _lease_ms(self) -> int:
+        return self.queue.settings_for(self.topic).lease_ms
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def on_topics_changed(self) -> None:
+        if self.is_closed:
+            return
+        if self._door.broker.topics.by_id(self.topic.id) is not self.topic:
+            self.close()
+            for subscription in list(self.subscriptions):
+                subscription.connection.end(subscription)
+        elif self.opened.done and len(self._lanes) < self.topic.partition_count:
+            self.opened = begin(self._open(len(self._lanes)))
+
+    def close(self) -> None:
+        """Leaves the group: what its subscribers have not answered is available to others."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for lane in self._lanes:
+            lane.cancel()
+        self.queue.leave(self._member)
+
+
+def runs_of(offsets: list[int]) -> list[tuple[int, int]]:
+    """First and last of neighbours."""
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and runs[-1][1] == offset - 1:
+            runs[-1] = (runs[-1][0], offset)
+        else:
+            runs.append((offset, offset))
+    return runs

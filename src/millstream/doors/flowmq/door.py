@@ -1,0 +1,139 @@
+"""The FlowMQ door: a listening socket, the connections behind it, and the dispatchers that feed their subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+
+from millstream.broker.broker import Broker
+from millstream.broker.topics import Topic
+from millstream.clock import Timer
+from millstream.config import Address
+from millstream.doors.flowmq.connection import Connection
+from millstream.doors.flowmq.dispatcher import Dispatcher
+from millstream.doors.flowmq.targets import Targets
+from millstream.doors.kafka.memory import Budget
+from millstream.doors.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+SHARED_BYTES = 64 * 1024
+SWEEP_SECONDS = 10
+CLOSE_SECONDS_MAX = 2.0
+REFUSALS_LOGGED_MAX = 20
+"""Between two sweeps; the rest is only counted."""
+EARLIEST = {"share.auto.offset.reset": "earliest"}
+"""A group that is new begins with what is there: jobs that were published before the first worker came are done too."""
+
+
+class FlowmqDoor:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.clock = broker.clock
+        self.metrics = broker.metrics
+        self.loop = asyncio.get_running_loop()
+        self.window = broker.config.flowmq_unacknowledged_max
+        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.shared = memoryview(bytearray(SHARED_BYTES))
+        """What arrives on any connection; it is done with before the next one is read."""
+        self.budget = Budget(broker.config.inflight_bytes_max)
+        """For frames that arrive in many pieces."""
+        self.unread_bytes = 0
+        """What waits for clients that do not read, over all connections."""
+        self.unread_bytes_max = broker.config.inflight_bytes_max
+        self.targets = Targets(broker)
+        self.now = self.clock.monotonic()
+        """As of the last sweep: exact enough for connections to note when they were last used."""
+        self._connections: set[Connection] = set()
+        self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
+        self._listener = Listener("flowmq", "FlowMQ", self._welcome)
+        self._sweeper: Timer | None = None
+        self._refusals = 0
+        self._unwatch = broker.topics.watch(self._on_topics_changed)
+
+    def start(self, address: Address) -> Address:
+        bound = self._listener.start(address)
+        self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
+        return bound
+
+    def _welcome(self, connected: socket.socket, peer: str) -> bool:
+        if len(self._connections) >= self.broker.config.connections_max:
+            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            return False
+        self._connections.add(Connection(self, connected, peer))
+        self.metrics.connections_opened += 1
+        self.metrics.connections_active += 1
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self.metrics.connections_closed += 1
+            self.metrics.connections_active -= 1
+
+    def note_refusal(self, host: str, reason: str) -> None:
+        """Says why a connection is closed, but not a thousand times a second."""
+        self._refusals += 1
+        if self._refusals <= REFUSALS_LOGGED_MAX:
+            logger.warning("closing the connection from %s: %s", host, reason)
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    async def join(self, topic: Topic, group: str) -> Dispatcher:
+        """The dispatcher of a group (or a private one, where there is none), open, with one user more."""
+        name = group or f"flowmq-{uuid.uuid4()}"  # nobody can guess it, so a private group is nobody else's
+        key = (name, topic.id)
+        dispatcher = self._dispatchers.get(key)
+        if dispatcher is None:
+            queue = self.broker.queues.open(name, durable=bool(group), settings=EARLIEST if group else None)
+            dispatcher = self._dispatchers[key] = Dispatcher(self, queue, topic)
+        dispatcher.users += 1
+        try:
+            await dispatcher.opened
+        except BaseException:
+            self.leave(dispatcher)
+            raise
+        return dispatcher
+
+    def leave(self, dispatcher: Dispatcher) -> None:
+        """One user less."""
+        dispatcher.users -= 1
+        if dispatcher.users == 0:
+            dispatcher.close()
+            self._dispatchers.pop((dispatcher.queue.id, dispatcher.topic.id), None)
+
+    def _on_topics_changed(self) -> None:
+        for dispatcher in list(self._dispatchers.values()):
+            dispatcher.on_topics_changed()
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Closes connections that have been idle too long, or stuck."""
+        if self._refusals > REFUSALS_LOGGED_MAX:
+            more = self._refusals - REFUSALS_LOGGED_MAX
+            logger.warning("closed %d more connections for requests that cannot be understood", more)
+        self._refusals = 0
+        self.now = self.clock.monotonic()
+        for connection in list(self._connections):
+            quiet = self.now - connection.last_used
+            if quiet > connection.quiet_seconds_max:
+                logger.info("closing a connection that was quiet for %d s", quiet)
+                connection.close()
+        self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
+
+    async def close(self) -> None:
+        """Stops accepting and reading, lets publishers have the answers that wait for a sync, closes everything."""
+        self._unwatch()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._listener.close()
+        for connection in self._connections:
+            connection.stop()
+        deadline = self.loop.time() + CLOSE_SECONDS_MAX
+        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for connection in list(self._connections):
+            connection.close()

@@ -1,0 +1,65 @@
+"""Memory for a frame that arrives in pieces, out of what all connections of the door share.
+
+It is asked for before more of the frame is read. A frame of a usual size waits until there is enough for all of it, so
+that it can be finished, whatever others do. A larger one gets memory as it comes, and does not wait: it would hold what
+it has, and with a few others of its kind all would wait for each other. It costs its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.doors.kafka.memory import Budget
+from millstream.wire.flowmq import FrameReader
+
+FREE_BYTES = 4096
+"""Any connection may hold so much of a frame without asking."""
+WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
+"""A frame up to this size waits for memory."""
+
+
+class FrameMemory:
+    __slots__ = ("_budget", "_on_granted", "leave_line", "reserved")
+
+    def __init__(self, budget: Budget, on_granted: Callable[[], None]) -> None:
+        self._budget = budget
+        self._on_granted = on_granted
+        self.reserved = 0
+        self.leave_line: Callable[[], None] | None = None
+        """Set while it waits: nothing may be read until `on_granted` is called."""
+
+    def follow(self, reader: FrameReader) -> bool:
+        """After something was read. False: there is no memory for the frame, and the reader has given it up."""
+        held = len(reader.held)
+        if held <= FREE_BYTES:
+            self._give_back()
+            return True
+        size = held + reader.missing
+        more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self.reserved
+        if more <= 0 or self.leave_line is not None:
+            return True
+        if self._budget.take(more):
+            self.reserved += more
+            return True
+        if size <= WAITING_BYTES_MAX:
+            self.leave_line = self._budget.wait(more, lambda: self._granted(more))
+            return True
+        reader.give_up(f"no memory for a frame of {size} bytes while others use it")
+        self._give_back()
+        return False
+
+    def _granted(self, more: int) -> None:
+        self.leave_line = None
+        self.reserved += more
+        self._on_granted()
+
+    def _give_back(self) -> None:
+        if self.reserved:
+            given, self.reserved = self.reserved, 0
+            self._budget.give(given)
+
+    def close(self) -> None:
+        if self.leave_line is not None:
+            leave, self.leave_line = self.leave_line, None
+            leave()
+        self._give_back()

@@ -1,0 +1,89 @@
+"""A listening socket for doors that serve plain non-blocking connections on the event loop's readers.
+
+It binds, accepts, and keeps the number of connections below a bound; what a connection is, is the door's business. Out
+of descriptors it pauses instead of spinning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from millstream.config import Address
+from millstream.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+ACCEPTS_PER_TURN = 64
+ACCEPT_PAUSE_SECONDS = 0.1
+
+Welcome = Callable[[socket.socket, str], bool]
+"""Gets a connected socket and its peer's address; answers whether there was room. Where there was not, the socket is
+closed here.
+"""
+
+
+class Listener:
+    def __init__(self, door: str, clients: str, welcome: Welcome) -> None:
+        """`door` is the name of its flag, `clients` says in an error whose port this is."""
+        self._door = door
+        self._clients = clients
+        self._welcome = welcome
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
+
+    def start(self, address: Address) -> Address:
+        """Listens; answers with the address that it got, where port 0 was asked for."""
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        try:
+            listener.bind((address.host, address.port))
+        except OSError as error:
+            listener.close()
+            raise StartupError(
+                f"cannot listen on {address} for {self._clients} clients: {error.strerror or error}; "
+                f"free the port, or choose another with --{self._door} HOST:PORT (port 0 takes a free one)"
+            ) from error
+        listener.listen(BACKLOG)
+        self._socket = listener
+        self._loop.add_reader(listener.fileno(), self._accept)
+        return Address(address.host, listener.getsockname()[1])
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connected, peer = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("cannot accept a connection: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._pause()
+                return
+            connected.setblocking(False)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self._welcome(connected, peer[0]):
+                connected.close()
+
+    def _pause(self) -> None:
+        """Lets connections end before looking again."""
+        listener = self._socket
+        assert listener is not None
+        self._loop.remove_reader(listener.fileno())
+        self._loop.call_later(
+            ACCEPT_PAUSE_SECONDS,
+            lambda: self._loop.add_reader(listener.fileno(), self._accept) if self._socket is listener else None,
+        )

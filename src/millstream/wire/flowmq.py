@@ -1,0 +1,161 @@
+"""FlowMQ's protocol: frames and what stands in them, without sockets.
+
+    frame      command (1 byte), length of the payload (4 bytes, big endian), payload
+    PUBLISH    topic NUL message             only the first NUL separates: a message may hold any bytes, also none
+    SUBSCRIBE  topic, or topic NUL group
+    MESSAGE    message id NUL payload
+
+Rules
+-----
+1. Any split of the input gives the same frames.
+2. A length is judged as soon as it is there. Only PUBLISH may be long; all else is a name or an id and fits into
+   `SMALL_BYTES_MAX`, whatever its command, so that an unknown one can be skipped and answered.
+3. What is kept of an incomplete frame follows what really arrived, not what its length claims.
+4. After a length that is too large nothing can be understood any more: `broken` says why, and the frames before it
+   are still good.
+"""
+
+from __future__ import annotations
+
+import enum
+from struct import Struct
+
+from millstream.errors import Code, RequestError
+
+DEFAULT_PORT = 9876
+SMALL_BYTES_MAX = 64 * 1024
+ERROR_BYTES_MAX = 1000
+
+HEAD = Struct(">BI")
+HEAD_BYTES = HEAD.size
+_SEPARATOR = b"\0"
+
+Frame = tuple[int, bytes]
+"""Command and payload."""
+
+
+class Command(enum.IntEnum):
+    PING = 0x01
+    PONG = 0x02
+    CREATE_TOPIC = 0x03
+    PUBLISH = 0x04
+    SUBSCRIBE = 0x05
+    ACK = 0x06
+    MESSAGE = 0x07
+    LIST_TOPICS = 0x08
+    DELETE_TOPIC = 0x09
+    NACK = 0x0A
+    SUCCESS = 0x10
+    ERROR = 0xFF
+
+
+_PUBLISH = int(Command.PUBLISH)
+_MESSAGE = int(Command.MESSAGE)
+
+
+class FrameReader:
+    """Cuts what arrives into frames, and holds the beginning of at most one."""
+
+    __slots__ = ("_publish_bytes_max", "_wanted", "broken", "held")
+
+    def __init__(self, publish_bytes_max: int) -> None:
+        self._publish_bytes_max = publish_bytes_max
+        self.held = bytearray()
+        """What is there of an incomplete frame."""
+        self._wanted = 0
+        """The size of that frame, its head included; 0 while it is not known."""
+        self.broken: str | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the incomplete frame still needs, as far as that is known."""
+        return max(self._wanted or HEAD_BYTES, len(self.held)) - len(self.held) if self.held else 0
+
+    def give_up(self, reason: str) -> None:
+        """Lets go of the incomplete frame: what is left of it cannot be told from others any more."""
+        self.held = bytearray()
+        self._wanted = 0
+        self.broken = reason
+
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """The frames that are complete now, in order. `data` is not used after the call returns."""
+        if self.broken is not None:
+            return []
+        if self.held:
+            self.held += data
+            if len(self.held) < self._wanted:
+                return []
+            held, self.held, self._wanted = self.held, bytearray(), 0
+            with memoryview(held) as view:
+                return self._cut(view)
+        return self._cut(data)
+
+    def _cut(self, data: bytes | memoryview) -> list[Frame]:
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        while end - at >= HEAD_BYTES:
+            command, size = HEAD.unpack_from(data, at)
+            if size > SMALL_BYTES_MAX and not self._may_be_long(command, size):
+                return frames
+            after = at + HEAD_BYTES + size
+            if after > end:
+                self._wanted = HEAD_BYTES + size
+                break
+            frames.append((command, bytes(data[at + HEAD_BYTES : after])))
+            at = after
+        if at < end:
+            self.held += data[at:]
+        return frames
+
+    def _may_be_long(self, command: int, size: int) -> bool:
+        bound = self._publish_bytes_max if command == _PUBLISH else SMALL_BYTES_MAX
+        if size <= bound:
+            return True
+        self.broken = f"a payload of {size} bytes for {name_of(command)}: at most {bound} are taken"
+        return False
+
+
+def frame(command: int, payload: bytes = b"") -> bytes:
+    return HEAD.pack(command, len(payload)) + payload
+
+
+def error(reason: str) -> bytes:
+    """An ERROR with its reason, cut to a length that any client can take."""
+    text = reason.encode("utf-8", "replace")[:ERROR_BYTES_MAX]
+    return HEAD.pack(Command.ERROR, len(text)) + text
+
+
+def message_head(message_id: bytes, size: int) -> bytes:
+    """All of a MESSAGE but its payload, which has `size` bytes."""
+    return HEAD.pack(_MESSAGE, len(message_id) + 1 + size) + message_id + _SEPARATOR
+
+
+def split_publish(payload: bytes) -> tuple[bytes, bytes]:
+    """Topic and message."""
+    topic, separator, message = payload.partition(_SEPARATOR)
+    if not separator or not topic:
+        raise RequestError(Code.INVALID_REQUEST, "PUBLISH needs a topic, a NUL byte and the message")
+    return topic, message
+
+
+def split_subscribe(payload: bytes) -> tuple[str, str]:
+    """Topic and group; the group is empty where there is none."""
+    topic, _, group = payload.partition(_SEPARATOR)
+    return text_of(topic, "topic"), text_of(group, "group") if group else ""
+
+
+def text_of(payload: bytes, what: str) -> str:
+    """A name; `what` says of what, for the sentence that refuses an empty one or one that is no text."""
+    if not payload:
+        raise RequestError(Code.INVALID_REQUEST, f"the {what} has no name")
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        raise RequestError(Code.INVALID_REQUEST, f"the name of the {what} is not UTF-8") from None
+
+
+def name_of(command: int) -> str:
+    try:
+        return Command(command).name
+    except ValueError:
+        return f"the unknown command 0x{command:02X}"

@@ -1,0 +1,199 @@
+"""What FlowMQ's door does as time passes: over real sockets, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.server import Server
+from tests.compat.client_flowmq import FlowmqClient, FlowmqError
+from tests.in_thread import BrokerInThread
+
+Connect = Callable[[], FlowmqClient]
+WINDOW = 10
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerInThread]:
+    with BrokerInThread(tmp_path, flowmq="127.0.0.1:0", flowmq_unacknowledged_max=WINDOW) as started:
+        yield started
+
+
+@pytest.fixture
+def connect(broker: BrokerInThread) -> Iterator[Connect]:
+    opened: list[FlowmqClient] = []
+
+    def connect() -> FlowmqClient:
+        opened.append(FlowmqClient(broker.address("flowmq")))
+        return opened[-1]
+
+    yield connect
+    for client in opened:
+        client.close()
+
+
+@pytest.mark.parametrize("group", ["workers", None])
+def test_an_unanswered_message_comes_again_after_30_seconds_and_not_before(
+    broker: BrokerInThread, connect: Connect, group: str | None
+) -> None:
+    client, worker = connect(), connect()
+    worker.subscribe("jobs", group)
+    name = client.publish("jobs", b"job")
+    first = worker.next()
+    broker.advance(29.9)
+    assert worker.has_nothing()
+    broker.advance(0.2)
+    assert worker.next() == first == (name, b"job")
+    worker.ack(first)
+    broker.advance(120)
+    assert worker.has_nothing()
+
+
+def test_an_answer_that_comes_too_late_is_refused(broker: BrokerInThread, connect: Connect) -> None:
+    client, slow, quick = connect(), connect(), connect()
+    slow.subscribe("jobs", "workers")
+    client.publish("jobs", b"job")
+    message = slow.next()
+    quick.subscribe("jobs", "workers")
+    broker.advance(30.1)
+    assert quick.next() == message
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        slow.ack(message)
+    quick.ack(message)
+
+
+@pytest.mark.parametrize("group", ["workers", None])
+def test_a_message_that_nobody_answers_is_a_dead_letter_after_90_seconds(
+    broker: BrokerInThread, connect: Connect, group: str | None
+) -> None:
+    client, worker, listener = connect(), connect(), connect()
+    worker.subscribe("jobs", group)
+    listener.subscribe("__dlq__")
+    client.publish("jobs", b"job")
+    for _ in range(3):
+        assert worker.next().payload == b"job"
+        assert listener.has_nothing()
+        broker.advance(30.1)
+    assert listener.next().payload == b"job"
+    assert worker.has_nothing()
+    broker.advance(120)
+    assert worker.has_nothing()
+
+
+def test_a_full_window_of_expired_messages_comes_again(broker: BrokerInThread, connect: Connect) -> None:
+    client, worker = connect(), connect()
+    worker.subscribe("jobs", "workers")
+    for number in range(WINDOW + 3):
+        client.publish("jobs", b"%d" % number)
+    first = worker.take(WINDOW)
+    assert worker.has_nothing()
+    broker.advance(30.1)
+    assert worker.take(WINDOW) == first
+    assert worker.has_nothing()
+
+
+def test_a_subscriber_that_hangs_gets_nothing_while_others_answer(broker: BrokerInThread, connect: Connect) -> None:
+    """Or a few turns later everything would have failed because of it."""
+    client, hung, alive = connect(), connect(), connect()
+    hung.subscribe("jobs", "workers")
+    alive.subscribe("jobs", "workers")
+    for number in range(4):
+        client.publish("jobs", b"%d" % number)
+    held = hung.take(2)
+    for message in alive.take(2):
+        alive.ack(message)
+    broker.advance(30.1)
+    again = alive.take(2)
+    assert again == held
+    for message in again:
+        alive.ack(message)
+    for number in range(6):
+        client.publish("jobs", b"more %d" % number)
+    messages = alive.take(6)
+    assert hung.has_nothing()
+    for message in messages:
+        alive.ack(message)
+    # It answers, if too late: it is back, and has its turns again.
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        hung.ack(held[0])
+    assert hung.has_nothing()
+    alive.close()
+    client.publish("jobs", b"last")
+    last = hung.next()
+    hung.ack(last)
+    other = connect()
+    other.subscribe("jobs", "workers")
+    for number in range(2):
+        client.publish("jobs", b"%d" % number)
+    assert {hung.next().payload, other.next().payload} == {b"0", b"1"}
+
+
+def test_attempts_are_counted_across_a_restart(tmp_path: Path) -> None:
+    broker = BrokerInThread(tmp_path, flowmq="127.0.0.1:0")
+    with broker, FlowmqClient(broker.address("flowmq")) as worker:
+        worker.subscribe("jobs", "workers")
+        worker.publish("jobs", b"job")
+        worker.nack(worker.next())
+        second = worker.next()
+    with broker, FlowmqClient(broker.address("flowmq")) as worker:
+        worker.subscribe("__dlq__")
+        worker.subscribe("jobs", "workers")
+        third = worker.next()
+        assert third == second
+        worker.nack(third)
+        dead = worker.next()
+        assert dead.payload == b"job" and dead.id != third.id
+
+
+def test_messages_go_60_seconds_after_the_last_group_is_done_with_them(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, quick, slow = connect(), connect(), connect()
+    quick.subscribe("jobs", "quick")
+    slow.subscribe("jobs", "slow")
+    for number in range(3):
+        client.publish("jobs", b"%d" % number)
+    for message in quick.take(3):
+        quick.ack(message)
+    broker.advance(20)
+    first, second, _ = slow.take(3)
+    slow.ack(first)
+    slow.ack(second)
+    for _ in range(11):
+        broker.advance(5)
+        assert _start(broker, "jobs") == 0
+    broker.advance(11)
+    assert _start(broker, "jobs") == 2
+    late = connect()
+    late.subscribe("jobs", "late")
+    assert late.next().payload == b"2"
+    assert late.has_nothing()
+
+
+def _start(broker: BrokerInThread, topic: str) -> int:
+    def look(server: Server) -> int:
+        found = server.broker.topics.get(topic)
+        assert found is not None
+        return found.partitions[0].log.start
+
+    return broker.ask(look)
+
+
+def test_a_silent_subscriber_stays_and_a_silent_stranger_goes(broker: BrokerInThread, connect: Connect) -> None:
+    client, subscriber, stranger, stuck = (connect() for _ in range(4))
+    subscriber.subscribe("jobs")
+    stranger.ping()
+    stuck.socket.sendall(b"\x04\0\0")
+    stuck.socket.settimeout(5)
+    broker.advance(5)
+    for _ in range(8):
+        broker.advance(10)
+    assert stuck.socket.recv(1) == b""
+    for _ in range(62):
+        broker.advance(10)
+        client.ping()
+    assert stranger.socket.recv(1) == b""
+    client.publish("jobs", b"job")
+    assert subscriber.next().payload == b"job"
