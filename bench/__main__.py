@@ -25,6 +25,7 @@ from bench import (
     memory,
     peer,
     produce,
+    queue,
     report,
     small_requests,
     spark_read,
@@ -34,7 +35,20 @@ from bench import (
 )
 from bench.measure import Measure, Result, Scale, run
 
-MODULES = (produce, fetch, small_requests, flowmq, flush, peer, decode, memory, spark_read, spark_stream, spark_write)
+MODULES = (
+    produce,
+    fetch,
+    small_requests,
+    flush,
+    peer,
+    queue,
+    flowmq,
+    decode,
+    memory,
+    spark_read,
+    spark_stream,
+    spark_write,
+)
 # Spark last: its session stays for all of its rows, and a JVM beside the others would be noise.
 ROUNDS_MIN = 3
 BUSY_PERCENT_MAX = 10.0

@@ -33,6 +33,8 @@ PREFIX = "MILLSTREAM_"
 DEFAULT_FILE = "millstream.toml"
 NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG"})
 """Variables with our prefix that are for the command line and not for the broker."""
+RECORD_PREFIX = "MILLSTREAM_RECORD_"
+"""Variables that `queue consume` sets for the commands it runs: one of these may well start a broker."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DAY_MS = 24 * 3600 * 1000
@@ -228,9 +230,10 @@ def _read_file(path: Path) -> dict[str, object]:
 def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable[len(PREFIX) :] in NOT_FIELDS:
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX):
             continue
-        name = variable[len(PREFIX) :].lower()
+        name = name.lower()
         if variable != variable.upper() or (name not in FIELDS and name != "data"):
             known = [PREFIX + other.upper() for other in FIELDS]
             raise StartupError(f"the environment variable {variable} is not a setting{_closest(variable, known)}")

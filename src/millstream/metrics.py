@@ -141,12 +141,42 @@ class GroupFigures(NamedTuple):
     members: int
 
 
+class QueueShare(NamedTuple):
+    """A queue's place in one partition."""
+
+    group: str
+    topic: str
+    partition: int
+    available: int
+    leased: int
+    waiting: int
+    done: int
+    dead: int
+    redelivered: int
+    age_ms: int
+    """Of the oldest record that is available."""
+
+
+QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
+    "available": ("Records that a worker could have now.", lambda share: share.available),
+    "leased": ("Records that workers have now.", lambda share: share.leased),
+    "waiting": ("Records that are delayed, or rest after a failed delivery.", lambda share: share.waiting),
+    "oldest_available_seconds": ("Age of the oldest available record.", lambda share: share.age_ms / 1000),
+}
+QUEUE_COUNTERS: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
+    "done": ("Records that were accepted.", lambda share: share.done),
+    "dead": ("Records that were given up.", lambda share: share.dead),
+    "redeliveries": ("Deliveries of records that had been delivered before.", lambda share: share.redelivered),
+}
+
+
 class Snapshot(NamedTuple):
     """What the callables gave at one moment, so that the text can be written on another thread."""
 
     partitions: list[PartitionFigures]
     committed: list[Committed]
     groups: list[GroupFigures]
+    queues: list[QueueShare]
     brokers: int
 
 
@@ -159,6 +189,7 @@ class Scrape:
         topics: Callable[[], Iterable[tuple[str, int, int, int, int, int]]],
         committed: Callable[[], Iterable[tuple[str, str, int, int]]],
         groups: Callable[[], Iterable[tuple[str, str, int]]],
+        queues: Callable[[], Iterable[QueueShare]] = tuple,
         api_name: Callable[[int], str] = str,
         brokers: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -166,6 +197,7 @@ class Scrape:
         self._topics = topics
         self._committed = committed
         self._groups = groups
+        self._queues = queues
         self._brokers = brokers
         self._api_name = api_name
 
@@ -174,6 +206,7 @@ class Scrape:
             [PartitionFigures._make(figures) for figures in self._topics()],
             [Committed._make(figures) for figures in self._committed()],
             [GroupFigures._make(figures) for figures in self._groups()],
+            list(self._queues()),
             self._brokers(),
         )
 
@@ -205,6 +238,7 @@ class _Collector:
         yield from self._partitions(ends)
         yield from self._lag(ends)
         yield from self._members()
+        yield from self._queues()
 
     def _counted(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -291,3 +325,13 @@ class _Collector:
         for state, number in states.items():
             by_state.add_metric([state], number)
         yield from (members, by_state)
+
+    def _queues(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+        for kind, table in ((GaugeMetricFamily, QUEUE_GAUGES), (CounterMetricFamily, QUEUE_COUNTERS)):
+            for name, (text, value) in table.items():
+                family = kind(f"millstream_queue_{name}", text, labels=["group", "topic", "partition"])
+                for share in self._snapshot.queues:
+                    family.add_metric([share.group, share.topic, str(share.partition)], value(share))
+                yield family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import resource
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue_report import report
 from millstream.clock import Clock, SystemClock
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
-from millstream.metrics import GroupFigures, Metrics, PartitionFigures, Scrape
+from millstream.metrics import GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
 from millstream.stores.url import open_store
 
 logger = logging.getLogger(__name__)
@@ -85,11 +88,19 @@ class Server:
             topics=self._partition_figures,
             committed=self.broker.groups.committed,
             groups=self._group_figures,
+            queues=self._queue_shares,
             api_name=_api_name,
         )
-        pages = routes(scrape, lambda: list(self.broker.failures()), lambda: "http" in self.addresses)
+        pages = routes(
+            scrape,
+            lambda: list(self.broker.failures()),
+            lambda: "http" in self.addresses,
+            lambda: [report(queue) for queue in self._queues()],
+        )
         self._http = HttpDoor(address.host, address.port, pages)
-        self.addresses["http"] = Address(*await self._http.start())
+        self.addresses["http"] = opened = Address(*await self._http.start())
+        # Clients may ask the broker where its pages are: a port that was taken because it was free is now known.
+        self.broker.config = dataclasses.replace(self.broker.config, http=str(opened))
 
     def _open_others(self) -> None:
         for name in DOOR_PORTS:
@@ -126,6 +137,30 @@ class Server:
     def _group_figures(self) -> Iterator[GroupFigures]:
         for group in self.broker.groups.list():
             yield GroupFigures(group.group_id, group.state, group.members)
+
+    def _queues(self) -> Iterator[Queue]:
+        """Those with a name. A private one is a subscriber's own and goes with it."""
+        for name in self.broker.queues.names():
+            queue = self.broker.queues.get(name)
+            if queue is not None:
+                yield queue
+
+    def _queue_shares(self) -> Iterator[QueueShare]:
+        for queue in self._queues():
+            for each in queue.partitions():
+                figures = each.figures()
+                yield QueueShare(
+                    queue.id,
+                    each.topic.name,
+                    each.index,
+                    figures.available,
+                    figures.leased,
+                    figures.waiting,
+                    figures.done,
+                    figures.dead,
+                    figures.redelivered,
+                    figures.age_ms,
+                )
 
 
 def _api_name(key: int) -> str:

@@ -89,6 +89,12 @@ def test_a_mistake_in_the_environment_is_named_with_its_variable(tmp_path: Path)
     load({}, {"MILLSTREAM_BROKER": "127.0.0.1:9092", "MILLSTREAM_DEBUG": "1"}, tmp_path)
 
 
+def test_variables_of_a_record_are_no_settings(tmp_path: Path) -> None:
+    """A command that `queue consume` runs may start a broker."""
+    settings, _ = load({}, {"MILLSTREAM_RECORD_KEY": "k", "MILLSTREAM_RECORD_HEADER_X": "1"}, tmp_path)
+    assert settings == Config()
+
+
 def test_booleans_in_the_environment_are_words(tmp_path: Path) -> None:
     for text, value in (("true", True), ("ON", True), ("1", True), ("no", False), ("0", False)):
         assert load({}, {"MILLSTREAM_AUTO_CREATE_TOPICS": text}, tmp_path)[0].auto_create_topics is value

@@ -12,7 +12,7 @@ import pytest
 from millstream.doors.http import HttpDoor, Response, pages
 from millstream.doors.http.door import BODY_BYTES_MAX, HEADER_BYTES_MAX
 from millstream.errors import StartupError
-from millstream.metrics import Histogram, Metrics, Scrape
+from millstream.metrics import Histogram, Metrics, QueueShare, Scrape
 
 METRICS = Metrics()
 SCRAPE = Scrape(
@@ -20,6 +20,7 @@ SCRAPE = Scrape(
     topics=lambda: [("orders", 0, 5, 100, 104, 4096), ("orders", 1, 0, 7, 7, 512)],
     committed=lambda: [("billing", "orders", 0, 90), ("billing", "orders", 1, 7), ("billing", "deleted", 0, 3)],
     groups=lambda: [("billing", "Stable", 2), ("audit", "Empty", 0)],
+    queues=lambda: [QueueShare("workers", "jobs", 3, 10, 2, 1, 100, 4, 7, 2500)],
     api_name=lambda key: {0: "Produce", 1: "Fetch"}[key],
 )
 
@@ -76,6 +77,13 @@ async def test_metrics_speak_the_names_that_kafka_dashboards_use() -> None:
         'millstream_requests_total{api="Produce"} 3.0',
         'millstream_partition_unsynced_records{partition="0",topic="orders"} 4.0',
         'millstream_groups{state="Stable"} 1.0',
+        'millstream_queue_available{group="workers",partition="3",topic="jobs"} 10.0',
+        'millstream_queue_leased{group="workers",partition="3",topic="jobs"} 2.0',
+        'millstream_queue_waiting{group="workers",partition="3",topic="jobs"} 1.0',
+        'millstream_queue_done_total{group="workers",partition="3",topic="jobs"} 100.0',
+        'millstream_queue_dead_total{group="workers",partition="3",topic="jobs"} 4.0',
+        'millstream_queue_redeliveries_total{group="workers",partition="3",topic="jobs"} 7.0',
+        'millstream_queue_oldest_available_seconds{group="workers",partition="3",topic="jobs"} 2.5',
     ):
         assert sorted_labels(line) in {sorted_labels(found) for found in text.splitlines()}, line
     assert "deleted" not in text

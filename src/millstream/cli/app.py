@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, group, pipeline, produce, query, serve, topic
+from millstream.cli import config, consume, group, pipeline, produce, query, queue, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -44,6 +44,7 @@ app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(queue.app, name="queue")
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(query.query)
 app.add_typer(config.app, name="config")

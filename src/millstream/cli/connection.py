@@ -20,7 +20,9 @@ from millstream.cli.failure import Failure, explain, unreachable
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
-    from confluent_kafka.admin import AdminClient, ClusterMetadata, TopicMetadata
+    from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigEntry, ConfigResource, TopicMetadata
+
+    from millstream.client.link import Link
 
 T = TypeVar("T")
 
@@ -65,6 +67,17 @@ class Connection:
 
         return Consumer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
 
+    def link(self) -> Link:
+        """For what librdkafka does not do."""
+        from millstream.client.link import Link
+
+        return Link(*self._reach(), "millstream-cli", REQUEST_SECONDS)
+
+    def settings(self, resource: ConfigResource) -> list[ConfigEntry]:
+        """Of a topic, a group or a broker, by name."""
+        entries = self.settle(self.admin.describe_configs([resource])[resource], resource.name)
+        return sorted(entries.values(), key=lambda entry: entry.name)
+
     def metadata(self) -> ClusterMetadata:
         from confluent_kafka import KafkaException
 
@@ -96,14 +109,14 @@ class Connection:
     def _settings(self, **more: Any) -> dict[str, Any]:
         return {"bootstrap.servers": self.address, "client.id": "millstream-cli", "error_cb": _ignore, **more}
 
-    def _reach(self) -> None:
+    def _reach(self) -> tuple[str, int]:
         for part in self.address.split(","):
             host, _, port = part.strip().rpartition(":")
             if not host or not port.isdigit() or int(port) > 65535:
                 raise Failure(f"--broker {part} is not HOST:PORT, as in {DEFAULT_BROKER}")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-                return
+                return host.strip("[]"), int(port)
             except OSError:
                 continue
         raise unreachable(self.address)

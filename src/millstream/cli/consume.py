@@ -70,7 +70,7 @@ def consume(
     position = Position(Kind.START) if start == "group" else Position.parse(start)
     if group is not None and position.kind not in (Kind.START, Kind.END):
         raise typer.BadParameter(f"a group goes on where it left off; move it with `millstream group seek {group}`")
-    render = _render_json if output is Shape.JSON else compile_template(template)
+    render = render_json if output is Shape.JSON else compile_template(template)
 
     connection = Connection(broker)
     for topic in topics:
@@ -90,21 +90,21 @@ def consume(
         reading.close()
 
 
-def _render_json(message: Message) -> bytes:
+def render_json(message: Message) -> bytes:
     headers: Any = message.headers() or []
     record = {
         "topic": message.topic(),
         "partition": message.partition(),
         "offset": message.offset(),
         "timestamp": message.timestamp()[1],
-        "key": _text(message.key()),
-        "value": _text(message.value()),
-        "headers": [[name, _text(value)] for name, value in headers],
+        "key": text_of(message.key()),
+        "value": text_of(message.value()),
+        "headers": [[name, text_of(value)] for name, value in headers],
     }
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
-def _text(value: bytes | None) -> object:
+def text_of(value: bytes | None) -> object:
     """JSON has no bytes: what is not UTF-8 is given as base64, marked so that it cannot be taken for text."""
     if value is None:
         return None

@@ -9,6 +9,8 @@ from millstream.errors import Code, MillstreamError
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
+    from millstream.client.share import ShareError
+
 NEXT_STEPS = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: "`millstream topic list` shows the topics, `millstream topic create` makes one",
     Code.TOPIC_ALREADY_EXISTS: "`millstream topic describe` shows it, `millstream topic alter` changes it",
@@ -49,3 +51,10 @@ def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
         text = code.text  # librdkafka's words for the code; the broker gave none of its own
     step = NEXT_STEPS.get(code) if code is not None else None
     return Failure(f"{subject + ': ' if subject else ''}{text}{'; ' + step if step else ''}")
+
+
+def refused(error: ShareError, subject: str) -> Failure:
+    """The same for what a broker refused of our own client's."""
+    code = CODES.get(error.code)
+    step = NEXT_STEPS.get(code) if code is not None else None
+    return Failure(f"{subject}: {error}{'; ' + step if step else ''}")

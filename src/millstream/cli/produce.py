@@ -7,6 +7,9 @@ little over a second.
 
 Order is kept: a chunk is queued only where there is room for all of it, because a record refused in the middle of a
 chunk would otherwise be overtaken by those behind it.
+
+A delay is a header with the time at which queues may deliver the record; those who read the topic as a stream see it
+at once. It counts from when a line was read, not from when the command began.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +27,7 @@ import typer
 
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.failure import Failure, explain
+from millstream.cli.moment import duration_ms, moment_ms
 from millstream.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20
 QUEUED_RECORDS_MAX = 400_000
 QUEUED_BYTES_MAX = 256 << 20
+DELIVER_AT = "millstream-deliver-at"
 
 
 class Compression(enum.StrEnum):
@@ -58,6 +63,12 @@ def produce(
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.NONE,
     acks: Annotated[Acks, typer.Option(help="What to wait for: all means durable.")] = Acks.ALL,
     file: Annotated[Path | None, typer.Option(help="Read lines from this file instead of standard input.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Queues deliver it so much later: 30s, 10m, 2h.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Queues deliver it at this time (ISO or @ms), not before.")
+    ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Write records: the VALUEs given, or a line a record from standard input.
@@ -67,6 +78,7 @@ def produce(
     if values and file is not None:
         raise typer.BadParameter("give either values or --file, not both")
     headers = [_header(text) for text in header or []]
+    due = _due(delay, at)
     connection = Connection(broker)
     producer = connection.producer(
         {
@@ -85,7 +97,7 @@ def produce(
             "delivery.report.only.error": not values,
         }
     )
-    sender = Sender(connection, producer, topic, key, headers, partition)
+    sender = Sender(connection, producer, topic, key, headers, partition, due)
     if values:
         sender.send_values(values, acknowledged=acks is not Acks.NONE)
     else:
@@ -99,6 +111,28 @@ def _header(text: str) -> tuple[str, bytes]:
     return name, value.encode("utf-8", "surrogateescape")
 
 
+Due = Callable[[], int]
+"""When records that are sent now may be delivered, in milliseconds since 1970."""
+
+
+def _due(delay: str | None, at: str | None) -> Due | None:
+    if delay is not None and at is not None:
+        raise typer.BadParameter("give either --delay or --at, not both")
+    if delay is not None:
+        length = duration_ms(delay, "--delay")
+        return lambda: _now_ms() + length
+    if at is None:
+        return None
+    moment = moment_ms(at, "--at")
+    if moment < _now_ms():
+        raise typer.BadParameter(f"--at {at} is over; leave it out to deliver at once")
+    return lambda: moment
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
 class Sender:
     def __init__(
         self,
@@ -108,12 +142,15 @@ class Sender:
         key: str | None,
         headers: list[tuple[str, bytes]],
         partition: int,
+        due: Due | None = None,
     ) -> None:
         self._connection = connection
         self._producer = producer
         self._topic = topic
         self._key = None if key is None else key.encode("utf-8", "surrogateescape")
         self._headers: Any = headers
+        self._plain_headers = headers
+        self._due = due
         self._partition = partition
         self._failed = 0
         self._error: KafkaError | None = None
@@ -127,6 +164,7 @@ class Sender:
             else:
                 self._fail(error)
 
+        self._set_time()
         for value in values:
             self._queue_one(value.encode("utf-8", "surrogateescape"), on_delivery)
         self._drain()
@@ -146,6 +184,7 @@ class Sender:
             for lines in _read_lines(descriptor):
                 longest = max(longest, max(map(len, lines)))
                 self._wait_for_room(len(lines), longest)
+                self._set_time()
                 if self._headers:
                     for line in lines:
                         self._queue_one(line, self._on_failure)
@@ -161,6 +200,10 @@ class Sender:
         seconds = max(time.monotonic() - started, 1e-9)
         rate = f"{size / 1e6:,.1f} MB in {seconds:.1f} s, {records / seconds:,.0f} records/s"
         print(f"Produced {records:,} record{'s' * (records != 1)} to {self._topic} ({rate})", file=sys.stderr)
+
+    def _set_time(self) -> None:
+        if self._due is not None:
+            self._headers = [*self._plain_headers, (DELIVER_AT, b"%d" % self._due())]
 
     def _queue(self, lines: list[bytes]) -> None:
         key = self._key

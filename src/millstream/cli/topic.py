@@ -10,6 +10,7 @@ from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.failure import Failure
 from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import Position, resolve, spans
+from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import ConfigEntry
@@ -17,20 +18,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(show_default=False)]
-ConfigOption = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", metavar="KEY=VALUE", help="A setting, such as retention.ms=3600000; repeatable."),
-]
-
-
-def _pairs(texts: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in retention.ms=3600000")
-        pairs[key] = value
-    return pairs
 
 
 @app.command()
@@ -43,7 +30,7 @@ def create(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Create a topic."""
-    settings = _pairs(config)
+    settings = pairs(config)
     connection = Connection(broker)
     from confluent_kafka.admin import NewTopic
 
@@ -118,9 +105,7 @@ def describe(
 def _settings(connection: Connection, name: str) -> list[ConfigEntry]:
     from confluent_kafka.admin import ConfigResource, ResourceType
 
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    entries = connection.settle(connection.admin.describe_configs([resource])[resource], name)
-    return sorted(entries.values(), key=lambda entry: entry.name)
+    return connection.settings(ConfigResource(ResourceType.TOPIC, name))
 
 
 def _source(entry: ConfigEntry) -> str:
@@ -137,32 +122,21 @@ def alter(
         int | None, typer.Option("--partitions", "-p", min=1, help="Raise the number of partitions to this.")
     ] = None,
     config: ConfigOption = None,
-    unset: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Put a setting back to its default; repeatable.")
-    ] = None,
+    unset: UnsetOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Change a topic's settings, or give it more partitions."""
-    changes = _pairs(config)
+    changes = pairs(config)
     if partitions is None and not changes and not unset:
         raise typer.BadParameter("nothing to change: give --partitions, --config or --unset")
     connection = Connection(broker)
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+    from confluent_kafka.admin import NewPartitions, ResourceType
 
     connection.topic(name)
     if partitions is not None:
         connection.settle(connection.admin.create_partitions([NewPartitions(name, partitions)])[name], name)
         print(f"{name} has {partitions} partitions now; keys may go to other partitions than before")
-    entries = [
-        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes.items()
-    ] + [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset or []]
-    if entries:
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        connection.settle(connection.admin.incremental_alter_configs([resource])[resource], name)
-        for key, value in changes.items():
-            print(f"{name}: {key} is {value} now")
-        for key in unset or []:
-            print(f"{name}: {key} is at its default now")
+    alter_settings(connection, ResourceType.TOPIC, name, changes, unset or [])
 
 
 @app.command()

@@ -125,13 +125,27 @@ class QueuePartition:
         counts = self.done, self.dead, dying, self.redelivered
         return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
 
+    def ahead(self, runs_max: int) -> list[tuple[int, int]]:
+        """First and last of neighbours that would be given out next. Records never looked at may turn out delayed."""
+        runs: list[tuple[int, int]] = []
+        for number, block in self._blocks.items():
+            if len(runs) > runs_max:
+                break
+            for at in block.all_in(READY) if block.ready else ():
+                _extend(runs, number * SIZE + at, number * SIZE + at)
+        fresh = max(self.next, self.log.start)
+        if fresh < self.log.durable:
+            _extend(runs, fresh, self.log.durable - 1)
+        return runs[:runs_max]
+
     # Giving out
 
     async def acquire(self, member: Member, records_max: int, bytes_max: int, *, whole_batches: bool = False) -> Taken:
         """Leases what is available now, and answers with the batches it is in; empty if there is nothing.
 
         With `whole_batches` the last batch is leased to its end although that is more than asked for: a client that
-        has to be sent the batch anyway may as well work on it.
+        has to be sent the batch anyway may as well work on it. But a batch that alone has more than was asked for is
+        shared: one worker would otherwise get ten thousand jobs at once, and the others none.
         """
         chunks: list[bytes] = []
         runs: list[Run] = []
@@ -144,7 +158,7 @@ class QueuePartition:
                 if count >= records_max or (chunks and size + len(batch) > bytes_max):
                     break
                 wanted = self._room(member)
-                if not whole_batches:
+                if not whole_batches or header.count > records_max:
                     wanted = min(wanted, records_max - count)
                 self._look_at(header, batch, wanted)
                 leased = self._lease(member, header.base_offset, header.last_offset, wanted)
@@ -179,6 +193,11 @@ class QueuePartition:
                         taken.append(TakenRecord(record, run.attempt))
                         size += len(record.value or b"")
         return taken
+
+    @property
+    def has_some(self) -> bool:
+        """Whether it is worth asking for something."""
+        return self._first() is not None
 
     def take_fresh(self, member: Member, records_max: int) -> list[tuple[int, bytes | None]] | None:
         """What is just being appended by those who bring single records, from their hands: offsets and values.
@@ -648,6 +667,13 @@ class QueuePartition:
         """Before a clean stop: what was counted is written."""
         if self._dirty:
             await self.save()
+
+
+def _extend(runs: list[tuple[int, int]], first: int, last: int) -> None:
+    if runs and runs[-1][1] == first - 1:
+        runs[-1] = (runs[-1][0], last)
+    else:
+        runs.append((first, last))
 
 
 def _pieces(first: int, last: int) -> Iterator[tuple[int, int, int]]:

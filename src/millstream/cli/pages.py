@@ -1,0 +1,56 @@
+"""The broker's HTTP pages, for what Kafka's protocol has no words for.
+
+Where they are is the broker's own word: `http` among its settings, which any Kafka client can ask for. So there is no
+second address to configure, and no way to be shown the figures of another broker than the one that was named.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from millstream.cli.connection import Connection
+from millstream.cli.failure import Failure
+
+PAGE_SECONDS = 15.0
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+def queues(connection: Connection) -> list[dict[str, Any]]:
+    """Every queue and its figures, as of one moment."""
+    address = _address(connection)
+    try:
+        # Straight there: a proxy for the web has no business between two programs.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{address}/queues", timeout=PAGE_SECONDS) as answer:
+            found = json.loads(answer.read())
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise Failure(
+            f"the broker's pages at {address} cannot be read ({error}); are they open to this machine?"
+        ) from None
+    assert isinstance(found, list)
+    return found
+
+
+def _address(connection: Connection) -> str:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    nodes = connection.metadata().brokers
+    node = min(nodes)
+    settings = {
+        entry.name: entry.value for entry in connection.settings(ConfigResource(ResourceType.BROKER, str(node)))
+    }
+    address = settings.get("http")
+    if address is None:
+        raise Failure(f"{connection.address} is not a Millstream broker: it does not say what its queues hold")
+    if address in ("", "off"):
+        raise Failure(
+            "the broker's pages are closed, and with them the figures of its queues; `serve --http` opens them"
+        )
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in EVERYWHERE:
+        return address
+    host = str(nodes[node].host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,242 @@
+"""`millstream queue`: list, describe, create, set, seek, purge, peek, delete; and consume and redrive.
+
+A queue is a group whose members share a topic record by record. What changes one goes through Kafka's protocol, under
+its rules: a queue that has members is neither moved nor deleted. What it holds (available, leased, waiting, done,
+dead, and since when) has no place in that protocol, so `list`, `describe` and `peek` read it from the broker's page
+`/queues`: all figures from one place and of one moment, rather than a few from each side that do not add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from millstream.cli import queue_consume, queue_peek, queue_redrive
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
+from millstream.cli.failure import Failure
+from millstream.cli.output import Format, OutputOption, show_json, show_table
+from millstream.cli.pages import queues
+from millstream.cli.position import Position, resolve
+from millstream.cli.queue_group import RESET, Begin, missing, require
+from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, change_settings, pairs
+from millstream.cli.share import ShareGroups
+
+app = typer.Typer(help="Work on topics record by record: queues, their figures, dead letters.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, change nothing.")]
+COUNTS = ("available", "leased", "waiting", "done", "dead")
+
+
+@app.command("list")
+def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
+    """List the queues, with what they hold."""
+    rows = [_summary(queue) for queue in queues(Connection(broker))]
+    rows.sort(key=lambda row: str(row["group"]))
+    if output is Format.JSON:
+        show_json(rows)
+        return
+    columns = {key: key.upper() for key in ("group", "members", "topics", *COUNTS, "oldest")}
+    show_table(columns, [_readable(row) for row in rows], "no queues yet; `millstream queue consume` makes one")
+
+
+@app.command()
+def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
+    """Show what a queue holds in each partition, who works on it, and its settings."""
+    connection = Connection(broker)
+    queue = find(connection, name)
+    settings = _settings(connection, name)
+    summary = _summary(queue)
+    partitions = [
+        {
+            **{key: row[key] for key in ("topic", "partition", *COUNTS)},
+            "redeliveries": row["redelivered"],
+            "oldest_ms": row["age_ms"] if row["available"] else None,
+            "low": row["low"],
+            "end": row["end"],
+        }
+        for row in queue["partitions"]
+    ]
+    if output is Format.JSON:
+        show_json({**summary, "partitions": partitions, "workers": queue["members"], "settings": settings})
+        return
+    said = ", ".join(f"{summary[key]} {key}" for key in COUNTS)
+    print(f"{name} has {summary['members']} members: {said}\n")
+    columns = {key: key.upper() for key in ("topic", "partition", *COUNTS, "redeliveries", "oldest", "low", "end")}
+    show_table(columns, [_readable(row) for row in partitions], f"{name} has not read any topic yet")
+    if queue["members"]:
+        print()
+        show_table({"member": "MEMBER", "leased": "LEASED"}, queue["members"], "")
+    print()
+    shown = [{"name": key, "value": value} for key, value in settings.items()]
+    show_table({"name": "SETTING", "value": "VALUE"}, shown, "every setting is at its default")
+
+
+@app.command()
+def create(
+    name: Name,
+    from_: Annotated[Begin, typer.Option("--from", help="Where it begins in a topic.")] = Begin.START,
+    config: ConfigOption = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Make a queue before anybody works on it. It begins at a topic's start; Kafka's own default is the end."""
+    settings = {RESET: from_.reset, **pairs(config)}
+    connection = Connection(broker)
+    from confluent_kafka.admin import ResourceType
+
+    if name in ShareGroups(connection).states():
+        raise Failure(f"{name} exists already; `millstream queue set` changes it")
+    change_settings(connection, ResourceType.GROUP, name, settings)
+    print(f"Created {name}")
+
+
+@app.command("set")
+def set_(
+    name: Name,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Such as share.delivery.count.limit=5.")
+    ] = None,
+    unset: UnsetOption = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Change a queue's settings; they take effect at once."""
+    changes = pairs(settings)
+    if not changes and not unset:
+        raise typer.BadParameter("nothing to change: give KEY=VALUE or --unset KEY")
+    connection = Connection(broker)
+    from confluent_kafka.admin import ResourceType
+
+    require(connection, name)
+    alter_settings(connection, ResourceType.GROUP, name, changes, unset or [])
+
+
+@app.command()
+def seek(
+    name: Name,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic in which to move.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="POSITION", help="start, end, an offset, a time (ISO or @ms), or +N or -N records from here."
+        ),
+    ],
+    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    dry_run: DryRunOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Let a queue begin anew at a position: what it knew of the records is forgotten. Nobody may work on it."""
+    position = Position.parse(to)
+    connection = Connection(broker)
+    rows = _move(connection, name, topic, position, partition, dry_run)
+    if output is Format.JSON:
+        show_json({"group": name, "dry_run": dry_run, "partitions": rows})
+        return
+    show_table({key: key.upper() for key in ("topic", "partition", "from", "to")}, rows, "")
+    if dry_run:
+        print("\nnothing was changed (--dry-run)")
+
+
+@app.command()
+def purge(
+    topic: Annotated[str, typer.Argument(show_default=False)],
+    group: Annotated[str, typer.Option("--group", "-g", help="The queue to empty.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: what is there now will not be delivered.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Count everything that is in a topic now as done, delayed records included. Other groups are not concerned."""
+    connection = Connection(broker)
+    rows = _move(connection, group, topic, Position.parse("end"), None, dry_run=not yes)
+    open_ = sum(row["to"] - row["from"] for row in rows if row["from"] is not None)
+    if not yes:
+        raise Failure(f"up to {open_:,} records of {topic} would never be delivered to {group}; add --yes to do it")
+    print(f"Purged {topic} for {group}: it goes on behind {open_:,} records")
+
+
+@app.command()
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Delete queues with all that they know. The records stay in their topics."""
+    connection = Connection(broker)
+    there = ShareGroups(connection).states()
+    for name in groups:
+        if name not in there:
+            raise missing(name)
+    for name, future in connection.admin.delete_consumer_groups(groups).items():
+        connection.settle(future, name)
+        print(f"Deleted {name}")
+
+
+app.command("peek")(queue_peek.peek)
+app.command("consume")(queue_consume.consume)
+app.command("redrive")(queue_redrive.redrive)
+
+
+def find(connection: Connection, name: str) -> dict[str, Any]:
+    for queue in queues(connection):
+        if queue["group"] == name:
+            return queue
+    raise missing(name)
+
+
+def _move(
+    connection: Connection, name: str, topic: str, position: Position, partition: int | None, dry_run: bool
+) -> list[dict[str, Any]]:
+    group = require(connection, name)
+    numbers = connection.topic(topic).partitions
+    if partition is not None and partition not in numbers:
+        raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
+    wanted = [(topic, number) for number in sorted(numbers) if partition in (None, number)]
+    now = {where: start for where, (start, _) in group.offsets().items()}
+    targets = resolve(connection, position, wanted, base=now)
+    if not dry_run:
+        group.seek(targets)
+    return [
+        {"topic": where[0], "partition": where[1], "from": now.get(where), "to": targets[where]} for where in wanted
+    ]
+
+
+def _settings(connection: Connection, name: str) -> dict[str, str]:
+    """Those that were set."""
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    entries = connection.settings(ConfigResource(ResourceType.GROUP, name))
+    return {entry.name: str(entry.value) for entry in entries if not entry.is_default}
+
+
+def _summary(queue: dict[str, Any]) -> dict[str, Any]:
+    partitions = queue["partitions"]
+    total: Counter[str] = Counter()
+    for row in partitions:
+        total.update({key: row[key] for key in COUNTS})
+    return {
+        "group": queue["group"],
+        "members": queue["member_count"],
+        "topics": sorted({row["topic"] for row in partitions}),
+        **{key: total[key] for key in COUNTS},
+        "oldest_ms": _oldest(partitions),
+    }
+
+
+def _oldest(partitions: Iterable[dict[str, Any]]) -> int | None:
+    return max((row["age_ms"] for row in partitions if row["available"]), default=None)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    topics = ", ".join(row["topics"]) if "topics" in row else None
+    return {**row, "topics": topics, "oldest": _age(row["oldest_ms"])}
+
+
+def _age(age_ms: int | None) -> str | None:
+    """`90 ms`, `12 s`, `5 min`, `7 h`, `3 d`."""
+    if age_ms is None:
+        return None
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if age_ms >= 2 * length:
+            return f"{age_ms // length} {unit}"
+    return f"{age_ms} ms"

@@ -1,0 +1,251 @@
+"""`millstream queue consume`: a command per record, many at a time.
+
+As many records are leased as there are hands free (`--jobs`), and each lease is renewed while its command runs: what
+waits is available to other workers, and a command may take hours. When the broker goes away commands go on; their
+leases are gone, so their records come again, to whoever is there (at least once).
+
+SIGTERM and Ctrl-C: nothing new is leased, what runs is finished and answered, then the member leaves. A second one asks
+the commands to end. SIGTERM ends with 0, Ctrl-C with 130.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
+from millstream.cli.failure import Failure, refused
+from millstream.cli.moment import duration_ms
+from millstream.cli.queue_group import Begin, ensure
+
+if TYPE_CHECKING:
+    from millstream.cli.record_command import RecordCommand
+    from millstream.client.share import Lease, ShareMember
+
+JOBS_MAX = 1000
+BUSY_WAIT_MS = 100
+"""Of a fetch while commands run: their answers wait for it."""
+IDLE_WAIT_MS = 500
+RECONNECT_SECONDS = 1.0
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(show_default=False)],
+    command: Annotated[list[str], typer.Argument(help="After --: what to run for each record.", show_default=False)],
+    group: Annotated[str, typer.Option("--group", "-g", help="The queue to work on.", show_default=False)],
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, max=JOBS_MAX, help="How many commands run at a time.")
+    ] = 1,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after so many records.")] = None,
+    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Exit when nothing is available.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Stop a command that takes longer; its record is released.")
+    ] = None,
+    from_: Annotated[Begin, typer.Option("--from", help="Where the queue begins if it is new.")] = Begin.START,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Run a command for each record: its value on standard input, the rest in MILLSTREAM_RECORD_... variables.
+
+    Exit code 0 accepts the record, 1 releases it (to be tried again), 2 rejects it (to the dead letters), anything
+    else releases it.
+    """
+    timeout_seconds = None if timeout is None else duration_ms(timeout, "--timeout") / 1000
+    if shutil.which(command[0]) is None:
+        raise Failure(f"there is no command {command[0]} to run")
+    connection = Connection(broker)
+    connection.topic(topic)
+    ensure(connection, group, from_)
+    work = Work(connection, topic, group, command, jobs, count, until_end, timeout_seconds)
+    with Signals(work) as signals:
+        work.run()
+    print(work.summary(), file=sys.stderr)
+    if signals.is_interrupted:
+        raise KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class Work:
+    connection: Connection
+    topic: str
+    group: str
+    command: list[str]
+    jobs: int
+    left: int | None
+    until_end: bool
+    timeout_seconds: float | None
+    is_stopping: bool = False
+    running: set[RecordCommand] = field(default_factory=set)
+    tally: Counter[str] = field(default_factory=Counter)
+    _finished: queue.SimpleQueue[tuple[RecordCommand, int]] = field(default_factory=queue.SimpleQueue)
+    _unconfirmed: dict[Lease, int] = field(default_factory=dict)
+    """Answers that are on their way to the broker."""
+    _member: ShareMember | None = None
+    _member_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    _renewed_at: float = 0.0
+
+    def run(self) -> None:
+        from millstream.client.link import LinkBroken
+        from millstream.client.share import ShareError
+
+        try:
+            while not self._is_over():
+                try:
+                    self._turn(self._open())
+                except LinkBroken:
+                    self._lose()
+            if self._member is not None:
+                self._member.leave()
+        except LinkBroken:  # it notices by itself that we are gone
+            return
+        except ShareError as error:
+            self.stop_commands()
+            raise refused(error, self.group) from error
+
+    def stop_commands(self) -> None:
+        for each in list(self.running):
+            each.stop()
+
+    def summary(self) -> str:
+        words = ("accepted", "released", "rejected", "too late")
+        parts = [f"{self.tally[word]:,} {word}" for word in words if self.tally[word] or word == "accepted"]
+        count = sum(self.tally.values())
+        return f"{count:,} record{'s' * (count != 1)}: {', '.join(parts)}"
+
+    def _is_over(self) -> bool:
+        is_enough = self.is_stopping or self.left == 0
+        return is_enough and not self.running and self._finished.empty()
+
+    def _open(self) -> ShareMember:
+        if self._member is None:
+            from millstream.client.link import LinkBroken
+            from millstream.client.share import ShareMember
+
+            try:
+                self._member = ShareMember(self.connection.link(), self.group, self.topic, self._member_id)
+            except Failure as error:
+                raise LinkBroken(str(error)) from error
+        return self._member
+
+    def _turn(self, member: ShareMember) -> None:
+        """One round: say what is done, keep what is not, take what there is room for."""
+        member.beat()
+        self._renew(member)
+        answers = self._unconfirmed = self._answers()
+        room = self.jobs - len(self.running)
+        if self.left is not None:
+            room = min(room, self.left)
+        wait_ms = self._wait_ms(member)
+        if room <= 0 or self.is_stopping:
+            self._settle(answers, member.answer(answers))
+            self._wait_for_one(wait_ms / 1000)
+            return
+        taken, late = member.fetch(room, wait_ms, answers)
+        self._settle(answers, late)
+        for delivery in taken:
+            self._start(delivery)
+        if self.until_end and not (taken or answers or self.running):
+            self.is_stopping = True
+
+    def _wait_ms(self, member: ShareMember) -> int:
+        wait_ms = BUSY_WAIT_MS if self.running or self.until_end else IDLE_WAIT_MS
+        return min(wait_ms, member.lease_ms // 4)
+
+    def _renew(self, member: ShareMember) -> None:
+        now = time.monotonic()
+        if now - self._renewed_at < member.lease_ms / 3000:
+            return
+        self._renewed_at = now
+        leased = {each.delivery.lease: each for each in self.running if each.has_lease}
+        if leased:
+            for lease in member.renew(list(leased)):
+                leased[lease].has_lease = False
+
+    def _start(self, delivery: Any) -> None:
+        from millstream.cli.record_command import RecordCommand
+
+        command = RecordCommand(self.command, delivery, self.topic, self.group)
+        self.running.add(command)
+        if self.left is not None:
+            self.left -= 1
+        threading.Thread(target=self._run, args=(command,), daemon=True).start()
+
+    def _run(self, command: RecordCommand) -> None:
+        self._finished.put((command, command.run(self.timeout_seconds)))
+
+    def _answers(self) -> dict[Lease, int]:
+        answers = {}
+        while not self._finished.empty():
+            command, verb = self._finished.get()
+            self.running.discard(command)
+            if command.has_lease:
+                answers[command.delivery.lease] = verb
+            else:
+                self._too_late(command.delivery.lease)
+        return answers
+
+    def _settle(self, answers: dict[Lease, int], late: list[Lease]) -> None:
+        from millstream.client.share import ACCEPT, REJECT
+
+        self._unconfirmed = {}
+        for lease, verb in answers.items():
+            if lease in late:
+                self._too_late(lease)
+            else:
+                self.tally["accepted" if verb == ACCEPT else "rejected" if verb == REJECT else "released"] += 1
+
+    def _too_late(self, lease: Lease) -> None:
+        self.tally["too late"] += 1
+        where = f"{self.topic} partition {lease[0]} offset {lease[1]}"
+        print(f"millstream: {where}: its lease was lost, so the record may come again", file=sys.stderr)
+
+    def _wait_for_one(self, seconds: float) -> None:
+        try:
+            self._finished.put(self._finished.get(timeout=seconds))
+        except queue.Empty:
+            return
+
+    def _lose(self) -> None:
+        """The broker is away, or was: whatever runs has lost its lease."""
+        if self._member is not None:
+            print(f"millstream: lost the broker at {self.connection.address}; trying until it is back", file=sys.stderr)
+        self._member = None
+        for each in self.running:
+            each.has_lease = False
+        for lease in [*self._unconfirmed, *self._answers()]:
+            self._too_late(lease)
+        self._unconfirmed = {}
+        time.sleep(RECONNECT_SECONDS)
+
+
+class Signals:
+    """SIGTERM and Ctrl-C, while work goes on."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._old: dict[int, Any] = {}
+        self.is_interrupted = False
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._old[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.is_interrupted = self.is_interrupted or number == signal.SIGINT
+        if self._work.is_stopping:
+            self._work.stop_commands()
+        self._work.is_stopping = True

@@ -1,0 +1,79 @@
+"""What a server tells about its queues: on `/queues` and in `/metrics`, and of which queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from millstream.broker.groups.queue_verbs import Answer, Verb
+from millstream.config import Config
+from millstream.server import Server
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config(store="memory:", kafka="127.0.0.1:0", http="127.0.0.1:0")
+
+
+async def page(server: Server, path: str) -> str:
+    def read() -> str:
+        with urllib.request.urlopen(f"http://{server.addresses['http']}{path}", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    return await asyncio.to_thread(read)
+
+
+async def test_named_queues_are_told_about_and_private_ones_are_not(config: Config) -> None:
+    server = Server(config)
+    await server.start()
+    try:
+        topic = await server.broker.topics.create("jobs", 1, {})
+        settings = {"share.auto.offset.reset": "earliest"}
+        named = server.broker.queues.open("workers", settings=settings)
+        private = server.broker.queues.open("private-of-somebody", durable=False)
+        partition = await named.partition(topic, 0)
+        await (await private.partition(topic, 0)).take(private.join("him"), 1, 1)
+        for value in (b"a", b"b", b"c"):
+            await server.broker.inlet(topic.partitions[0]).put(value, None, ())
+        member = named.join("me")
+        first, second = await partition.take(member, 2, 1 << 20)
+        await partition.answer(member, [Answer(first.record.offset, first.record.offset, Verb.ACCEPT)])
+
+        (told,) = json.loads(await page(server, "/queues"))
+        (row,) = told.pop("partitions")
+        assert told == {
+            "group": "workers",
+            "settings": settings,
+            "member_count": 1,
+            "members": [{"member": "me", "leased": 1}],
+        }
+        assert row.pop("age_ms") >= 0
+        expected: dict[str, Any] = {
+            "topic": "jobs",
+            "partition": 0,
+            "available": 1,
+            "leased": 1,
+            "waiting": 0,
+            "done": 1,
+        }
+        expected |= {"dead": 0, "dying": 0, "redelivered": 0, "low": 1, "next": 2, "end": 3, "ahead": [[2, 2]]}
+        assert row == expected and second.record.offset == 1
+        metrics = await page(server, "/metrics")
+        assert 'millstream_queue_leased{group="workers",partition="0",topic="jobs"} 1.0' in metrics
+        assert "private-of-somebody" not in metrics
+    finally:
+        await server.stop()
+
+
+async def test_the_broker_knows_where_its_pages_are(config: Config) -> None:
+    server = Server(config)
+    await server.start()
+    try:
+        assert server.broker.config.http == str(server.addresses["http"]) != config.http
+    finally:
+        await server.stop()
