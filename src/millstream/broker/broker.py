@@ -139,11 +139,11 @@ class Broker:
         """A clean shutdown: everything is synced and checkpointed."""
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        self.groups.close()
+        await self.queues.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        self.groups.close()
-        await self.queues.close()
         await self._logs.close()
         await self._meta.close()

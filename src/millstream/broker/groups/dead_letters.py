@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 HEADER = "millstream-dead-"
 RETENTION_MS = 30 * 24 * 3_600_000
 BATCH_RECORDS_MAX = 500
+BATCH_BYTES = 1 << 20
+"""One record more may be as large as it likes."""
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 1.0
 
@@ -77,16 +79,22 @@ class DeadLetters:
             self._busy.discard(partition)
 
     async def _write(self, partition: QueuePartition, name: str, graves: list[Grave]) -> None:
-        if name != partition.topic.name:
-            target = await self._ensure(name)
-            log = target.partitions[partition.index % target.partition_count].log
-            written = await self._find(log, partition, graves)
-            missing = [grave for grave in graves if self._identity(partition, grave) not in written]
-            letters = await self._letters(partition, missing)
+        if name == partition.topic.name:
+            await partition.buried(graves)
+            return
+        target = await self._ensure(name)
+        log = target.partitions[partition.index % target.partition_count].log
+        written = await self._find(log, partition, graves)
+        if written:
+            await partition.buried([grave for grave in graves if self._identity(partition, grave) in written])
+        missing = sorted(grave for grave in graves if self._identity(partition, grave) not in written)
+        while missing:
+            letters, count = await self._letters(partition, missing)
             if letters:
                 batch = memoryview(codec.encode(letters))
                 await log.append(batch, read_header(batch))
-        await partition.buried(graves)
+            await partition.buried(missing[:count])
+            missing = missing[count:]
 
     async def _ensure(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -115,17 +123,21 @@ class DeadLetters:
             offset = slice_.next_offset
         return found & wanted
 
-    async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> list[Record]:
-        """A record that is gone from the log has no dead letter: retention was faster."""
-        letters = []
-        for grave in sorted(graves):
+    async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> tuple[list[Record], int]:
+        """As many as make a batch, and how many graves that is. A record that retention took has no dead letter."""
+        letters: list[Record] = []
+        size = 0
+        for count, grave in enumerate(graves):
+            if size > BATCH_BYTES:
+                return letters, count
             for header, batch in await partition.reading.batches(grave.offset, 1):
                 record = partition.reading.records(header, batch).get(grave.offset)
                 if record is not None:
+                    size += len(record.value or b"") + len(record.key or b"")
                     headers = record.headers + self._headers(partition, grave)
                     letters.append(Record(0, record.timestamp, record.key, record.value, headers))
                 break
-        return letters
+        return letters, len(graves)
 
     def _headers(self, partition: QueuePartition, grave: Grave) -> Headers:
         topic, index, offset, group = self._identity(partition, grave)
