@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from millstream.broker.broker import Broker
 from millstream.clock import Clock, SystemClock
 from millstream.config import Address, Config, check_listeners
+from millstream.doors.flume.door import FlumeDoor
+from millstream.doors.framed.door import FramedDoor
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
+from millstream.doors.luxun.door import LuxunDoor
 from millstream.metrics import GroupFigures, Metrics, PartitionFigures, Scrape
 from millstream.stores.url import open_store
 
@@ -34,6 +37,7 @@ class Server:
         """Every open door, by name, in the order of the `ready` line."""
         self._broker: Broker | None = None
         self._kafka: KafkaDoor | None = None
+        self._framed: list[FramedDoor] = []
         self._http: HttpDoor | None = None
 
     @property
@@ -49,10 +53,18 @@ class Server:
             await self._broker.start()
             self._kafka = KafkaDoor(self._broker)
             self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
+            self._open(FlumeDoor, self.config.flume_address)
+            self._open(LuxunDoor, self.config.luxun_address)
             await self._open_http()
         except BaseException:
             await self.stop()
             raise
+
+    def _open(self, kind: type[FramedDoor], address: Address | None) -> None:
+        if address is not None:
+            door = kind(self.broker)
+            self._framed.append(door)
+            self.addresses[door.name] = door.start(address)
 
     async def _open_http(self) -> None:
         address = self.config.http_address
@@ -73,6 +85,8 @@ class Server:
         self.addresses.pop("http", None)
         if self._kafka is not None:
             await self._kafka.close()
+        for door in self._framed:
+            await door.close()
         if self._broker is not None:
             await self._broker.close()
         if self._http is not None:

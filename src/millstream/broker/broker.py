@@ -10,9 +10,11 @@ import uuid
 from collections.abc import Awaitable, Iterator
 
 from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
+from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topics
@@ -65,12 +67,15 @@ class Broker:
                 offsets_retention_ms=config.offsets_retention_ms,
             ),
         )
+        self.outlet = Outlet()
+        self.cursors = Cursors(meta, self.topics, self.outlet)
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
         await self.groups.start()
+        await self.cursors.start()
         self._schedule_housekeeping()
 
     async def _load_cluster_id(self) -> str:
@@ -144,5 +149,6 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()
+        await self.cursors.close()
         await self._logs.close()
         await self._meta.close()

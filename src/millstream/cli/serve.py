@@ -17,6 +17,8 @@ def serve(
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
     kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,
     http: Annotated[str | None, typer.Option(metavar=HostPort, help="Metrics and health pages; off closes it.")] = None,
+    flume: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Flume clients connect.")] = None,
+    luxun: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Luxun clients (Thrift) connect.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     flush: Annotated[
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
@@ -36,6 +38,8 @@ def serve(
         "data": data,
         "kafka": kafka,
         "http": http,
+        "flume": flume,
+        "luxun": luxun,
         "config": config,
         "flush": flush,
         "log_level": log_level,

@@ -30,6 +30,7 @@ from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.offsets import Committed, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.plan import plan_range
 from millstream.broker.groups.record import (
     GROUPS_PREFIX,
     OFFSETS_PREFIX,
@@ -300,9 +301,18 @@ class Groups:
         return group
 
     def _make_classic(self, group_id: str) -> ClassicGroup:
-        group = ClassicGroup(group_id, self._journal, self._clock, self._settings, self._inherit(group_id))
-        self._groups[group_id] = group
+        group = self._groups[group_id] = self._new_classic(group_id, self._inherit(group_id))
         return group
+
+    def _new_classic(self, group_id: str, record: GroupRecord | None) -> ClassicGroup:
+        return ClassicGroup(
+            group_id,
+            self._journal,
+            self._clock,
+            self._settings,
+            record,
+            lambda members: plan_range(members, self._topics),
+        )
 
     def _make_consumer(self, group_id: str) -> ConsumerGroup:
         record = self._inherit(group_id)
@@ -334,7 +344,7 @@ class Groups:
                 group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
             )
         else:
-            self._groups[group_id] = ClassicGroup(group_id, self._journal, self._clock, self._settings, record)
+            self._groups[group_id] = self._new_classic(group_id, record)
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> Code:
         try:
@@ -378,8 +388,7 @@ class Groups:
         if self._offsets.lost_a_topic():
             self._offsets.remove(self._offsets.orphans)
         for group in list(self._groups.values()):
-            if isinstance(group, ConsumerGroup):
-                group.topics_changed()
+            group.topics_changed()
 
     def _sweep(self) -> None:
         self._sweeper.push(self._settings.offsets_check_ms)

@@ -1,0 +1,547 @@
+"""One client's connection: length-prefixed frames in, answers out, in the order of the requests.
+
+    bytes --> frames --> handle --> answer, at once or later --> line --> outbox --> bytes
+
+Receiving. Small requests are read many at a time into one buffer that the door's connections share, and handled where
+they lie. A frame that is not complete there moves into a buffer of its own, which grows with what really arrives, so
+that a large length in a head costs nothing. Handlers are done with a frame's bytes when they return.
+
+Answering. Every request gets a place in line; answers leave when all before them have left. Requests that only append
+(`overlaps`) are handled while others of their kind still wait for their sync. Any other request is handled when
+everything before it is answered: a client that pipelines "write, read" reads what it wrote.
+
+Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
+appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
+large says so (`Large`) and waits for the room. A frame that finds no room to grow costs its connection: if it waited,
+frames that are half there could wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from struct import Struct
+from typing import Any, ClassVar, NamedTuple
+
+from millstream.doors.framed.door import FramedDoor
+from millstream.doors.kafka.outbox import Outbox
+from millstream.errors import ProtocolError
+from millstream.promise import Promise
+
+logger = logging.getLogger(__name__)
+
+IN_LINE_MAX = 1000
+OUTBOX_BYTES_MAX = 1 << 20
+"""No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
+LOW_WATER_BYTES_MAX = 256 * 1024
+
+_LENGTH = Struct(">i")
+
+
+class Large(NamedTuple):
+    """An answer that may take so much room; `make` is called when there is room for it."""
+
+    room: int
+    make: Callable[[], bytes | Promise[bytes]]
+
+
+Answer = bytes | Promise[bytes] | Large
+"""`b""` where the protocol has none; the request still keeps its place in line."""
+
+
+class _Place:
+    """A request's place in line: what to send for it, once that is known."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: bytes | None = None
+
+
+class FramedConnection:
+    LENGTH_AT: ClassVar[int] = 0
+    """Where in a frame's head its length stands: 4 bytes, which count what comes after them."""
+
+    __slots__ = (
+        "_backlog",
+        "_buffer",
+        "_door",
+        "_expected",
+        "_filled",
+        "_held",
+        "_in_line",
+        "_is_ending",
+        "_is_parked",
+        "_is_read",
+        "_is_taking",
+        "_is_written",
+        "_leave_line",
+        "_low_water",
+        "_only_overlapping",
+        "_outbox",
+        "_room",
+        "_sends_large",
+        "_socket",
+        "_tasks",
+        "closed",
+        "last_used",
+        "peer",
+        "slow_down",
+    )
+
+    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
+        self._door = door
+        self._socket = connected
+        self.peer = peer
+        self._outbox = Outbox(connected)
+        self._in_line: deque[_Place] = deque()
+        self._only_overlapping = True
+        """Whether all requests in line are of the kind that others may overtake in being handled."""
+        self._buffer: bytearray | None = None
+        """The frame that is being put together: `_filled` of `_expected` bytes, its head included."""
+        self._filled = 0
+        self._expected = 0
+        self._sends_large = False
+        self._low_water = 1
+        self._backlog: memoryview | None = None
+        """What was received and not handled yet."""
+        self._held = 0
+        """Bytes of the door's budget: for the backlog and the frame's buffer."""
+        self._room = 0
+        """Bytes of the door's budget: for answers that are made or sent."""
+        self._leave_line: Callable[[], None] | None = None
+        """Set while this waits for the door's memory."""
+        self._is_parked = False
+        self._is_read = True
+        self._is_written = False
+        self._is_taking = False
+        self._is_ending = False
+        """The client has said all it will say; it still gets its answers."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.slow_down = False
+        """Set by a handler when what it wrote to has too much waiting: nothing more is handled until it is answered."""
+        self.closed = False
+        self.last_used = door.now
+        door.loop.add_reader(connected.fileno(), self._on_readable)
+
+    # -- what a protocol is ------------------------------------------------------------------------------------------
+
+    def overlaps(self, frame: memoryview) -> bool:
+        """Whether the request only appends, and may be handled before others of its kind are answered."""
+        raise NotImplementedError
+
+    def handle(self, frame: memoryview) -> Answer:
+        """Answers one whole frame, head included. A `ProtocolError` costs the connection."""
+        raise NotImplementedError
+
+    def run(self, work: Coroutine[Any, Any, bytes]) -> Promise[bytes]:
+        """An answer that takes turns of the loop."""
+        promise: Promise[bytes] = Promise()
+
+        async def finish() -> None:
+            try:
+                answer = await work
+            except Exception as error:
+                promise.fail(error)
+            else:
+                promise.settle(answer)
+
+        task = asyncio.ensure_future(finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return promise
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            if self._is_parked:
+                self._look_while_parked()
+            else:
+                self._receive()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            self._fail()
+
+    def _look_while_parked(self) -> None:
+        """Notices a client that went away; otherwise stops looking until the answer is out."""
+        if self._socket.recv(1, socket.MSG_PEEK):
+            self.stop_reading()
+        else:
+            self._end()
+
+    def _receive(self) -> None:
+        if self._buffer is not None:
+            self._fill_frame()
+            return
+        if self._door.budget.free <= 0:
+            self._await_memory(1, lambda: self._door.budget.give(1))
+            return
+        shared = self._door.shared
+        # Where a large frame is expected only its head is read here, the rest goes where it belongs.
+        view = shared[: len(shared) // 64] if self._sends_large else shared
+        count = self._socket.recv_into(view)
+        if count == 0:
+            self._end()
+            return
+        self._door.metrics.bytes_in += count
+        self._take(view[:count])
+        self._after_handling()
+
+    def _take(self, data: memoryview, is_backlog: bool = False) -> None:
+        self._is_taking = True
+        try:
+            self._take_frames(data, is_backlog)
+        finally:
+            self._is_taking = False
+
+    def _take_frames(self, data: memoryview, is_backlog: bool) -> None:
+        """Handles every whole frame, and keeps what is left over."""
+        position, end, head = 0, len(data), self.LENGTH_AT + 4
+        self.last_used = self._door.now
+        while end - position >= head:
+            size = self._size_of(data, position)
+            after = position + head + size
+            if after > end:
+                break
+            frame = data[position:after]
+            if not self._may_handle(frame):
+                self._keep(data[position:], is_backlog)
+                return
+            self._handle(frame)
+            position = after
+            if self.closed:
+                return
+        if position == end:
+            self._sends_large = False
+        elif self._is_parked or self._is_written:
+            self._keep(data[position:], is_backlog)
+        else:
+            self._start_frame(data[position:])
+
+    def _size_of(self, data: memoryview | bytearray, position: int) -> int:
+        size: int = _LENGTH.unpack_from(data, position + self.LENGTH_AT)[0]
+        if not 0 <= size <= self._door.frame_bytes_max:
+            raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+        return size
+
+    def _may_handle(self, frame: memoryview) -> bool:
+        """Whether it is this frame's turn; if not, the connection is parked or waits for the socket."""
+        if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
+            return False
+        if self._in_line and not (self._only_overlapping and self.overlaps(frame)):
+            self._is_parked = True
+            return False
+        return True
+
+    def _keep(self, data: memoryview, is_backlog: bool) -> None:
+        """For later. What lies in the shared buffer is copied; what was kept before stays where it is."""
+        if not is_backlog:
+            data = memoryview(bytearray(data))
+            self._hold(len(data))
+        self._backlog = data
+
+    def _start_frame(self, beginning: memoryview, granted: int = 0) -> None:
+        """Moves an incomplete frame into a buffer of its own. `granted` is the room for it that was waited for."""
+        head = self.LENGTH_AT + 4
+        size = head + (self._size_of(beginning, 0) if len(beginning) >= head else 0)
+        pool = self._door.pool
+        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
+        room = granted or pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
+        if not granted and not self._door.budget.take(room):
+            rest = memoryview(bytes(beginning))
+            self._await_memory(room, lambda: self._start_frame(rest, room))
+            return
+        self._held += room
+        self._expected = size
+        self._filled = len(beginning)
+        self._buffer = pool.take(room)
+        self._buffer[: self._filled] = beginning
+        self._wake_at(size - self._filled)
+
+    def _wake_at(self, count: int) -> None:
+        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame."""
+        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX) if self._expected > LOW_WATER_BYTES_MAX // 4 else 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+
+    def _fill_frame(self) -> None:
+        buffer = self._buffer
+        assert buffer is not None
+        end = min(self._expected, len(buffer))
+        with memoryview(buffer)[self._filled : end] as room:
+            count = self._socket.recv_into(room)
+        if count == 0:
+            self._end()
+            return
+        self._door.metrics.bytes_in += count
+        self._filled += count
+        self.last_used = self._door.now
+        head = self.LENGTH_AT + 4
+        if self._filled == self._expected == head and (size := self._size_of(buffer, 0)):
+            self._expected = head + size  # only the head had arrived; now it is known how much follows
+        elif self._filled == self._expected:
+            self._finish_frame(buffer)
+            return
+        if self._filled == len(buffer):
+            self._grow(buffer)
+        self._wake_at(self._expected - self._filled)
+
+    def _finish_frame(self, buffer: bytearray) -> None:
+        self._sends_large = self._expected > self._door.pool.SMALL
+        self._wake_at(1)
+        self._buffer = None
+        try:
+            with memoryview(buffer)[: self._expected] as frame:
+                if self._may_handle(frame):
+                    self._handle(frame)
+                else:
+                    self._keep(frame, is_backlog=False)
+        finally:
+            self._door.pool.give(buffer)
+            self._release(len(buffer))
+        self._after_handling()
+
+    def _grow(self, buffer: bytearray) -> None:
+        """At least doubles the buffer: memory follows what arrives, not what a head claims."""
+        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+        if not self._door.budget.take(room):
+            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+        self._held += room
+        larger = self._door.pool.take(room)
+        larger[: self._filled] = memoryview(buffer)[: self._filled]
+        self._buffer = larger
+        self._door.pool.give(buffer)
+        self._release(len(buffer))
+
+    # -- handling and answering --------------------------------------------------------------------------------------
+
+    def _handle(self, frame: memoryview) -> None:
+        answer = self.handle(frame)
+        if type(answer) is bytes and not self._in_line:
+            if answer:
+                self._outbox.put(answer)
+            return
+        if not self._in_line:
+            self._only_overlapping = self.overlaps(frame)
+        place = _Place()
+        self._in_line.append(place)
+        if isinstance(answer, Large):
+            self._make(place, answer)
+        else:
+            self._settle(place, answer)
+        if self.slow_down or len(self._in_line) > IN_LINE_MAX:
+            self.slow_down = False
+            self._is_parked = bool(self._in_line)
+
+    def _make(self, place: _Place, answer: Large) -> None:
+        room = min(answer.room, self._door.budget.limit)
+
+        def make() -> None:
+            self._room += room
+            self._settle(place, answer.make())
+
+        if self._door.budget.take(room):
+            make()
+        else:
+            self._await_memory(room, make)
+
+    def _settle(self, place: _Place, answer: bytes | Promise[bytes]) -> None:
+        if isinstance(answer, Promise) and not answer.done:
+            answer.then(lambda done: self._settled(place, done))
+        else:
+            place.answer = answer.value() if isinstance(answer, Promise) else answer
+            self._drain_line()
+
+    def _settled(self, place: _Place, done: Promise[bytes]) -> None:
+        if self.closed:
+            return
+        if done.error is not None:
+            logger.error("a request from %s failed; its connection is closed", self.peer, exc_info=done.error)
+            self.close()
+            return
+        place.answer = done.value()
+        if self._in_line[0] is not place:
+            return
+        self._drain_line()
+        self._send()
+        if self._is_parked and not self._in_line and self._leave_line is None:
+            self._is_parked = False
+            self._go_on()
+        elif self._is_ending and not self._is_taking:
+            self._end()
+
+    def _drain_line(self) -> None:
+        line = self._in_line
+        while line and line[0].answer is not None:
+            answer = line.popleft().answer
+            if answer:
+                self._outbox.put(answer)
+
+    def _has_sent(self) -> bool:
+        """Sends what there is; whether all of it went."""
+        self._send()
+        return not (self._is_written or self.closed)
+
+    def _after_handling(self) -> None:
+        if self._outbox and not self.closed:
+            self._send()
+
+    def _send(self) -> None:
+        if self._is_written or self.closed:
+            return
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        if self._outbox:
+            # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
+            self._is_written = True
+            self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
+            self.stop_reading()
+        else:
+            self._give_room()
+
+    def _on_writable(self) -> None:
+        before = self._door.metrics.bytes_out
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        if self._door.metrics.bytes_out > before:
+            self.last_used = self._door.now
+        if not self._outbox:
+            self._door.loop.remove_writer(self._socket.fileno())
+            self._is_written = False
+            self._give_room()
+            if not self._is_parked:
+                self._go_on()
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """With what was received before the connection stopped to be read, then with the socket."""
+        backlog, self._backlog = self._backlog, None
+        try:
+            if backlog is not None:
+                self._take(backlog, is_backlog=True)
+                if self._backlog is None:
+                    self._release(len(backlog.obj))  # type: ignore[arg-type]  # a bytearray of ours
+                self._after_handling()
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            self._fail()
+        if self.closed or self._is_parked or self._is_written:
+            return
+        if self._is_ending:
+            self._end()
+        elif not self._is_read:
+            self._is_read = True
+            self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def stop_reading(self) -> None:
+        if self._is_read:
+            self._is_read = False
+            self._door.loop.remove_reader(self._socket.fileno())
+
+    def _end(self) -> None:
+        """Nothing more comes in; what was asked is still answered."""
+        self._is_ending = True
+        self.stop_reading()
+        if not (self._in_line or self._outbox or self._backlog is not None):
+            self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._in_line or self._outbox)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the next step is the client's and it is in the middle of it."""
+        return self._is_written or self._buffer is not None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether requests that only append wait for their answers. Others wait for something else."""
+        return bool(self._outbox) or (bool(self._in_line) and self._only_overlapping)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        """Of bytes that are there already: the budget may go below nothing, and then nobody reads."""
+        self._held += size
+        self._door.budget.free -= size
+
+    def _release(self, size: int) -> None:
+        if not self.closed:
+            self._held -= size
+            self._door.budget.give(size)
+
+    def _give_room(self) -> None:
+        if self._room and not self._in_line:
+            room, self._room = self._room, 0
+            self._door.budget.give(room)
+
+    def _await_memory(self, size: int, go_on: Callable[[], None]) -> None:
+        """Parks until there is so much; `go_on` finds it taken."""
+        self._is_parked = True
+
+        def granted() -> None:
+            self._leave_line = None
+            try:
+                go_on()
+            except ProtocolError as error:
+                self._refuse(error)
+            except Exception:
+                self._fail()
+            if not self._in_line and not self.closed:
+                self._is_parked = False
+                self._send()
+                self._go_on()
+
+        if size > self._door.budget.limit:
+            raise ProtocolError(f"{size} bytes for one request: the door has {self._door.budget.limit} for all")
+        self._leave_line = self._door.budget.wait(size, granted)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._door.note_refusal(self.peer, error)
+        self._has_sent()  # what was answered before the bytes that cannot be understood
+        self.close()
+
+    def _fail(self) -> None:
+        logger.exception("a request from %s failed; its connection is closed", self.peer)
+        self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.stop_reading()
+        if self._is_written:
+            self._door.loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        if self._leave_line is not None:
+            self._leave_line()
+            self._leave_line = None
+        if self._buffer is not None:
+            self._door.pool.give(self._buffer)
+            self._buffer = None
+        self._in_line.clear()
+        self._backlog = None
+        held, self._held, self._room = self._held + self._room, 0, 0
+        self._door.forget(self)
+        self._door.budget.give(held)
