@@ -20,6 +20,8 @@ class ServedBroker:
         self.flags = flags
         self.address = kafka
         self.http = "127.0.0.1:0"
+        self.doors: dict[str, str] = {}
+        """The address of every open door, by name."""
         self.process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in __exit__)
 
@@ -38,8 +40,8 @@ class ServedBroker:
         if not line.startswith("ready "):
             self.process.wait(10)
             raise AssertionError(f"the broker did not start: {line!r}\n{self.errors()}")
-        doors = dict(part.split("=", 1) for part in line.split()[1:])
-        self.address, self.http = doors["kafka"], doors["http"]
+        self.doors = dict(part.split("=", 1) for part in line.split()[1:])
+        self.address, self.http = self.doors["kafka"], self.doors["http"]
         return self
 
     @property
