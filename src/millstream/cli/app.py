@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, group, pipeline, produce, query, serve, topic
+from millstream.cli import config, consume, doors, group, pipeline, produce, query, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -46,4 +46,5 @@ app.command()(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(query.query)
+app.add_typer(doors.app, name="doors")
 app.add_typer(config.app, name="config")
