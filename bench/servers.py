@@ -45,6 +45,11 @@ class Server:
         """Of `ready PORT` (the references) or `ready kafka=HOST:PORT ...` (the broker)."""
         return int(self.ready.split()[1].rpartition(":")[2])
 
+    def door(self, name: str) -> int:
+        """The port of one of the broker's doors."""
+        doors = dict(part.split("=", 1) for part in self.ready.split()[1:])
+        return int(doors[name].rpartition(":")[2])
+
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
@@ -146,8 +151,11 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
 
 
 @contextmanager
-def millstream(flush: str | None) -> Iterator[Server]:
-    """A broker on an empty store. Without `flush` it has the default: synced before it is acknowledged."""
+def millstream(flush: str | None, *doors: str) -> Iterator[Server]:
+    """A broker on an empty store. Without `flush` it has the default: synced before it is acknowledged.
+
+    `doors` are opened beside those that always are.
+    """
     program = SCRIPTS / "millstream"
     if not program.exists():
         raise Unavailable("millstream is not installed in this environment")
@@ -155,6 +163,8 @@ def millstream(flush: str | None) -> Iterator[Server]:
         command = [str(program), "serve", "--data", str(directory / "data")]
         command += ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         command += ["--flush", flush] if flush else []
+        for door in doors:
+            command += [f"--{door}", "127.0.0.1:0"]
         with started(command, directory, ready="ready kafka=") as server:
             yield server
 

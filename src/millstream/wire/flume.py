@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 from millstream.errors import ProtocolError
@@ -155,11 +156,20 @@ def peek(frame: memoryview) -> tuple[int, int]:
 
 
 def decode_produce(frame: memoryview) -> Produce:
-    """The same as `decode`, for the request that there is most of."""
-    reader = Reader(frame)
-    request = _produce(reader)
-    reader.finish()
-    return request
+    """The same as `decode`, in fewer steps, for the request that there is most of."""
+    try:
+        key_at = HEAD_BYTES + 2 + _U16.unpack_from(frame, HEAD_BYTES)[0] + _PARTITION_KEY.size
+        partition, key_bytes = _PARTITION_KEY.unpack_from(frame, key_at - _PARTITION_KEY.size)
+        payload_at = key_at + key_bytes + 4
+        if key_bytes < 0 or payload_at + _I32.unpack_from(frame, payload_at - 4)[0] != len(frame):
+            raise ProtocolError("the lengths of a produce request do not add up to its size")
+        topic = str(frame[HEAD_BYTES + 2 : key_at - _PARTITION_KEY.size], "utf-8")
+    except StructError:
+        raise ProtocolError("a produce request ends before its fields do") from None
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a string is not UTF-8: {error}") from None
+    key = bytes(frame[key_at : key_at + key_bytes]) if key_bytes else b""
+    return Produce(topic, partition, key, bytes(frame[payload_at:]))
 
 
 def decode(key: int, frame: memoryview) -> Request:

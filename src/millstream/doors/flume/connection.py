@@ -10,6 +10,7 @@ commit. A connection that is no member of the group may commit only while the gr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic
-from millstream.doors.framed.connection import Answer, FramedConnection, Large
+from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -82,27 +83,29 @@ class FlumeConnection(FramedConnection):
         except RequestError as error:
             return self._refused_produce(request_id, error)
         answer = self._append(request_id, request, topic)
-        return answer if isinstance(answer, bytes) else await answer
+        if isinstance(answer, bytes):
+            return answer
+        with contextlib.suppress(RequestError):  # the answer says it
+            await answer.promise
+        return answer.encode(answer.promise)
 
-    def _append(self, request_id: int, request: flume.Produce, topic: Topic) -> bytes | Promise[bytes]:
+    def _append(self, request_id: int, request: flume.Produce, topic: Topic) -> bytes | Later:
         number = request.partition
         if number == flume.BY_KEY:
             number = flume.partition_of(request.key, len(topic.partitions))
         if not 0 <= number < len(topic.partitions):
             return self._refused_produce(request_id, RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION))
         inlet = self._broker.inlet(topic.partitions[number])
-        answer: Promise[bytes] = Promise()
 
-        def stored(done: Promise[int]) -> None:
-            if done.error is None:
-                answer.settle(flume.encode_produced(request_id, number, done.value()))
-            else:
-                answer.settle(self._refused_produce(request_id, done.error))
+        def stored(done: Promise[int]) -> bytes:
+            if done.error is not None:
+                return self._refused_produce(request_id, done.error)
+            return flume.encode_produced(request_id, number, done.value())
 
-        inlet.put(request.payload, request.key or None).then(stored)
+        promise = inlet.put(request.payload, request.key or None)
         if inlet.is_full:
             self.slow_down = True
-        return answer
+        return Later(promise, stored)
 
     def _fetch(self, request_id: int, request: flume.Fetch) -> Answer:
         bytes_max = min(max(request.bytes_max, 0), FETCH_BYTES_MAX)

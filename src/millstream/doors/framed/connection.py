@@ -41,6 +41,13 @@ LOW_WATER_BYTES_MAX = 256 * 1024
 _LENGTH = Struct(">i")
 
 
+class Later(NamedTuple):
+    """An answer made from what a promise holds when it is settled, its error included."""
+
+    promise: Promise[Any]
+    encode: Callable[[Promise[Any]], bytes]
+
+
 class Large(NamedTuple):
     """An answer that may take so much room; `make` is called when there is room for it."""
 
@@ -48,7 +55,7 @@ class Large(NamedTuple):
     make: Callable[[], bytes | Promise[bytes]]
 
 
-Answer = bytes | Promise[bytes] | Large
+Answer = bytes | Promise[bytes] | Later | Large
 """`b""` where the protocol has none; the request still keeps its place in line."""
 
 
@@ -197,19 +204,11 @@ class FramedConnection:
         self._after_handling()
 
     def _take(self, data: memoryview, is_backlog: bool = False) -> None:
-        self._is_taking = True
-        try:
-            self._take_frames(data, is_backlog)
-        finally:
-            self._is_taking = False
-
-    def _take_frames(self, data: memoryview, is_backlog: bool) -> None:
-        """Handles every whole frame, and keeps what is left over."""
+        """Handles every whole frame in `data`, and keeps what is left over."""
         position, end, head = 0, len(data), self.LENGTH_AT + 4
         self.last_used = self._door.now
         while end - position >= head:
-            size = self._size_of(data, position)
-            after = position + head + size
+            after = position + head + self._size_of(data, position)
             if after > end:
                 break
             frame = data[position:after]
@@ -327,19 +326,23 @@ class FramedConnection:
 
     def _handle(self, frame: memoryview) -> None:
         answer = self.handle(frame)
-        if type(answer) is bytes and not self._in_line:
-            if answer:
-                self._outbox.put(answer)
-            return
-        if not self._in_line:
+        line = self._in_line
+        if not line:
+            if type(answer) is bytes:
+                if answer:
+                    self._outbox.put(answer)
+                return
             self._only_overlapping = self.overlaps(frame)
         place = _Place()
-        self._in_line.append(place)
-        if isinstance(answer, Large):
+        line.append(place)
+        if type(answer) is Later:
+            promise, encode = answer
+            promise.then(lambda done: self._fill(place, encode(done)))
+        elif type(answer) is Large:
             self._make(place, answer)
         else:
-            self._settle(place, answer)
-        if self.slow_down or len(self._in_line) > IN_LINE_MAX:
+            self._settle(place, answer)  # type: ignore[arg-type]
+        if self.slow_down or len(line) > IN_LINE_MAX:
             self.slow_down = False
             self._is_parked = bool(self._in_line)
 
@@ -369,7 +372,13 @@ class FramedConnection:
             logger.error("a request from %s failed; its connection is closed", self.peer, exc_info=done.error)
             self.close()
             return
-        place.answer = done.value()
+        self._fill(place, done.value())
+
+    def _fill(self, place: _Place, answer: bytes) -> None:
+        """An answer that was waited for is there."""
+        if self.closed:
+            return
+        place.answer = answer
         if self._in_line[0] is not place:
             return
         self._drain_line()
@@ -435,7 +444,11 @@ class FramedConnection:
         backlog, self._backlog = self._backlog, None
         try:
             if backlog is not None:
-                self._take(backlog, is_backlog=True)
+                self._is_taking = True
+                try:
+                    self._take(backlog, is_backlog=True)
+                finally:
+                    self._is_taking = False
                 if self._backlog is None:
                     self._release(len(backlog.obj))  # type: ignore[arg-type]  # a bytearray of ours
                 self._after_handling()

@@ -10,13 +10,14 @@ exist, are answered with Thrift's own exception. Bytes that are no message cost 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from millstream.broker.topics import Topic, check_name
-from millstream.doors.framed.connection import Answer, FramedConnection, Large
+from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.errors import Code, ProtocolError, RequestError
@@ -96,26 +97,26 @@ class LuxunConnection(FramedConnection):
         except RequestError as error:
             return self._refused_item(call, sequence_id, error)
         answer = self._put(call, sequence_id, request.item, topic)
-        return answer if isinstance(answer, bytes) else await answer
+        if isinstance(answer, bytes):
+            return answer
+        with contextlib.suppress(RequestError):  # the answer says it
+            await answer.promise
+        return answer.encode(answer.promise)
 
-    def _put(self, call: str, sequence_id: int, item: bytes, topic: Topic) -> bytes | Promise[bytes]:
+    def _put(self, call: str, sequence_id: int, item: bytes, topic: Topic) -> bytes | Later:
         if len(topic.partitions) > 1:
             return self._refused_item(call, sequence_id, _too_many_partitions(topic))
         inlet = self._broker.inlet(topic.partitions[0])
-        answer: Promise[bytes] = Promise()
 
-        def stored(done: Promise[int]) -> None:
+        def stored(done: Promise[int]) -> bytes:
             if done.error is not None:
-                answer.settle(self._refused_item(call, sequence_id, done.error))
-            elif call == luxun.PRODUCE:
-                answer.settle(luxun.encode_produced(sequence_id, done.value()))
-            else:
-                answer.settle(b"")
+                return self._refused_item(call, sequence_id, done.error)
+            return luxun.encode_produced(sequence_id, done.value()) if call == luxun.PRODUCE else b""
 
-        inlet.put(item).then(stored)
+        promise = inlet.put(item)
         if inlet.is_full:
             self.slow_down = True
-        return answer
+        return Later(promise, stored)
 
     def _refused_item(self, call: str, sequence_id: int, error: BaseException) -> bytes:
         answer = self._refused(call, sequence_id, error)
