@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Iterator
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.groups import Groups
+from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
@@ -56,17 +57,14 @@ class Broker:
             default_partitions=config.default_partitions,
             auto_create=config.auto_create_topics,
         )
-        self.groups = Groups(
-            meta,
-            clock,
-            self.topics,
-            GroupSettings(
-                session_timeout_min_ms=config.session_timeout_min_ms,
-                session_timeout_max_ms=config.session_timeout_max_ms,
-                initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
-                offsets_retention_ms=config.offsets_retention_ms,
-            ),
+        settings = GroupSettings(
+            session_timeout_min_ms=config.session_timeout_min_ms,
+            session_timeout_max_ms=config.session_timeout_max_ms,
+            initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
+            offsets_retention_ms=config.offsets_retention_ms,
         )
+        self.groups = Groups(meta, clock, self.topics, settings)
+        self.queues = Queues(meta, clock, self.topics, settings, self.in_background, self.groups.committed)
         self.outlet = Outlet()
         self.cursors = Cursors(meta, self.topics, self.outlet)
         self.producer_ids = ProducerIds(meta)
@@ -75,6 +73,7 @@ class Broker:
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
         await self.groups.start()
+        await self.queues.start()
         await self.cursors.start()
         self._schedule_housekeeping()
 
@@ -148,6 +147,7 @@ class Broker:
             await asyncio.wait(self._tasks, timeout=10)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        await self.queues.close()
         self.groups.close()
         await self.cursors.close()
         await self._logs.close()

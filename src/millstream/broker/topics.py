@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from millstream.broker.partition import Partition
-from millstream.broker.settings import TopicSettings, check_overrides
+from millstream.broker.settings import TopicSettings, check_name, check_overrides
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.stores.base import Delete, LogStore, MetaStore, Put
 
 PREFIX = "topics/"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class Topic:
@@ -233,11 +231,3 @@ class Topics:
         self.changes += 1
         for watcher in list(self._watchers.values()):
             watcher()
-
-
-def check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise RequestError(
-            Code.INVALID_TOPIC_EXCEPTION,
-            f"{name[:60]!r} is no valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
-        )

@@ -113,6 +113,11 @@ def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = Tru
     kernel.validate(_open_one(batch, bytes_max, check_crc))
 
 
+def contains(batch: Buffer, needle: bytes, bytes_max: int = BYTES_MAX) -> bool:
+    """Whether some bytes are anywhere among the records of one whole batch."""
+    return needle in bytes(_open_one(batch, bytes_max, False).body)
+
+
 def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:
     """Every record of batches that follow each other. Control batches are passed over, a partial last one ends it."""
     for header, batch in split(data):
