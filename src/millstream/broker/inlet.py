@@ -5,6 +5,9 @@ together at its end, as one batch, and waits for one sync with whatever else doe
 
     put --> waiting --end of the turn--> one batch (or several, by size) --durable--> each promise settles, in order
 
+A large record does not wait for the end of the turn: nothing is gained by gathering it, and its value would have to be
+copied to be kept. It leaves at once, behind what waits, in a batch of its own.
+
 Bounds: what waits and what is not durable yet are `unsynced_bytes`; a door stops reading a client whose partition
 `is_full`. A record that could never be stored is refused at once and costs the others nothing.
 """
@@ -12,7 +15,7 @@ Bounds: what waits and what is not durable yet are `unsynced_bytes`; a door stop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from millstream.broker.partition import Partition
 from millstream.clock import Clock
@@ -28,6 +31,7 @@ RECORDS_MAX = 10_000
 """Of one batch."""
 RECORD_OVERHEAD_BYTES = 40
 """At most what a record's lengths, deltas and attributes take; each header takes up to ten more."""
+LARGE_BYTES = 16 << 10
 
 
 class Inlet:
@@ -50,14 +54,15 @@ class Inlet:
 
     def put(
         self,
-        value: bytes | None,
+        value: bytes | memoryview | None,
         key: bytes | None = None,
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> Promise[int]:
-        """Settles with the record's offset when it is durable, or fails with `RequestError`."""
-        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
-        size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
+        """Settles with the record's offset when it is durable, or fails with `RequestError`. A view is done with."""
+        size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        if headers:
+            size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
             detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
@@ -69,12 +74,22 @@ class Inlet:
             len(self._rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max
         ):
             self._leave()
+        time_ms = self._clock.now_ms() if timestamp is None else timestamp
+        if value is not None and len(value) >= LARGE_BYTES and not headers and time_ms >= 0:
+            return self._leave_alone(value, key, time_ms)
         if not self._rows:
             asyncio.get_running_loop().call_soon(self._leave)
         promise: Promise[int] = Promise()
-        self._rows.append((0, self._clock.now_ms() if timestamp is None else timestamp, key, value, headers))
+        value = bytes(value) if type(value) is memoryview else value
+        self._rows.append((0, time_ms, key, value, headers))
         self._settling.append(promise)
         self._bytes += size
+        return promise
+
+    def _leave_alone(self, value: bytes | memoryview, key: bytes | None, time_ms: int) -> Promise[int]:
+        self._leave()
+        promise: Promise[int] = Promise()
+        self._append([promise], lambda: codec.encode_one(value, key, time_ms))
         return promise
 
     def _leave(self) -> None:
@@ -83,15 +98,17 @@ class Inlet:
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
         self._bytes = 0
+        self._append(settling, lambda: codec.encode(rows))
+
+    def _append(self, settling: list[Promise[int]], encode: Callable[[], bytearray]) -> None:
         try:
-            batch = codec.encode(rows)
-            _, appended = self._partition.append(memoryview(batch), self._clock)
+            appended = self._partition.append_own(memoryview(encode()), self._clock)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
             for promise in settling:
                 promise.fail(error)
             return
         self._metrics.batches_in += 1
-        self._metrics.records_in += len(rows)
+        self._metrics.records_in += len(settling)
         appended.then(lambda done: _settle(settling, done))
 
 

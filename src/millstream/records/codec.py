@@ -179,6 +179,26 @@ def encode(
     return _close(out, codec, base_offset or 0, attributes, last_offset_delta, times, producer, count)
 
 
+def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> bytearray:
+    """A batch of one record without headers, its value copied once: for values that are large."""
+    size = len(value)
+    fields = b"\0\0\0" + (b"\1" if key is None else _zigzag(len(key)) + key) + _zigzag(size)
+    head = _zigzag(len(fields) + size + 1) + fields
+    out = bytearray().join((bytes(HEADER_BYTES), head, value, b"\0"))
+    return _close(out, Codec.NONE, 0, 0, 0, (timestamp, timestamp), (NO_PRODUCER, -1, -1), 1)
+
+
+def _zigzag(number: int) -> bytes:
+    """A varint of a number that is not negative."""
+    number <<= 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def open_rows(columns: RowColumns) -> Any:
     """Rows for `pick` and for a body's `add`; raises `RowRefused` unless every column is as long as it says."""
     return kernel.open_rows(columns)

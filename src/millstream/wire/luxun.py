@@ -49,7 +49,8 @@ class ErrorCode(enum.IntEnum):
 
 
 class Produce(NamedTuple):
-    item: bytes
+    item: memoryview
+    """Lies in the frame."""
     topic: str
 
 
@@ -88,7 +89,7 @@ class Failure(NamedTuple):
 
 
 def decode_produce(reader: Reader) -> Produce:
-    fields = reader.arguments({1: thrift.STRING, 2: thrift.STRING})
+    fields = reader.arguments({1: thrift.VIEW, 2: thrift.STRING})
     if 1 not in fields:
         raise ProtocolError("ProduceRequest has no item")
     return Produce(fields[1], _text(fields.get(2), "ProduceRequest", "topic"))

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from millstream.errors import ProtocolError
 
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
+VIEW = STRING | 0x100
+"""Not on the wire: asks for a byte string where it lies, without a copy."""
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
 UNKNOWN_METHOD, INVALID_MESSAGE_TYPE, PROTOCOL_ERROR = 1, 2, 7
 """Types of the exception that a server answers with."""
@@ -77,8 +79,9 @@ class Reader:
             if kind == STOP:
                 return found
             number = self._number(_I16)
-            if wanted.get(number) == kind:
-                found[number] = self.value(kind)
+            asked = wanted.get(number, 0)
+            if asked & 0xFF == kind:
+                found[number] = self.view() if asked == VIEW else self.value(kind)
             else:
                 self.skip(kind, depth + 1)
         raise ProtocolError(f"a struct has more than {FIELDS_MAX} fields")
@@ -107,9 +110,12 @@ class Reader:
         return self._number(layout)
 
     def binary(self) -> bytes:
+        return bytes(self.view())
+
+    def view(self) -> memoryview:
         size = self._number(_I32)
         position = self._advance(size)
-        return bytes(self._data[position : position + size])
+        return self._data[position : position + size]
 
     def _binaries(self) -> list[bytes]:
         kind, count = _LIST_HEAD.unpack_from(self._data, self._advance(_LIST_HEAD.size))

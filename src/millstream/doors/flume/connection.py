@@ -24,7 +24,6 @@ from millstream.doors.framed.connection import Answer, FramedConnection, Large, 
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
-from millstream.records.batch import CorruptBatch
 from millstream.wire import flume
 from millstream.wire.flume import Error
 
@@ -116,7 +115,7 @@ class FlumeConnection(FramedConnection):
         try:
             log = self._partition(request.topic, request.partition).log
             taken = await self._broker.outlet.take(log, request.offset, bytes_max, head_bytes=flume.RECORD_HEAD_BYTES)
-        except (RequestError, CorruptBatch) as error:
+        except RequestError as error:
             return self._refused(request_id, flume.encode_fetched, error)
         return flume.encode_fetched(
             request_id, Error.NONE, [(each.offset, each.value or b"") for each in taken.records]
@@ -210,17 +209,16 @@ class FlumeConnection(FramedConnection):
 
         return self.run(answer())
 
-    def _refused(self, request_id: int, encode: Callable[[int, int], bytes], error: Exception) -> bytes:
+    def _refused(self, request_id: int, encode: Callable[[int, int], bytes], error: RequestError) -> bytes:
         self._broker.metrics.request_errors += 1
-        if isinstance(error, CorruptBatch):
-            logger.warning("a batch that %s asked for cannot be read: %s", self.peer, error)
-        return encode(request_id, _error(error.code if isinstance(error, RequestError) else Code.UNKNOWN_SERVER_ERROR))
+        return encode(request_id, _error(error.code))
 
     def _refused_produce(self, request_id: int, error: BaseException) -> bytes:
-        if not isinstance(error, RequestError):
-            raise error
         self._broker.metrics.request_errors += 1
-        return flume.encode_produced(request_id, -1, -1, _error(error.code))
+        if isinstance(error, RequestError):
+            return flume.encode_produced(request_id, -1, -1, _error(error.code))
+        logger.error("a record of %s was not stored", self.peer, exc_info=error)
+        return flume.encode_produced(request_id, -1, -1, Error.UNKNOWN)
 
 
 def _error(code: Code) -> int:

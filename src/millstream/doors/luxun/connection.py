@@ -16,13 +16,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from millstream.broker.topics import Topic, check_name
+from millstream.broker.settings import check_name
+from millstream.broker.topics import Topic
 from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
-from millstream.records.batch import CorruptBatch
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.wire import luxun, thrift
@@ -87,23 +87,23 @@ class LuxunConnection(FramedConnection):
     def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
         topic = self._broker.topics.get(request.topic)
         if topic is None:
-            return self.run(self._append_first(call, sequence_id, request))
+            return self.run(self._append_first(call, sequence_id, bytes(request.item), request.topic))
         return self._put(call, sequence_id, request.item, topic)
 
-    async def _append_first(self, call: str, sequence_id: int, request: luxun.Produce) -> bytes:
+    async def _append_first(self, call: str, sequence_id: int, item: bytes, name: str) -> bytes:
         try:
-            check_name(request.topic)
-            topic = await self._broker.topics.ensure(request.topic, 1)
+            check_name(name)
+            topic = await self._broker.topics.ensure(name, 1)
         except RequestError as error:
             return self._refused_item(call, sequence_id, error)
-        answer = self._put(call, sequence_id, request.item, topic)
+        answer = self._put(call, sequence_id, item, topic)
         if isinstance(answer, bytes):
             return answer
         with contextlib.suppress(RequestError):  # the answer says it
             await answer.promise
         return answer.encode(answer.promise)
 
-    def _put(self, call: str, sequence_id: int, item: bytes, topic: Topic) -> bytes | Later:
+    def _put(self, call: str, sequence_id: int, item: bytes | memoryview, topic: Topic) -> bytes | Later:
         if len(topic.partitions) > 1:
             return self._refused_item(call, sequence_id, _too_many_partitions(topic))
         inlet = self._broker.inlet(topic.partitions[0])
@@ -150,7 +150,7 @@ class LuxunConnection(FramedConnection):
                 else:
                     taken = await self._broker.outlet.take(log, request.start_index, bytes_max, count_max=count_max)
                     records = taken.records
-            except (RequestError, CorruptBatch) as error:
+            except RequestError as error:
                 return self._refused(luxun.CONSUME, sequence_id, error)
             return _consumed(sequence_id, records)
 
@@ -161,7 +161,7 @@ class LuxunConnection(FramedConnection):
             try:
                 log = self._topic(request.topic).partitions[0].log
                 index, timestamp = await self._closest(log, request.timestamp)
-            except (RequestError, CorruptBatch) as error:
+            except RequestError as error:
                 return self._refused(luxun.FIND, sequence_id, error)
             if index is None:
                 empty = Failure(ErrorCode.TOPIC_IS_EMPTY, f"topic {request.topic} is empty")
@@ -235,10 +235,9 @@ class LuxunConnection(FramedConnection):
         self._broker.metrics.request_errors += 1
         if isinstance(error, RequestError):
             failure = Failure(_ERRORS.get(error.code, ErrorCode.INTERNAL_ERROR), error.detail)
-        elif isinstance(error, CorruptBatch):
-            failure = Failure(ErrorCode.INTERNAL_ERROR, f"a batch cannot be read: {error}")
         else:
-            raise error
+            logger.error("%s of %s failed", call, self.peer, exc_info=error)
+            failure = Failure(ErrorCode.INTERNAL_ERROR, Code.UNKNOWN_SERVER_ERROR.text)
         return luxun.encode_failure(call, sequence_id, failure)
 
     def _exception(self, name: str, sequence_id: int, kind: int, text: str) -> bytes:
