@@ -63,7 +63,7 @@ def assert_serves(command: str, directory: Path) -> None:
         line = process.stdout.readline()
         process.terminate()
         rest = process.stdout.read()
-    assert re.fullmatch(r"ready kafka=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+\n", line)
+    assert re.fullmatch(r"ready kafka=127\.0\.0\.1:\d+( \w+=127\.0\.0\.1:\d+)* http=127\.0\.0\.1:\d+\n", line)
     assert rest == "" and process.returncode == 0
 
 

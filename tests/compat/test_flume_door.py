@@ -320,6 +320,26 @@ def test_kafka_tools_see_the_group_and_what_it_committed(
     assert any({"2", "4", "10", "6"} <= set(line.split()) for line in shown.stdout.splitlines()), shown.stdout
 
 
+def test_a_kafka_consumer_can_be_a_member_beside_flumes(
+    served: ServedBroker, open_client: Callable[[], Flume], unique: Unique
+) -> None:
+    topic, group = unique("mixed"), unique("mixed")
+    client = open_client()
+    client.produce(topic, b"x")
+    alone = client.join(group, [topic], session_ms=10_000)
+    consumer = Consumer({"bootstrap.servers": served.address, "group.id": group, "heartbeat.interval.ms": 100})
+    consumer.subscribe([topic])
+    with ThreadPoolExecutor(1) as pool:
+        rejoining = pool.submit(rejoin_when_told, client, group, topic, alone)
+        wait_for(lambda: consumer.poll(0.05) is None and len(consumer.assignment()) in (1, 2), "the consumer's share")
+        together = rejoining.result(20)
+    assert len(together.members) == 2 and together.leader == alone.member, "only Flume's members lead"
+    assert described(served, group) == set(together.members)
+    consumer.close()
+    after = rejoin_when_told(client, group, topic, together)
+    assert after.members == [alone.member]
+
+
 def described(served: ServedBroker, group: str) -> set[str]:
     """Who holds partitions, as Kafka's DescribeGroups tells it."""
     from confluent_kafka.admin import AdminClient

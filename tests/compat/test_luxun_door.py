@@ -314,6 +314,23 @@ def test_packs_of_generated_clients_are_understood(
     assert (ours.magic, ours.attribute, ours.messageList) == (1, 0, content)
 
 
+def test_a_client_that_thriftpy2_makes_from_the_idl_works(served: ServedBroker, unique: Unique) -> None:
+    import thriftpy2
+    from thriftpy2.rpc import make_client
+    from thriftpy2.transport import TFramedTransportFactory
+
+    types = thriftpy2.load(str(luxun.IDL), module_name="luxun_idl_thrift")
+    host, _, port = served.doors["luxun"].rpartition(":")
+    client = make_client(types.QueueService, host, int(port), trans_factory=TFramedTransportFactory())
+    topic = unique("thriftpy2")
+    for number in range(3):
+        assert client.produce(types.ProduceRequest(item=b"%d" % number, topic=topic)).index == number
+    client.asyncProduce(types.ProduceRequest(item=b"3", topic=topic))
+    answer = client.consume(types.ConsumeRequest(topic=topic, fanoutId="f", maxFetchSize=1 << 20))
+    assert answer.itemList == [b"0", b"1", b"2", b"3"]
+    client.close()
+
+
 # -- bad bytes ---------------------------------------------------------------------------------------------------------
 
 
