@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -453,7 +454,13 @@ def _attack(address: str, sound: list[bytes], seed: int) -> None:
                     pass
 
 
-def test_a_client_that_never_reads_its_answers_costs_little(served: ServedBroker, unique: Unique) -> None:
+def greedy_for(topic: str, times: int = 200) -> bytes:
+    return flume.request(flume.FETCH, 1, flume.fetch_payload(topic, 0, 0, 0x7FFFFFFF)) * times
+
+
+def test_clients_that_never_read_their_answers_cost_little_and_keep_nobody_from_writing(
+    served: ServedBroker, unique: Unique
+) -> None:
     topic = unique("greedy")
     with Flume(served.doors["flume"]) as producer, contextlib.ExitStack() as stack:
         for _ in range(10):
@@ -463,8 +470,37 @@ def test_a_client_that_never_reads_its_answers_costs_little(served: ServedBroker
         for _ in range(100):
             greedy = stack.enter_context(Flume(served.doors["flume"]))
             greedy.socket.setblocking(False)
-            ask = flume.request(flume.FETCH, 1, flume.fetch_payload(topic, 0, 0, 0x7FFFFFFF))
             with contextlib.suppress(BlockingIOError):
-                greedy.socket.send(ask * 200)
-        assert producer.produce(topic, b"still served", partition=1).error == flume.NONE
-        assert process.memory_info().rss - before < 400 << 20, "inflight_bytes_max is 256 MiB"
+                greedy.socket.send(greedy_for(topic))
+        for number in range(20):
+            assert producer.produce(topic, b"still served", partition=1) == (1, number, flume.NONE)
+        assert process.memory_info().rss - before < 300 << 20, "inflight_bytes_max is 256 MiB"
+
+
+def test_memory_that_is_used_up_is_waited_for_and_given_back(tmp_path: Path, unique: Unique) -> None:
+    """Half of 16 MiB is for answers, and one answer may take all of it: the others get theirs one after the other."""
+    config = tmp_path / "millstream.toml"
+    config.write_text("inflight_bytes_max = 16777216\n")
+    flags = ("--flume", "127.0.0.1:0", "--config", str(config))
+    with ServedBroker(tmp_path / "data", *flags) as broker, contextlib.ExitStack() as stack:
+        address = broker.doors["flume"]
+        clients = [stack.enter_context(Flume(address)) for _ in range(12)]
+        payload = random.Random(3).randbytes(900_000)
+        for _ in range(8):
+            clients[0].produce("t", payload, partition=0)
+        greedy = stack.enter_context(Flume(address))
+        greedy.socket.sendall(greedy_for("t", 3))
+        for _ in range(3):  # frames that are half there, and hold on to their memory
+            stack.enter_context(Flume(address)).socket.sendall(struct.pack(">i", 50 << 20) + bytes(300_000))
+        assert clients[0].produce("t", payload, partition=1).error == flume.NONE, "there is memory for a frame"
+        greedy.close()
+        with ThreadPoolExecutor(len(clients)) as pool:
+            answers = list(pool.map(lambda client: client.fetch("t", 0, 0, 0x7FFFFFFF), clients))
+        assert all(len(answer.records) == 8 for answer in answers)
+        assert all(record == payload for _, record in answers[-1].records)
+        large = flume.request(flume.PRODUCE, 1, flume.produce_payload("t", bytes(40 << 20)))
+        clients[1].socket.settimeout(5)
+        with pytest.raises((EOFError, OSError)):  # no memory for it: it costs its connection
+            clients[1].socket.sendall(large)
+            clients[1].receive()
+        assert clients[2].produce("t", payload, partition=2).error == flume.NONE

@@ -27,6 +27,7 @@ from struct import Struct
 from typing import Any, ClassVar, NamedTuple
 
 from millstream.doors.framed.door import FramedDoor
+from millstream.doors.kafka.memory import Budget
 from millstream.doors.kafka.outbox import Outbox
 from millstream.errors import ProtocolError
 from millstream.promise import Promise
@@ -116,9 +117,9 @@ class FramedConnection:
         self._backlog: memoryview | None = None
         """What was received and not handled yet."""
         self._held = 0
-        """Bytes of the door's budget: for the backlog and the frame's buffer."""
+        """Bytes of the door's memory for frames: the backlog's and the buffer's."""
         self._room = 0
-        """Bytes of the door's budget: for answers that are made or sent."""
+        """Bytes of the door's memory for answers: those that are made or sent."""
         self._leave_line: Callable[[], None] | None = None
         """Set while this waits for the door's memory."""
         self._is_parked = False
@@ -189,8 +190,8 @@ class FramedConnection:
         if self._buffer is not None:
             self._fill_frame()
             return
-        if self._door.budget.free <= 0:
-            self._await_memory(1, lambda: self._door.budget.give(1))
+        if self._door.frames.free <= 0:
+            self._await_memory(self._door.frames, 1, lambda: self._door.frames.give(1))
             return
         shared = self._door.shared
         # Where a large frame is expected only its head is read here, the rest goes where it belongs.
@@ -255,9 +256,9 @@ class FramedConnection:
         pool = self._door.pool
         # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
         room = granted or pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
-        if not granted and not self._door.budget.take(room):
+        if not granted and not self._door.frames.take(room):
             rest = memoryview(bytes(beginning))
-            self._await_memory(room, lambda: self._start_frame(rest, room))
+            self._await_memory(self._door.frames, room, lambda: self._start_frame(rest, room))
             return
         self._held += room
         self._expected = size
@@ -313,7 +314,7 @@ class FramedConnection:
     def _grow(self, buffer: bytearray) -> None:
         """At least doubles the buffer: memory follows what arrives, not what a head claims."""
         room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
-        if not self._door.budget.take(room):
+        if not self._door.frames.take(room):
             raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
         self._held += room
         larger = self._door.pool.take(room)
@@ -347,16 +348,17 @@ class FramedConnection:
             self._is_parked = bool(self._in_line)
 
     def _make(self, place: _Place, answer: Large) -> None:
-        room = min(answer.room, self._door.budget.limit)
+        answers = self._door.answers
+        room = min(answer.room, answers.limit)
 
         def make() -> None:
             self._room += room
             self._settle(place, answer.make())
 
-        if self._door.budget.take(room):
+        if answers.take(room):
             make()
         else:
-            self._await_memory(room, make)
+            self._await_memory(answers, room, make)
 
     def _settle(self, place: _Place, answer: bytes | Promise[bytes]) -> None:
         if isinstance(answer, Promise) and not answer.done:
@@ -495,19 +497,19 @@ class FramedConnection:
     def _hold(self, size: int) -> None:
         """Of bytes that are there already: the budget may go below nothing, and then nobody reads."""
         self._held += size
-        self._door.budget.free -= size
+        self._door.frames.free -= size
 
     def _release(self, size: int) -> None:
         if not self.closed:
             self._held -= size
-            self._door.budget.give(size)
+            self._door.frames.give(size)
 
     def _give_room(self) -> None:
         if self._room and not self._in_line:
             room, self._room = self._room, 0
-            self._door.budget.give(room)
+            self._door.answers.give(room)
 
-    def _await_memory(self, size: int, go_on: Callable[[], None]) -> None:
+    def _await_memory(self, budget: Budget, size: int, go_on: Callable[[], None]) -> None:
         """Parks until there is so much; `go_on` finds it taken."""
         self._is_parked = True
 
@@ -524,9 +526,9 @@ class FramedConnection:
                 self._send()
                 self._go_on()
 
-        if size > self._door.budget.limit:
-            raise ProtocolError(f"{size} bytes for one request: the door has {self._door.budget.limit} for all")
-        self._leave_line = self._door.budget.wait(size, granted)
+        if size > budget.limit:
+            raise ProtocolError(f"{size} bytes for one request: the door has {budget.limit} for all")
+        self._leave_line = budget.wait(size, granted)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -555,6 +557,8 @@ class FramedConnection:
             self._buffer = None
         self._in_line.clear()
         self._backlog = None
-        held, self._held, self._room = self._held + self._room, 0, 0
+        held, self._held = self._held, 0
+        room, self._room = self._room, 0
         self._door.forget(self)
-        self._door.budget.give(held)
+        self._door.frames.give(held)
+        self._door.answers.give(room)

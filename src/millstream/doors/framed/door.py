@@ -30,6 +30,8 @@ SWEEP_SECONDS = 10
 IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame, or of taking an answer."""
+CONTESTED_SECONDS_MAX = 10
+"""The same, while others wait for the memory that it holds."""
 ACCEPT_PAUSE_SECONDS = 0.1
 CLOSE_SECONDS_MAX = 2.0
 REFUSALS_LOGGED_MAX = 20
@@ -49,7 +51,9 @@ class FramedDoor:
         self.frame_bytes_max = broker.config.frame_bytes_max
         self.shared = memoryview(bytearray(SHARED_BYTES))
         self.pool = BufferPool()
-        self.budget = Budget(broker.config.inflight_bytes_max)
+        self.frames = Budget(broker.config.inflight_bytes_max // 2)
+        self.answers = Budget(broker.config.inflight_bytes_max // 2)
+        """Apart, so that readers who do not take their answers never stand in the way of those who write."""
         self._connections: set[FramedConnection] = set()
         self._listener: socket.socket | None = None
         self._sweeper: Timer | None = None
@@ -130,9 +134,11 @@ class FramedDoor:
             logger.warning("closed %d more connections for requests that cannot be understood", more)
         self._refusals = 0
         self.now = self.clock.monotonic()
+        contested = self.frames.is_contested or self.answers.is_contested
+        patience = CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
-            if quiet > STUCK_SECONDS_MAX and (connection.is_stuck or (quiet > IDLE_SECONDS_MAX and connection.is_idle)):
+            if (quiet > patience and connection.is_stuck) or (quiet > IDLE_SECONDS_MAX and connection.is_idle):
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
