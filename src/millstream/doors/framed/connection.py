@@ -7,8 +7,8 @@ they lie. A frame that is not complete there moves into a buffer of its own, whi
 that a large length in a head costs nothing. Handlers are done with a frame's bytes when they return.
 
 Answering. Every request gets a place in line; answers leave when all before them have left. Requests that only append
-(`overlaps`) are handled while others of their kind still wait for their sync. Any other request is handled when
-everything before it is answered: a client that pipelines "write, read" reads what it wrote.
+(`overlaps`, and answer with `Later`) are handled while others of their kind still wait for their sync. Any other
+request is handled when everything before it is answered: a client that pipelines "write, read" reads what it wrote.
 
 Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
 appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
@@ -43,7 +43,10 @@ _LENGTH = Struct(">i")
 
 
 class Later(NamedTuple):
-    """An answer made from what a promise holds when it is settled, its error included."""
+    """The answer to an append, made from what its promise holds when it is settled, an error included.
+
+    More appends are handled meanwhile. Nothing is, while any other answer is waited for.
+    """
 
     promise: Promise[Any]
     encode: Callable[[Promise[Any]], bytes]
@@ -138,7 +141,7 @@ class FramedConnection:
     # -- what a protocol is ------------------------------------------------------------------------------------------
 
     def overlaps(self, frame: memoryview) -> bool:
-        """Whether the request only appends, and may be handled before others of its kind are answered."""
+        """Whether the request only appends, and may be handled before those of its kind in front of it are answered."""
         raise NotImplementedError
 
     def handle(self, frame: memoryview) -> Answer:
@@ -333,16 +336,18 @@ class FramedConnection:
                 if answer:
                     self._outbox.put(answer)
                 return
-            self._only_overlapping = self.overlaps(frame)
+            self._only_overlapping = True
         place = _Place()
         line.append(place)
         if type(answer) is Later:
             promise, encode = answer
             promise.then(lambda done: self._fill(place, encode(done)))
-        elif type(answer) is Large:
-            self._make(place, answer)
         else:
-            self._settle(place, answer)  # type: ignore[arg-type]
+            self._only_overlapping = False
+            if type(answer) is Large:
+                self._make(place, answer)
+            else:
+                self._settle(place, answer)  # type: ignore[arg-type]
         if self.slow_down or len(line) > IN_LINE_MAX:
             self.slow_down = False
             self._is_parked = bool(self._in_line)
