@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from millstream.broker.partition import Partition
 from millstream.clock import Clock
@@ -89,7 +90,7 @@ class Inlet:
     def _leave_alone(self, value: bytes | memoryview, key: bytes | None, time_ms: int) -> Promise[int]:
         self._leave()
         promise: Promise[int] = Promise()
-        self._append([promise], lambda: codec.encode_one(value, key, time_ms))
+        self._append([promise], codec.encode_one, value, key, time_ms)
         return promise
 
     def _leave(self) -> None:
@@ -98,18 +99,21 @@ class Inlet:
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
         self._bytes = 0
-        self._append(settling, lambda: codec.encode(rows))
+        self._append(settling, codec.encode, rows)
 
-    def _append(self, settling: list[Promise[int]], encode: Callable[[], bytearray]) -> None:
+    def _append(self, settling: list[Promise[int]], encode: Callable[..., bytearray], *what: Any) -> None:
         try:
-            appended = self._partition.append_own(memoryview(encode()), self._clock)
+            appended = self._partition.append_own(memoryview(encode(*what)), self._clock)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
             for promise in settling:
                 promise.fail(error)
             return
         self._metrics.batches_in += 1
         self._metrics.records_in += len(settling)
-        appended.then(lambda done: _settle(settling, done))
+        if appended.done:
+            _settle(settling, appended)
+        else:
+            appended.then(lambda done: _settle(settling, done))
 
 
 def _settle(settling: Sequence[Promise[int]], done: Promise[Appended]) -> None:

@@ -61,19 +61,17 @@ class FlumeConnection(FramedConnection):
     def handle(self, frame: memoryview) -> Answer:
         key, request_id = flume.peek(frame)
         if key == flume.PRODUCE:
-            return self._produce(request_id, flume.decode_produce(frame))
+            request = flume.decode_produce(frame)
+            topic = self._broker.topics.get(request.topic)
+            if topic is None:
+                return self.run(self._produce_first(request_id, request))
+            return self._append(request_id, request, topic)
         handler = _HANDLERS.get(key)
         if handler is None:
             return self._refused(request_id, flume.encode_error, RequestError(Code.INVALID_REQUEST))
         return handler(self, request_id, flume.decode(key, frame))
 
     # -- records -----------------------------------------------------------------------------------------------------
-
-    def _produce(self, request_id: int, request: flume.Produce) -> Answer:
-        topic = self._broker.topics.get(request.topic)
-        if topic is None:
-            return self.run(self._produce_first(request_id, request))
-        return self._append(request_id, request, topic)
 
     async def _produce_first(self, request_id: int, request: flume.Produce) -> bytes:
         topics = self._broker.topics
