@@ -12,7 +12,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.config import Address, Config
-from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
+from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import ProtocolError, StartupError
 from millstream.metrics import Metrics
@@ -42,7 +42,9 @@ class Toy(FramedConnection):
         if command == "w":
             promise: Promise[None] = Promise()
             door.waiting.append(promise)
-            return Later(promise, lambda done: payload)
+            place = self.reserve()
+            promise.then(lambda done: self.fill(place, payload))
+            return None
         if command == "l":
             return Large(int(payload), lambda: payload)
         if command == "x":

@@ -228,4 +228,7 @@ def test_decoded_records_do_not_burden_the_garbage_collector(kernel):
 def test_one_record_is_encoded_as_a_list_of_one_is(size: int, key: bytes | None) -> None:
     value = bytes(size)
     expected = codec.encode([(0, 1_700_000_000_000, key, value)])
-    assert codec.encode_one(memoryview(value), key, 1_700_000_000_000) == expected
+    batch, header = codec.encode_one(memoryview(value), key, 1_700_000_000_000)
+    assert batch == expected and header == check(batch)
+    batch, header = codec.encode_own([(0, 1_700_000_000_000, key, value)])
+    assert batch == expected and header == check(batch)

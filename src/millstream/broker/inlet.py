@@ -25,7 +25,7 @@ from millstream.log.answers import Appended
 from millstream.metrics import Metrics
 from millstream.promise import Promise
 from millstream.records import codec
-from millstream.records.batch import HEADER_BYTES
+from millstream.records.batch import HEADER_BYTES, BatchHeader
 from millstream.records.record import Headers
 
 RECORDS_MAX = 10_000
@@ -33,12 +33,14 @@ RECORDS_MAX = 10_000
 RECORD_OVERHEAD_BYTES = 40
 """At most what a record's lengths, deltas and attributes take; each header takes up to ten more."""
 LARGE_BYTES = 16 << 10
+Settled = Callable[[int, BaseException | None], None]
+"""Called with the record's offset when it is durable, or with why it is not stored."""
 
 
 class Inlet:
     """One per partition that single records come to; made by `Broker.inlet`."""
 
-    __slots__ = ("_bytes", "_clock", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max")
+    __slots__ = ("_bytes", "_clock", "_loop", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max")
 
     def __init__(self, partition: Partition, clock: Clock, metrics: Metrics, unsynced_bytes_max: int) -> None:
         self._partition = partition
@@ -46,12 +48,16 @@ class Inlet:
         self._metrics = metrics
         self._unsynced_max = unsynced_bytes_max
         self._rows: list[tuple[int, int, bytes | None, bytes | None, Headers]] = []
-        self._settling: list[Promise[int]] = []
+        self._settling: list[Settled] = []
         self._bytes = 0
+        self._loop = asyncio.get_running_loop()
 
     @property
     def is_full(self) -> bool:
-        return self._bytes + self._partition.log.unsynced_bytes > self._unsynced_max
+        """Whether more than `unsynced_bytes_max` waits: for the end of the turn, or for a sync that is waited for."""
+        log = self._partition.log
+        unsynced = log.unsynced_bytes if log.config.flush.batches == 1 else 0
+        return self._bytes + unsynced > self._unsynced_max
 
     def put(
         self,
@@ -61,37 +67,51 @@ class Inlet:
         timestamp: int | None = None,
     ) -> Promise[int]:
         """Settles with the record's offset when it is durable, or fails with `RequestError`. A view is done with."""
+        promise: Promise[int] = Promise()
+
+        def settled(offset: int, error: BaseException | None) -> None:
+            if error is None:
+                promise.settle(offset)
+            else:
+                promise.fail(error)
+
+        self.put_then(settled, value, key, headers, timestamp)
+        return promise
+
+    def put_then(
+        self,
+        settled: Settled,
+        value: bytes | memoryview | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int | None = None,
+    ) -> None:
+        """The same in fewer steps: calls back with the offset, or with an error. It may do so before it returns."""
         size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         if headers:
             size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
             detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
-            return Promise.failed(RequestError(Code.MESSAGE_TOO_LARGE, detail))
+            settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
+            return
         if key is None and settings.log.compact:
-            detail = "a record without a key cannot go to a compacted topic"
-            return Promise.failed(RequestError(Code.INVALID_RECORD, detail))
-        if self._rows and (
-            len(self._rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max
-        ):
+            settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
+            return
+        rows = self._rows
+        if rows and (len(rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max):
             self._leave()
+            rows = self._rows
         time_ms = self._clock.now_ms() if timestamp is None else timestamp
-        if value is not None and len(value) >= LARGE_BYTES and not headers and time_ms >= 0:
-            return self._leave_alone(value, key, time_ms)
-        if not self._rows:
-            asyncio.get_running_loop().call_soon(self._leave)
-        promise: Promise[int] = Promise()
-        value = bytes(value) if type(value) is memoryview else value
-        self._rows.append((0, time_ms, key, value, headers))
-        self._settling.append(promise)
+        if size >= LARGE_BYTES and value is not None and not headers and time_ms >= 0:
+            self._leave()
+            self._append([settled], codec.encode_one, value, key, time_ms)
+            return
+        if not rows:
+            self._loop.call_soon(self._leave)
+        rows.append((0, time_ms, key, bytes(value) if type(value) is memoryview else value, headers))
+        self._settling.append(settled)
         self._bytes += size
-        return promise
-
-    def _leave_alone(self, value: bytes | memoryview, key: bytes | None, time_ms: int) -> Promise[int]:
-        self._leave()
-        promise: Promise[int] = Promise()
-        self._append([promise], codec.encode_one, value, key, time_ms)
-        return promise
 
     def _leave(self) -> None:
         if not self._rows:  # the turn's records have left already, because there were too many for one batch
@@ -99,14 +119,16 @@ class Inlet:
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
         self._bytes = 0
-        self._append(settling, codec.encode, rows)
+        self._append(settling, codec.encode_own, rows)
 
-    def _append(self, settling: list[Promise[int]], encode: Callable[..., bytearray], *what: Any) -> None:
+    def _append(
+        self, settling: list[Settled], encode: Callable[..., tuple[memoryview, BatchHeader]], *what: Any
+    ) -> None:
         try:
-            appended = self._partition.append_own(memoryview(encode(*what)), self._clock)
+            appended = self._partition.append_own(*encode(*what), self._clock)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
-            for promise in settling:
-                promise.fail(error)
+            for settled in settling:
+                settled(-1, error)
             return
         self._metrics.batches_in += 1
         self._metrics.records_in += len(settling)
@@ -116,11 +138,11 @@ class Inlet:
             appended.then(lambda done: _settle(settling, done))
 
 
-def _settle(settling: Sequence[Promise[int]], done: Promise[Appended]) -> None:
+def _settle(settling: Sequence[Settled], done: Promise[Appended]) -> None:
     if done.error is not None:
-        for promise in settling:
-            promise.fail(done.error)
+        for settled in settling:
+            settled(-1, done.error)
         return
     base = done.value().base_offset
-    for at, promise in enumerate(settling):
-        promise.settle(base + at)
+    for at, settled in enumerate(settling):
+        settled(base + at, None)

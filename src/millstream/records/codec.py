@@ -179,13 +179,31 @@ def encode(
     return _close(out, codec, base_offset or 0, attributes, last_offset_delta, times, producer, count)
 
 
-def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> bytearray:
-    """A batch of one record without headers, its value copied once: for values that are large."""
+def encode_own(records: Sequence[Record | tuple[Any, ...]]) -> tuple[memoryview, BatchHeader]:
+    """What `encode` makes of records alone, with the header that it wrote: for batches of a few small records."""
+    out, base_timestamp, max_timestamp, last_delta, count = kernel.encode(records, None, HEADER_BYTES)
+    return _own(out, last_delta, base_timestamp, max_timestamp, count)
+
+
+def _own(
+    out: bytearray, last_delta: int, base_timestamp: int, max_timestamp: int, count: int
+) -> tuple[memoryview, BatchHeader]:
+    view = memoryview(out)
+    length = len(view) - PREFIX_BYTES
+    rest = (0, last_delta, base_timestamp, max_timestamp, NO_PRODUCER, -1, -1, count)
+    _HEADER.pack_into(out, 0, 0, length, -1, 2, 0, *rest)
+    crc = crc32c(view[CRC_START:])
+    _CRC.pack_into(out, _CRC_POSITION, crc)
+    return view, tuple.__new__(BatchHeader, (0, length, -1, 2, crc, *rest))
+
+
+def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> tuple[memoryview, BatchHeader]:
+    """The same for one record without headers, its value copied once: for values that are large."""
     size = len(value)
     fields = b"\0\0\0" + (b"\1" if key is None else _zigzag(len(key)) + key) + _zigzag(size)
     head = _zigzag(len(fields) + size + 1) + fields
     out = bytearray().join((bytes(HEADER_BYTES), head, value, b"\0"))
-    return _close(out, Codec.NONE, 0, 0, 0, (timestamp, timestamp), (NO_PRODUCER, -1, -1), 1)
+    return _own(out, 0, timestamp, timestamp, 1)
 
 
 def _zigzag(number: int) -> bytes:

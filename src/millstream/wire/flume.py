@@ -155,8 +155,8 @@ def peek(frame: memoryview) -> tuple[int, int]:
     return key, request_id
 
 
-def decode_produce(frame: memoryview) -> Produce:
-    """The same as `decode`, in fewer steps, for the request that there is most of."""
+def decode_produce(frame: memoryview) -> tuple[str, int, bytes, bytes]:
+    """The fields of `Produce`, in fewer steps than `decode` takes: it is the request that there is most of."""
     try:
         key_at = HEAD_BYTES + 2 + _U16.unpack_from(frame, HEAD_BYTES)[0] + _PARTITION_KEY.size
         partition, key_bytes = _PARTITION_KEY.unpack_from(frame, key_at - _PARTITION_KEY.size)
@@ -169,7 +169,7 @@ def decode_produce(frame: memoryview) -> Produce:
     except UnicodeDecodeError as error:
         raise ProtocolError(f"a string is not UTF-8: {error}") from None
     key = bytes(frame[key_at : key_at + key_bytes]) if key_bytes else b""
-    return Produce(topic, partition, key, bytes(frame[payload_at:]))
+    return topic, partition, key, bytes(frame[payload_at:])
 
 
 def decode(key: int, frame: memoryview) -> Request:

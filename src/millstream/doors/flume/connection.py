@@ -10,7 +10,6 @@ commit. A connection that is no member of the group may commit only while the gr
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -20,7 +19,7 @@ from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic
-from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
+from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -61,11 +60,12 @@ class FlumeConnection(FramedConnection):
     def handle(self, frame: memoryview) -> Answer:
         key, request_id = flume.peek(frame)
         if key == flume.PRODUCE:
-            request = flume.decode_produce(frame)
-            topic = self._broker.topics.get(request.topic)
+            name, partition, record_key, payload = flume.decode_produce(frame)
+            topic = self._broker.topics.get(name)
             if topic is None:
-                return self.run(self._produce_first(request_id, request))
-            return self._append(request_id, request, topic)
+                return self.run(self._create(request_id, name, partition, record_key, payload))
+            self._append(request_id, topic, partition, record_key, payload, self.reserve())
+            return None
         handler = _HANDLERS.get(key)
         if handler is None:
             return self._refused(request_id, flume.encode_error, RequestError(Code.INVALID_REQUEST))
@@ -73,36 +73,34 @@ class FlumeConnection(FramedConnection):
 
     # -- records -----------------------------------------------------------------------------------------------------
 
-    async def _produce_first(self, request_id: int, request: flume.Produce) -> bytes:
-        topics = self._broker.topics
+    async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
+        """The first record of a topic. Nothing else of this client is handled until it is answered."""
         try:
-            topic = await topics.ensure(request.topic, self._broker.config.flume_partitions)
+            topic = await self._broker.topics.ensure(name, self._broker.config.flume_partitions)
+            number = _choose(topic, partition, key)
+            return flume.encode_produced(
+                request_id, number, await self._broker.inlet(topic.partitions[number]).put(payload, key or None)
+            )
         except RequestError as error:
             return self._refused_produce(request_id, error)
-        answer = self._append(request_id, request, topic)
-        if isinstance(answer, bytes):
-            return answer
-        with contextlib.suppress(RequestError):  # the answer says it
-            await answer.promise
-        return answer.encode(answer.promise)
 
-    def _append(self, request_id: int, request: flume.Produce, topic: Topic) -> bytes | Later:
-        number = request.partition
-        if number == flume.BY_KEY:
-            number = flume.partition_of(request.key, len(topic.partitions))
-        if not 0 <= number < len(topic.partitions):
-            return self._refused_produce(request_id, RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION))
+    def _append(self, request_id: int, topic: Topic, partition: int, key: bytes, payload: bytes, place: Place) -> None:
+        try:
+            number = _choose(topic, partition, key)
+        except RequestError as error:
+            self.fill(place, self._refused_produce(request_id, error))
+            return
+
+        def settled(offset: int, error: BaseException | None) -> None:
+            if error is None:
+                self.fill(place, flume.encode_produced(request_id, number, offset))
+            else:
+                self.fill(place, self._refused_produce(request_id, error))
+
         inlet = self._broker.inlet(topic.partitions[number])
-
-        def stored(done: Promise[int]) -> bytes:
-            if done.error is not None:
-                return self._refused_produce(request_id, done.error)
-            return flume.encode_produced(request_id, number, done.value())
-
-        promise = inlet.put(request.payload, request.key or None)
+        inlet.put_then(settled, payload, key or None)
         if inlet.is_full:
             self.slow_down = True
-        return Later(promise, stored)
 
     def _fetch(self, request_id: int, request: flume.Fetch) -> Answer:
         bytes_max = min(max(request.bytes_max, 0), FETCH_BYTES_MAX)
@@ -217,6 +215,15 @@ class FlumeConnection(FramedConnection):
             return flume.encode_produced(request_id, -1, -1, _error(error.code))
         logger.error("a record of %s was not stored", self.peer, exc_info=error)
         return flume.encode_produced(request_id, -1, -1, Error.UNKNOWN)
+
+
+def _choose(topic: Topic, partition: int, key: bytes) -> int:
+    count = len(topic.partitions)
+    if partition == flume.BY_KEY:
+        return flume.partition_of(key, count)
+    if not 0 <= partition < count:
+        raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+    return partition
 
 
 def _error(code: Code) -> int:

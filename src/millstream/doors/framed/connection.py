@@ -7,7 +7,7 @@ they lie. A frame that is not complete there moves into a buffer of its own, whi
 that a large length in a head costs nothing. Handlers are done with a frame's bytes when they return.
 
 Answering. Every request gets a place in line; answers leave when all before them have left. Requests that only append
-(`overlaps`, and answer with `Later`) are handled while others of their kind still wait for their sync. Any other
+(`overlaps`, and `reserve` their place) are handled while others of their kind still wait for their sync. Any other
 request is handled when everything before it is answered: a client that pipelines "write, read" reads what it wrote.
 
 Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
@@ -42,16 +42,6 @@ LOW_WATER_BYTES_MAX = 256 * 1024
 _LENGTH = Struct(">i")
 
 
-class Later(NamedTuple):
-    """The answer to an append, made from what its promise holds when it is settled, an error included.
-
-    More appends are handled meanwhile. Nothing is, while any other answer is waited for.
-    """
-
-    promise: Promise[Any]
-    encode: Callable[[Promise[Any]], bytes]
-
-
 class Large(NamedTuple):
     """An answer that may take so much room; `make` is called when there is room for it."""
 
@@ -59,11 +49,11 @@ class Large(NamedTuple):
     make: Callable[[], bytes | Promise[bytes]]
 
 
-Answer = bytes | Promise[bytes] | Later | Large
-"""`b""` where the protocol has none; the request still keeps its place in line."""
+Answer = bytes | Promise[bytes] | Large | None
+"""`b""` where the protocol has none; the request still keeps its place in line. None: see `reserve`."""
 
 
-class _Place:
+class Place:
     """A request's place in line: what to send for it, once that is known."""
 
     __slots__ = ("answer",)
@@ -108,7 +98,7 @@ class FramedConnection:
         self._socket = connected
         self.peer = peer
         self._outbox = Outbox(connected)
-        self._in_line: deque[_Place] = deque()
+        self._in_line: deque[Place] = deque()
         self._only_overlapping = True
         """Whether all requests in line are of the kind that others may overtake in being handled."""
         self._buffer: bytearray | None = None
@@ -147,6 +137,38 @@ class FramedConnection:
     def handle(self, frame: memoryview) -> Answer:
         """Answers one whole frame, head included. A `ProtocolError` costs the connection."""
         raise NotImplementedError
+
+    def reserve(self) -> Place:
+        """The place in line of an append, whose answer is handed in with `fill`; `handle` gives None then.
+
+        More appends are handled meanwhile. Nothing is, while any other answer is waited for.
+        """
+        place = Place()
+        if not self._in_line:
+            self._only_overlapping = True
+        self._in_line.append(place)
+        return place
+
+    def fill(self, place: Place, answer: bytes) -> None:
+        """An answer that was waited for is there."""
+        if self.closed:
+            return
+        line = self._in_line
+        if line[0] is not place:
+            place.answer = answer
+            return
+        if len(line) == 1 and not (self._outbox or self._is_written) and answer:
+            line.clear()
+            self._send_one(answer)
+        else:
+            place.answer = answer
+            self._drain_line()
+            self._send()
+        if self._is_parked and not line and self._leave_line is None:
+            self._is_parked = False
+            self._go_on()
+        elif self._is_ending and not self._is_taking:
+            self._end()
 
     def run(self, work: Coroutine[Any, Any, bytes]) -> Promise[bytes]:
         """An answer that takes turns of the loop."""
@@ -212,7 +234,10 @@ class FramedConnection:
         position, end, head = 0, len(data), self.LENGTH_AT + 4
         self.last_used = self._door.now
         while end - position >= head:
-            after = position + head + self._size_of(data, position)
+            (size,) = _LENGTH.unpack_from(data, position + head - 4)
+            if not 0 <= size <= self._door.frame_bytes_max:
+                raise self._too_large(size)
+            after = position + head + size
             if after > end:
                 break
             frame = data if after - position == end else data[position:after]
@@ -230,11 +255,14 @@ class FramedConnection:
         else:
             self._start_frame(data[position:])
 
-    def _size_of(self, data: memoryview | bytearray, position: int) -> int:
-        size: int = _LENGTH.unpack_from(data, position + self.LENGTH_AT)[0]
+    def _size_of(self, data: memoryview | bytearray) -> int:
+        size: int = _LENGTH.unpack_from(data, self.LENGTH_AT)[0]
         if not 0 <= size <= self._door.frame_bytes_max:
-            raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+            raise self._too_large(size)
         return size
+
+    def _too_large(self, size: int) -> ProtocolError:
+        return ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
 
     def _may_handle(self, frame: memoryview) -> bool:
         """Whether it is this frame's turn; if not, the connection is parked or waits for the socket."""
@@ -255,7 +283,7 @@ class FramedConnection:
     def _start_frame(self, beginning: memoryview, granted: int = 0) -> None:
         """Moves an incomplete frame into a buffer of its own. `granted` is the room for it that was waited for."""
         head = self.LENGTH_AT + 4
-        size = head + (self._size_of(beginning, 0) if len(beginning) >= head else 0)
+        size = head + (self._size_of(beginning) if len(beginning) >= head else 0)
         pool = self._door.pool
         # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
         room = granted or pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
@@ -290,7 +318,7 @@ class FramedConnection:
         self._filled += count
         self.last_used = self._door.now
         head = self.LENGTH_AT + 4
-        if self._filled == self._expected == head and (size := self._size_of(buffer, 0)):
+        if self._filled == self._expected == head and (size := self._size_of(buffer)):
             self._expected = head + size  # only the head had arrived; now it is known how much follows
         elif self._filled == self._expected:
             self._finish_frame(buffer)
@@ -331,28 +359,24 @@ class FramedConnection:
     def _handle(self, frame: memoryview) -> None:
         answer = self.handle(frame)
         line = self._in_line
-        if not line:
-            if type(answer) is bytes:
-                if answer:
-                    self._outbox.put(answer)
-                return
-            self._only_overlapping = True
-        place = _Place()
+        if answer is None:
+            if self.slow_down or len(line) > IN_LINE_MAX:
+                self.slow_down = False
+                self._is_parked = bool(line)
+            return
+        if not line and type(answer) is bytes:
+            if answer:
+                self._outbox.put(answer)
+            return
+        place = Place()
         line.append(place)
-        if type(answer) is Later:
-            promise, encode = answer
-            promise.then(lambda done: self._fill(place, encode(done)))
+        self._only_overlapping = False
+        if isinstance(answer, Large):
+            self._make(place, answer)
         else:
-            self._only_overlapping = False
-            if type(answer) is Large:
-                self._make(place, answer)
-            else:
-                self._settle(place, answer)  # type: ignore[arg-type]
-        if self.slow_down or len(line) > IN_LINE_MAX:
-            self.slow_down = False
-            self._is_parked = bool(self._in_line)
+            self._settle(place, answer)
 
-    def _make(self, place: _Place, answer: Large) -> None:
+    def _make(self, place: Place, answer: Large) -> None:
         answers = self._door.answers
         room = min(answer.room, answers.limit)
 
@@ -365,42 +389,21 @@ class FramedConnection:
         else:
             self._await_memory(answers, room, make)
 
-    def _settle(self, place: _Place, answer: bytes | Promise[bytes]) -> None:
+    def _settle(self, place: Place, answer: bytes | Promise[bytes]) -> None:
         if isinstance(answer, Promise) and not answer.done:
             answer.then(lambda done: self._settled(place, done))
         else:
             place.answer = answer.value() if isinstance(answer, Promise) else answer
             self._drain_line()
 
-    def _settled(self, place: _Place, done: Promise[bytes]) -> None:
+    def _settled(self, place: Place, done: Promise[bytes]) -> None:
         if self.closed:
             return
         if done.error is not None:
             logger.error("a request from %s failed; its connection is closed", self.peer, exc_info=done.error)
             self.close()
             return
-        self._fill(place, done.value())
-
-    def _fill(self, place: _Place, answer: bytes) -> None:
-        """An answer that was waited for is there."""
-        if self.closed:
-            return
-        line = self._in_line
-        if line[0] is not place:
-            place.answer = answer
-            return
-        if len(line) == 1 and not (self._outbox or self._is_written) and answer:
-            line.clear()
-            self._send_one(answer)
-        else:
-            place.answer = answer
-            self._drain_line()
-            self._send()
-        if self._is_parked and not self._in_line and self._leave_line is None:
-            self._is_parked = False
-            self._go_on()
-        elif self._is_ending and not self._is_taking:
-            self._end()
+        self.fill(place, done.value())
 
     def _drain_line(self) -> None:
         line = self._in_line

@@ -10,7 +10,6 @@ exist, are answered with Thrift's own exception. Bytes that are no message cost 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -18,11 +17,10 @@ from typing import Any
 
 from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
-from millstream.doors.framed.connection import Answer, FramedConnection, Large, Later
+from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.errors import Code, ProtocolError, RequestError
-from millstream.promise import Promise
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.wire import luxun, thrift
@@ -87,36 +85,35 @@ class LuxunConnection(FramedConnection):
     def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
         topic = self._broker.topics.get(request.topic)
         if topic is None:
-            return self.run(self._append_first(call, sequence_id, bytes(request.item), request.topic))
-        return self._put(call, sequence_id, request.item, topic)
+            return self.run(self._create(call, sequence_id, bytes(request.item), request.topic))
+        self._put(call, sequence_id, request.item, topic, self.reserve())
+        return None
 
-    async def _append_first(self, call: str, sequence_id: int, item: bytes, name: str) -> bytes:
+    async def _create(self, call: str, sequence_id: int, item: bytes, name: str) -> bytes:
+        """The first item of a topic. Nothing else of this client is handled until it is answered."""
         try:
             check_name(name)
-            topic = await self._broker.topics.ensure(name, 1)
+            topic = _single(await self._broker.topics.ensure(name, 1))
+            index = await self._broker.inlet(topic.partitions[0]).put(item)
         except RequestError as error:
             return self._refused_item(call, sequence_id, error)
-        answer = self._put(call, sequence_id, item, topic)
-        if isinstance(answer, bytes):
-            return answer
-        with contextlib.suppress(RequestError):  # the answer says it
-            await answer.promise
-        return answer.encode(answer.promise)
+        return _produced(call, sequence_id, index)
 
-    def _put(self, call: str, sequence_id: int, item: bytes | memoryview, topic: Topic) -> bytes | Later:
-        if len(topic.partitions) > 1:
-            return self._refused_item(call, sequence_id, _too_many_partitions(topic))
-        inlet = self._broker.inlet(topic.partitions[0])
+    def _put(self, call: str, sequence_id: int, item: memoryview, topic: Topic, place: Place) -> None:
+        def settled(index: int, error: BaseException | None) -> None:
+            if error is None:
+                self.fill(place, _produced(call, sequence_id, index))
+            else:
+                self.fill(place, self._refused_item(call, sequence_id, error))
 
-        def stored(done: Promise[int]) -> bytes:
-            if done.error is not None:
-                return self._refused_item(call, sequence_id, done.error)
-            return luxun.encode_produced(sequence_id, done.value()) if call == luxun.PRODUCE else b""
-
-        promise = inlet.put(item)
+        try:
+            inlet = self._broker.inlet(_single(topic).partitions[0])
+        except RequestError as error:
+            settled(-1, error)
+            return
+        inlet.put_then(settled, item)
         if inlet.is_full:
             self.slow_down = True
-        return Later(promise, stored)
 
     def _refused_item(self, call: str, sequence_id: int, error: BaseException) -> bytes:
         answer = self._refused(call, sequence_id, error)
@@ -225,9 +222,7 @@ class LuxunConnection(FramedConnection):
         if topic is None:
             check_name(name)
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
-        if len(topic.partitions) > 1:
-            raise _too_many_partitions(topic)
-        return topic
+        return _single(topic)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 
@@ -257,12 +252,18 @@ def _all_consumed(sequence_id: int) -> bytes:
     return luxun.encode_failure(luxun.CONSUME, sequence_id, failure)
 
 
-def _too_many_partitions(topic: Topic) -> RequestError:
-    return RequestError(
-        Code.INVALID_PARTITIONS,
-        f"topic {topic.name} has {len(topic.partitions)} partitions, and an index is for topics with one: "
-        "read it through another door, or use another topic here",
-    )
+def _produced(call: str, sequence_id: int, index: int) -> bytes:
+    return luxun.encode_produced(sequence_id, index) if call == luxun.PRODUCE else b""
+
+
+def _single(topic: Topic) -> Topic:
+    if len(topic.partitions) > 1:
+        raise RequestError(
+            Code.INVALID_PARTITIONS,
+            f"topic {topic.name} has {len(topic.partitions)} partitions, and an index is for topics with one: "
+            "read it through another door, or use another topic here",
+        )
+    return topic
 
 
 _CALLS: dict[str, tuple[Callable[[thrift.Reader], Any], Callable[[LuxunConnection, int, Any], Answer]]] = {
