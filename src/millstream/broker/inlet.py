@@ -40,7 +40,17 @@ Settled = Callable[[int, BaseException | None], None]
 class Inlet:
     """One per partition that single records come to; made by `Broker.inlet`."""
 
-    __slots__ = ("_bytes", "_clock", "_loop", "_metrics", "_partition", "_rows", "_settling", "_unsynced_max")
+    __slots__ = (
+        "_bytes",
+        "_clock",
+        "_loop",
+        "_metrics",
+        "_partition",
+        "_rows",
+        "_settling",
+        "_unsynced_max",
+        "is_full",
+    )
 
     def __init__(self, partition: Partition, clock: Clock, metrics: Metrics, unsynced_bytes_max: int) -> None:
         self._partition = partition
@@ -51,13 +61,8 @@ class Inlet:
         self._settling: list[Settled] = []
         self._bytes = 0
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more than `unsynced_bytes_max` waits: for the end of the turn, or for a sync that is waited for."""
-        log = self._partition.log
-        unsynced = log.unsynced_bytes if log.config.flush.batches == 1 else 0
-        return self._bytes + unsynced > self._unsynced_max
+        self.is_full = False
+        """Whether more than `unsynced_bytes_max` waits for a sync that is waited for."""
 
     def put(
         self,
@@ -124,8 +129,13 @@ class Inlet:
     def _append(
         self, settling: list[Settled], encode: Callable[..., tuple[memoryview, BatchHeader]], *what: Any
     ) -> None:
+        partition = self._partition
         try:
-            appended = self._partition.append_own(*encode(*what), self._clock)
+            batch, header = encode(*what)
+            if partition.settings.needs_more_checks:
+                appended = partition.append_own(batch, header, self._clock)
+            else:
+                appended = partition.log.append(batch, header)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
             for settled in settling:
                 settled(-1, error)
@@ -133,16 +143,19 @@ class Inlet:
         self._metrics.batches_in += 1
         self._metrics.records_in += len(settling)
         if appended.done:
-            _settle(settling, appended)
+            self._settle(settling, appended)
         else:
-            appended.then(lambda done: _settle(settling, done))
+            self.is_full = partition.log.unsynced_bytes > self._unsynced_max
+            appended.then(lambda done: self._settle(settling, done))
 
-
-def _settle(settling: Sequence[Settled], done: Promise[Appended]) -> None:
-    if done.error is not None:
+    def _settle(self, settling: Sequence[Settled], done: Promise[Appended]) -> None:
+        if self.is_full:
+            self.is_full = self._partition.log.unsynced_bytes > self._unsynced_max
+        if done.error is not None:
+            for settled in settling:
+                settled(-1, done.error)
+            return
+        offset = done.value().base_offset
         for settled in settling:
-            settled(-1, done.error)
-        return
-    base = done.value().base_offset
-    for at, settled in enumerate(settling):
-        settled(base + at, None)
+            settled(offset, None)
+            offset += 1

@@ -66,9 +66,7 @@ class Partition:
 
     def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
         """Takes one batch that the broker itself has just encoded: nobody can have damaged it."""
-        if self.settings.needs_more_checks:
-            return self._append(records, header, clock)[1]
-        return self.log.append(records, header)
+        return self._append(records, header, clock)[1]
 
     def _append(self, records: memoryview, header: BatchHeader, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
         settings = self.settings

@@ -19,7 +19,7 @@ from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic
-from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
+from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -46,11 +46,12 @@ R = TypeVar("R")
 
 
 class FlumeConnection(FramedConnection):
-    __slots__ = ("_broker", "_memberships")
+    __slots__ = ("_broker", "_memberships", "_topics")
 
     def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
         super().__init__(door, connected, peer)
         self._broker = door.broker
+        self._topics = door.broker.topics
         self._memberships: dict[str, tuple[str, int]] = {}
         """Member id and generation, by group."""
 
@@ -61,10 +62,14 @@ class FlumeConnection(FramedConnection):
         key, request_id = flume.peek(frame)
         if key == flume.PRODUCE:
             name, partition, record_key, payload = flume.decode_produce(frame)
-            topic = self._broker.topics.get(name)
+            topic = self._topics.get(name)
             if topic is None:
                 return self.run(self._create(request_id, name, partition, record_key, payload))
-            self._append(request_id, topic, partition, record_key, payload, self.reserve())
+            try:
+                number = partition if 0 <= partition < len(topic.partitions) else _choose(topic, partition, record_key)
+            except RequestError as error:
+                return self._refused_produce(request_id, error)
+            self._append(request_id, topic.partitions[number], record_key or None, payload)
             return None
         handler = _HANDLERS.get(key)
         if handler is None:
@@ -84,12 +89,9 @@ class FlumeConnection(FramedConnection):
         except RequestError as error:
             return self._refused_produce(request_id, error)
 
-    def _append(self, request_id: int, topic: Topic, partition: int, key: bytes, payload: bytes, place: Place) -> None:
-        try:
-            number = _choose(topic, partition, key)
-        except RequestError as error:
-            self.fill(place, self._refused_produce(request_id, error))
-            return
+    def _append(self, request_id: int, partition: Partition, key: bytes | None, payload: bytes) -> None:
+        inlet = partition.inlet or self._broker.inlet(partition)
+        number, place = partition.index, self.reserve()
 
         def settled(offset: int, error: BaseException | None) -> None:
             if error is None:
@@ -97,8 +99,7 @@ class FlumeConnection(FramedConnection):
             else:
                 self.fill(place, self._refused_produce(request_id, error))
 
-        inlet = self._broker.inlet(topic.partitions[number])
-        inlet.put_then(settled, payload, key or None)
+        inlet.put_then(settled, payload, key)
         if inlet.is_full:
             self.slow_down = True
 

@@ -53,13 +53,8 @@ Answer = bytes | Promise[bytes] | Large | None
 """`b""` where the protocol has none; the request still keeps its place in line. None: see `reserve`."""
 
 
-class Place:
-    """A request's place in line: what to send for it, once that is known."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self) -> None:
-        self.answer: bytes | None = None
+Place = list[bytes]
+"""A request's place in line: empty until its answer is known, then that."""
 
 
 class FramedConnection:
@@ -143,7 +138,7 @@ class FramedConnection:
 
         More appends are handled meanwhile. Nothing is, while any other answer is waited for.
         """
-        place = Place()
+        place: Place = []
         if not self._in_line:
             self._only_overlapping = True
         self._in_line.append(place)
@@ -155,13 +150,13 @@ class FramedConnection:
             return
         line = self._in_line
         if line[0] is not place:
-            place.answer = answer
+            place.append(answer)
             return
         if len(line) == 1 and not (self._outbox or self._is_written) and answer:
             line.clear()
             self._send_one(answer)
         else:
-            place.answer = answer
+            place.append(answer)
             self._drain_line()
             self._send()
         if self._is_parked and not line and self._leave_line is None:
@@ -368,7 +363,7 @@ class FramedConnection:
             if answer:
                 self._outbox.put(answer)
             return
-        place = Place()
+        place: Place = []
         line.append(place)
         self._only_overlapping = False
         if isinstance(answer, Large):
@@ -393,7 +388,7 @@ class FramedConnection:
         if isinstance(answer, Promise) and not answer.done:
             answer.then(lambda done: self._settled(place, done))
         else:
-            place.answer = answer.value() if isinstance(answer, Promise) else answer
+            place.append(answer.value() if isinstance(answer, Promise) else answer)
             self._drain_line()
 
     def _settled(self, place: Place, done: Promise[bytes]) -> None:
@@ -407,8 +402,8 @@ class FramedConnection:
 
     def _drain_line(self) -> None:
         line = self._in_line
-        while line and line[0].answer is not None:
-            answer = line.popleft().answer
+        while line and line[0]:
+            (answer,) = line.popleft()
             if answer:
                 self._outbox.put(answer)
 
