@@ -181,12 +181,11 @@ def encode(
 
 def encode_own(records: Sequence[Record | tuple[Any, ...]]) -> tuple[memoryview, BatchHeader]:
     """What `encode` makes of records alone, with the header that it wrote: for batches of a few small records."""
-    out, base_timestamp, max_timestamp, last_delta, count = kernel.encode(records, None, HEADER_BYTES)
-    return _own(out, last_delta, base_timestamp, max_timestamp, count)
+    return _own(*kernel.encode(records, None, HEADER_BYTES))
 
 
 def _own(
-    out: bytearray, last_delta: int, base_timestamp: int, max_timestamp: int, count: int
+    out: bytearray, base_timestamp: int, max_timestamp: int, last_delta: int, count: int
 ) -> tuple[memoryview, BatchHeader]:
     view = memoryview(out)
     length = len(view) - PREFIX_BYTES
@@ -203,7 +202,7 @@ def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> tuple[memory
     fields = b"\0\0\0" + (b"\1" if key is None else _zigzag(len(key)) + key) + _zigzag(size)
     head = _zigzag(len(fields) + size + 1) + fields
     out = bytearray().join((bytes(HEADER_BYTES), head, value, b"\0"))
-    return _own(out, 0, timestamp, timestamp, 1)
+    return _own(out, timestamp, timestamp, 0, 1)
 
 
 def _zigzag(number: int) -> bytes:

@@ -45,7 +45,8 @@ _I64 = Struct(">q")
 _PARTITION_KEY = Struct(">ii")
 _PLACE = Struct(">iqi")
 _PARTITION_OFFSET = Struct(">iq")
-_PRODUCED = Struct(">iiiqh")
+PRODUCED = Struct(">iiiqh")
+"""The whole answer to Produce: its size (18), request id, partition, offset, error."""
 _ERROR_ONLY = Struct(">iih")
 _FETCHED = Struct(">iihi")
 _RECORD = Struct(">qi")
@@ -232,7 +233,7 @@ _DECODERS: dict[int, Callable[[Reader], Request]] = {
 
 
 def encode_produced(request_id: int, partition: int, offset: int, error: int = 0) -> bytes:
-    return _PRODUCED.pack(18, request_id, partition, offset, error)
+    return PRODUCED.pack(18, request_id, partition, offset, error)
 
 
 def encode_fetched(request_id: int, error: int, records: Iterable[tuple[int, bytes]] = ()) -> bytes:

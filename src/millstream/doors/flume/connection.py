@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
@@ -42,7 +42,7 @@ _ERRORS = {
     Code.ILLEGAL_GENERATION: Error.STALE_GENERATION,
     Code.REBALANCE_IN_PROGRESS: Error.REBALANCE_NEEDED,
 }
-R = TypeVar("R")
+_PRODUCED = flume.PRODUCED.pack
 
 
 class FlumeConnection(FramedConnection):
@@ -95,7 +95,7 @@ class FlumeConnection(FramedConnection):
 
         def settled(offset: int, error: BaseException | None) -> None:
             if error is None:
-                self.fill(place, flume.encode_produced(request_id, number, offset))
+                self.fill(place, _PRODUCED(18, request_id, number, offset, 0))
             else:
                 self.fill(place, self._refused_produce(request_id, error))
 

@@ -154,7 +154,19 @@ class FramedConnection:
             return
         if len(line) == 1 and not (self._outbox or self._is_written) and answer:
             line.clear()
-            self._send_one(answer)
+            try:
+                sent = self._socket.send(answer)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self.close()
+                return
+            self._door.metrics.bytes_out += sent
+            if sent < len(answer):
+                self._outbox.put(answer[sent:])
+                self._send()
+            elif self._room:
+                self._give_room()
         else:
             place.append(answer)
             self._drain_line()
@@ -188,6 +200,8 @@ class FramedConnection:
         try:
             if self._is_parked:
                 self._look_while_parked()
+            elif self._buffer is not None:
+                self._fill_frame()
             else:
                 self._receive()
         except (BlockingIOError, InterruptedError):
@@ -207,9 +221,6 @@ class FramedConnection:
             self._end()
 
     def _receive(self) -> None:
-        if self._buffer is not None:
-            self._fill_frame()
-            return
         if self._door.frames.free <= 0:
             self._await_memory(self._door.frames, 1, lambda: self._door.frames.give(1))
             return
@@ -239,7 +250,11 @@ class FramedConnection:
             if (self._in_line or self._is_parked or self._outbox) and not self._may_handle(frame):
                 self._keep(data[position:], is_backlog)
                 return
-            self._handle(frame)
+            answer = self.handle(frame)
+            if answer is not None:
+                self._answer(answer)
+            elif self.slow_down or len(self._in_line) > IN_LINE_MAX:
+                self._park_in_line()
             position = after
             if self.closed:
                 return
@@ -353,12 +368,18 @@ class FramedConnection:
 
     def _handle(self, frame: memoryview) -> None:
         answer = self.handle(frame)
+        if answer is not None:
+            self._answer(answer)
+        elif self.slow_down or len(self._in_line) > IN_LINE_MAX:
+            self._park_in_line()
+
+    def _park_in_line(self) -> None:
+        """Until everything is answered that is in line now."""
+        self.slow_down = False
+        self._is_parked = bool(self._in_line)
+
+    def _answer(self, answer: bytes | Promise[bytes] | Large) -> None:
         line = self._in_line
-        if answer is None:
-            if self.slow_down or len(line) > IN_LINE_MAX:
-                self.slow_down = False
-                self._is_parked = bool(line)
-            return
         if not line and type(answer) is bytes:
             if answer:
                 self._outbox.put(answer)
@@ -415,22 +436,6 @@ class FramedConnection:
     def _after_handling(self) -> None:
         if self._outbox and not self.closed:
             self._send()
-
-    def _send_one(self, answer: bytes) -> None:
-        """The common case, in as few steps as there are: nothing waits before this answer."""
-        try:
-            count = self._socket.send(answer)
-        except (BlockingIOError, InterruptedError):
-            count = 0
-        except OSError:
-            self.close()
-            return
-        self._door.metrics.bytes_out += count
-        if count < len(answer):
-            self._outbox.put(answer[count:])
-            self._send()
-        elif self._room:
-            self._give_room()
 
     def _send(self) -> None:
         if self._is_written or self.closed:
