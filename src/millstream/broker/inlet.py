@@ -100,7 +100,7 @@ class Inlet:
             detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
             settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
             return
-        if key is None and settings.log.compact:
+        if key is None and settings.needs_more_checks and settings.log.compact:
             settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
             return
         rows = self._rows

@@ -152,7 +152,7 @@ class FramedConnection:
         if line[0] is not place:
             place.append(answer)
             return
-        if len(line) == 1 and not (self._outbox or self._is_written) and answer:
+        if len(line) == 1 and not self._outbox.size and answer:
             line.clear()
             try:
                 sent = self._socket.send(answer)
@@ -247,7 +247,7 @@ class FramedConnection:
             if after > end:
                 break
             frame = data if after - position == end else data[position:after]
-            if (self._in_line or self._is_parked or self._outbox) and not self._may_handle(frame):
+            if (self._in_line or self._is_parked or self._outbox.size) and not self._may_handle(frame):
                 self._keep(data[position:], is_backlog)
                 return
             answer = self.handle(frame)
@@ -434,7 +434,7 @@ class FramedConnection:
         return not (self._is_written or self.closed)
 
     def _after_handling(self) -> None:
-        if self._outbox and not self.closed:
+        if self._outbox.size and not self.closed:
             self._send()
 
     def _send(self) -> None:
