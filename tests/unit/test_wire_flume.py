@@ -18,6 +18,21 @@ def test_produce_says_what_the_client_said(topic: str, partition: int, key: byte
     frame = memoryview(theirs.request(0, number, theirs.produce_payload(topic, payload, key, partition)))
     assert flume.peek(frame) == (flume.PRODUCE, number)
     assert flume.decode(0, frame) == flume.decode_produce(frame) == (topic, partition, key, payload)
+    assert flume.ProduceTo(topic).decode(frame) == (number, partition, key or None, payload)
+    assert flume.ProduceTo(topic + "x").decode(frame) is None
+
+
+@given(st.sampled_from(["", "t", "topic"]), st.binary(max_size=60), st.integers(0, 60), st.integers(0, 3))
+def test_the_short_way_to_decode_produce_never_says_other_than_the_long_one(
+    topic: str, noise: bytes, at: int, key: int
+) -> None:
+    sound = bytearray(theirs.request(key, 1, theirs.produce_payload(topic, b"payload", b"key", 0)))
+    sound[at : at + len(noise)] = noise
+    frame = memoryview(bytes(sound))
+    short = flume.ProduceTo(topic).decode(frame)
+    if short is not None:
+        assert flume.peek(frame) == (flume.PRODUCE, short[0])
+        assert flume.decode_produce(frame) == (topic, short[1], short[2] or b"", short[3])
 
 
 @given(NAMES, NAMES, st.integers(-(2**31), 2**31 - 1), st.lists(NAMES, max_size=20))

@@ -173,6 +173,35 @@ def decode_produce(frame: memoryview) -> tuple[str, int, bytes, bytes]:
     return topic, partition, key, bytes(frame[payload_at:])
 
 
+class ProduceTo:
+    """Produce requests to one topic: a client sends one after the other, and all but a few fields are the same."""
+
+    __slots__ = ("_layout", "_name", "_size")
+
+    def __init__(self, topic: str) -> None:
+        self._name = topic.encode()
+        self._layout = Struct(f">ihiH{len(self._name)}sii")
+        self._size = self._layout.size + _I32.size
+
+    def decode(self, frame: memoryview) -> tuple[int, int, bytes | None, bytes] | None:
+        """Request id, partition, key and payload; None if it is another request, or one that makes no sense."""
+        size = len(frame)
+        if size < self._size:
+            return None
+        _, key, request_id, name_bytes, name, partition, key_bytes = self._layout.unpack_from(frame)
+        payload_at = self._size + key_bytes
+        if key != PRODUCE or name != self._name or name_bytes != len(name) or not self._size <= payload_at <= size:
+            return None
+        if payload_at + _I32.unpack_from(frame, payload_at - 4)[0] != size:
+            return None
+        return (
+            request_id,
+            partition,
+            bytes(frame[payload_at - 4 - key_bytes : payload_at - 4]) if key_bytes else None,
+            bytes(frame[payload_at:]),
+        )
+
+
 def decode(key: int, frame: memoryview) -> Request:
     reader = Reader(frame)
     decoder = _DECODERS.get(key)
@@ -269,7 +298,7 @@ def _string(text: str) -> bytes:
     return _U16.pack(len(data)) + data
 
 
-def partition_of(key: bytes, partitions: int) -> int:
+def partition_of(key: bytes | None, partitions: int) -> int:
     """FNV-1a in 32 bits, as Flume's clients hash; without a key the first partition."""
     if not key:
         return 0

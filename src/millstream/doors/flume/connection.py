@@ -46,7 +46,7 @@ _PRODUCED = flume.PRODUCED.pack
 
 
 class FlumeConnection(FramedConnection):
-    __slots__ = ("_broker", "_memberships", "_topics")
+    __slots__ = ("_broker", "_changes", "_known", "_memberships", "_topics")
 
     def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
         super().__init__(door, connected, peer)
@@ -54,29 +54,46 @@ class FlumeConnection(FramedConnection):
         self._topics = door.broker.topics
         self._memberships: dict[str, tuple[str, int]] = {}
         """Member id and generation, by group."""
+        self._known: tuple[flume.ProduceTo, list[Partition]] | None = None
+        """The topic of the last record, as of so many `_changes` to the set of topics: most clients stay with one."""
+        self._changes = 0
 
     def overlaps(self, frame: memoryview) -> bool:
         return len(frame) > 5 and frame[4] == 0 and frame[5] == flume.PRODUCE
 
     def handle(self, frame: memoryview) -> Answer:
+        known = self._known
+        if known is not None and self._changes == self._topics.changes:
+            fields = known[0].decode(frame)
+            if fields is not None:
+                request_id, number, record_key, payload = fields
+                if number == flume.BY_KEY:
+                    number = flume.partition_of(record_key, len(known[1]))
+                if 0 <= number < len(known[1]):
+                    self._append(request_id, known[1][number], record_key, payload)
+                    return None
         key, request_id = flume.peek(frame)
         if key == flume.PRODUCE:
-            name, partition, record_key, payload = flume.decode_produce(frame)
-            topic = self._topics.get(name)
-            if topic is None:
-                return self.run(self._create(request_id, name, partition, record_key, payload))
-            try:
-                number = partition if 0 <= partition < len(topic.partitions) else _choose(topic, partition, record_key)
-            except RequestError as error:
-                return self._refused_produce(request_id, error)
-            self._append(request_id, topic.partitions[number], record_key or None, payload)
-            return None
+            return self._produce(request_id, *flume.decode_produce(frame))
         handler = _HANDLERS.get(key)
         if handler is None:
             return self._refused(request_id, flume.encode_error, RequestError(Code.INVALID_REQUEST))
         return handler(self, request_id, flume.decode(key, frame))
 
     # -- records -----------------------------------------------------------------------------------------------------
+
+    def _produce(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> Answer:
+        topic = self._topics.get(name)
+        if topic is None:
+            return self.run(self._create(request_id, name, partition, key, payload))
+        try:
+            number = _choose(topic, partition, key)
+        except RequestError as error:
+            return self._refused_produce(request_id, error)
+        self._known = flume.ProduceTo(name), topic.partitions
+        self._changes = self._topics.changes
+        self._append(request_id, topic.partitions[number], key or None, payload)
+        return None
 
     async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
         """The first record of a topic. Nothing else of this client is handled until it is answered."""
