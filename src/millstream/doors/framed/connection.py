@@ -23,9 +23,9 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from struct import Struct
 from typing import Any, ClassVar, NamedTuple
 
+from millstream.doors.framed.assembly import LENGTH, Assembly
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.kafka.memory import Budget
 from millstream.doors.kafka.outbox import Outbox
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
 """No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
-LOW_WATER_BYTES_MAX = 256 * 1024
-
-_LENGTH = Struct(">i")
 
 
 class Large(NamedTuple):
@@ -62,11 +59,9 @@ class FramedConnection:
     """Where in a frame's head its length stands: 4 bytes, which count what comes after them."""
 
     __slots__ = (
+        "_assembly",
         "_backlog",
-        "_buffer",
         "_door",
-        "_expected",
-        "_filled",
         "_held",
         "_in_line",
         "_is_ending",
@@ -75,11 +70,9 @@ class FramedConnection:
         "_is_taking",
         "_is_written",
         "_leave_line",
-        "_low_water",
         "_only_overlapping",
         "_outbox",
         "_room",
-        "_sends_large",
         "_socket",
         "_tasks",
         "closed",
@@ -96,16 +89,11 @@ class FramedConnection:
         self._in_line: deque[Place] = deque()
         self._only_overlapping = True
         """Whether all requests in line are of the kind that others may overtake in being handled."""
-        self._buffer: bytearray | None = None
-        """The frame that is being put together: `_filled` of `_expected` bytes, its head included."""
-        self._filled = 0
-        self._expected = 0
-        self._sends_large = False
-        self._low_water = 1
+        self._assembly = Assembly(door, connected, self.LENGTH_AT + LENGTH.size)
         self._backlog: memoryview | None = None
         """What was received and not handled yet."""
         self._held = 0
-        """Bytes of the door's memory for frames: the backlog's and the buffer's."""
+        """Bytes of the door's memory for frames: the backlog's."""
         self._room = 0
         """Bytes of the door's memory for answers: those that are made or sent."""
         self._leave_line: Callable[[], None] | None = None
@@ -200,7 +188,7 @@ class FramedConnection:
         try:
             if self._is_parked:
                 self._look_while_parked()
-            elif self._buffer is not None:
+            elif self._assembly.buffer is not None:
                 self._fill_frame()
             else:
                 self._receive()
@@ -226,7 +214,7 @@ class FramedConnection:
             return
         shared = self._door.shared
         # Where a large frame is expected only its head is read here, the rest goes where it belongs.
-        view = shared[: len(shared) // 64] if self._sends_large else shared
+        view = shared[: len(shared) // 64] if self._assembly.sends_large else shared
         count = self._socket.recv_into(view)
         if count == 0:
             self._end()
@@ -240,9 +228,9 @@ class FramedConnection:
         position, end, head = 0, len(data), self.LENGTH_AT + 4
         self.last_used = self._door.now
         while end - position >= head:
-            (size,) = _LENGTH.unpack_from(data, position + head - 4)
+            (size,) = LENGTH.unpack_from(data, position + head - 4)
             if not 0 <= size <= self._door.frame_bytes_max:
-                raise self._too_large(size)
+                self._door.check_size(size)
             after = position + head + size
             if after > end:
                 break
@@ -259,20 +247,11 @@ class FramedConnection:
             if self.closed:
                 return
         if position == end:
-            self._sends_large = False
+            self._assembly.sends_large = False
         elif self._is_parked or self._is_written:
             self._keep(data[position:], is_backlog)
         else:
             self._start_frame(data[position:])
-
-    def _size_of(self, data: memoryview | bytearray) -> int:
-        size: int = _LENGTH.unpack_from(data, self.LENGTH_AT)[0]
-        if not 0 <= size <= self._door.frame_bytes_max:
-            raise self._too_large(size)
-        return size
-
-    def _too_large(self, size: int) -> ProtocolError:
-        return ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
 
     def _may_handle(self, frame: memoryview) -> bool:
         """Whether it is this frame's turn; if not, the connection is parked or waits for the socket."""
@@ -290,79 +269,35 @@ class FramedConnection:
             self._hold(len(data))
         self._backlog = data
 
-    def _start_frame(self, beginning: memoryview, granted: int = 0) -> None:
-        """Moves an incomplete frame into a buffer of its own. `granted` is the room for it that was waited for."""
-        head = self.LENGTH_AT + 4
-        size = head + (self._size_of(beginning) if len(beginning) >= head else 0)
-        pool = self._door.pool
-        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
-        room = granted or pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
-        if not granted and not self._door.frames.take(room):
+    def _start_frame(self, beginning: memoryview) -> None:
+        """Moves an incomplete frame into a buffer of its own, or waits for the memory for one."""
+        room = self._assembly.room_for(beginning)
+        if self._door.frames.take(room):
+            self._assembly.start(beginning, room)
+        else:
             rest = memoryview(bytes(beginning))
-            self._await_memory(self._door.frames, room, lambda: self._start_frame(rest, room))
-            return
-        self._held += room
-        self._expected = size
-        self._filled = len(beginning)
-        self._buffer = pool.take(room)
-        self._buffer[: self._filled] = beginning
-        self._wake_at(size - self._filled)
-
-    def _wake_at(self, count: int) -> None:
-        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame."""
-        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX) if self._expected > LOW_WATER_BYTES_MAX // 4 else 1
-        if low_water != self._low_water:
-            self._low_water = low_water
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self._await_memory(self._door.frames, room, lambda: self._assembly.start(rest, room))
 
     def _fill_frame(self) -> None:
-        buffer = self._buffer
-        assert buffer is not None
-        end = min(self._expected, len(buffer))
-        with memoryview(buffer)[self._filled : end] as room:
-            count = self._socket.recv_into(room)
+        assembly = self._assembly
+        count = assembly.fill()
         if count == 0:
             self._end()
             return
         self._door.metrics.bytes_in += count
-        self._filled += count
         self.last_used = self._door.now
-        head = self.LENGTH_AT + 4
-        if self._filled == self._expected == head and (size := self._size_of(buffer)):
-            self._expected = head + size  # only the head had arrived; now it is known how much follows
-        elif self._filled == self._expected:
-            self._finish_frame(buffer)
+        if not assembly.is_whole:
             return
-        if self._filled == len(buffer):
-            self._grow(buffer)
-        self._wake_at(self._expected - self._filled)
-
-    def _finish_frame(self, buffer: bytearray) -> None:
-        self._sends_large = self._expected > self._door.pool.SMALL
-        self._wake_at(1)
-        self._buffer = None
+        buffer, size = assembly.finish()
         try:
-            with memoryview(buffer)[: self._expected] as frame:
+            with memoryview(buffer)[:size] as frame:
                 if self._may_handle(frame):
                     self._handle(frame)
                 else:
                     self._keep(frame, is_backlog=False)
         finally:
-            self._door.pool.give(buffer)
-            self._release(len(buffer))
+            assembly.give(buffer)
         self._after_handling()
-
-    def _grow(self, buffer: bytearray) -> None:
-        """At least doubles the buffer: memory follows what arrives, not what a head claims."""
-        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
-        if not self._door.frames.take(room):
-            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
-        self._held += room
-        larger = self._door.pool.take(room)
-        larger[: self._filled] = memoryview(buffer)[: self._filled]
-        self._buffer = larger
-        self._door.pool.give(buffer)
-        self._release(len(buffer))
 
     # -- handling and answering --------------------------------------------------------------------------------------
 
@@ -515,7 +450,7 @@ class FramedConnection:
     @property
     def is_stuck(self) -> bool:
         """Whether the next step is the client's and it is in the middle of it."""
-        return self._is_written or self._buffer is not None
+        return self._is_written or self._assembly.buffer is not None
 
     @property
     def is_owed(self) -> bool:
@@ -582,9 +517,7 @@ class FramedConnection:
         if self._leave_line is not None:
             self._leave_line()
             self._leave_line = None
-        if self._buffer is not None:
-            self._door.pool.give(self._buffer)
-            self._buffer = None
+        self._assembly.drop()
         self._in_line.clear()
         self._backlog = None
         held, self._held = self._held, 0

@@ -115,6 +115,11 @@ class FramedDoor:
             lambda: self.loop.add_reader(listener.fileno(), self._accept) if self._listener is listener else None,
         )
 
+    def check_size(self, size: int) -> None:
+        """Of a frame, as its head says it."""
+        if not 0 <= size <= self.frame_bytes_max:
+            raise ProtocolError(f"a frame of {size} bytes: at most {self.frame_bytes_max} are taken")
+
     def forget(self, connection: FramedConnection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
