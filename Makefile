@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Programs that tests and the demo use, with Debian's package for each: installed only where the program is missing.
-PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless
+PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .DEFAULT_GOAL := help

@@ -3,6 +3,8 @@
  * drain raw PORT BYTES                       from sendfile.c: one byte out, BYTES in
  * drain kafka PORT BYTES REQUEST             from a broker: REQUEST is a file with one Fetch v11 frame for one partition,
  *                                            sent again and again with the next offset patched in, one in flight
+ * drain luxun PORT BYTES REQUEST             from the Luxun door: REQUEST is a file with one framed `consume` call by index,
+ *                                            sent again and again with the next index patched in, one in flight
  *
  * The fetch offset is found from the back of the frame (see frames.py): it stands OFFSET_FROM_END bytes before the end.
  * Prints "BYTES SECONDS RESPONSES".
@@ -13,7 +15,30 @@ enum {
     RESPONSE_BYTES_MAX = 128 << 20,
     OFFSET_FROM_END = 8 + 8 + 4 + 4 + 2, /* offset, log start offset, partition bytes max, no forgotten topics, no rack */
     BATCH_HEADER = 61,
+    INDEX_FROM_END = 8 + 3 + 4 + 2,    /* index; a field's head and i32; the ends of two structs */
+    LAST_INDEX_FROM_END = 8 + 2,       /* the last consumed index, and the ends of two structs */
+    RESULT_CODE_AT = 4 + 4 + 7 + 4 + 3 + 3 + 3, /* version, name "consume", sequence id, heads of three fields */
 };
+
+/* Calls `consume` from index to index until so many bytes came. */
+static uint64_t drain_luxun(int connection, const char *path, uint64_t wanted, uint64_t *responses) {
+    size_t size;
+    uint8_t *request = read_file(path, &size), *frame = malloc(RESPONSE_BYTES_MAX), prefix[4];
+    uint64_t index = 0, got = 0;
+    while (got < wanted) {
+        put_u64(request + size - INDEX_FROM_END, index);
+        send_all(connection, request, size);
+        recv_all(connection, prefix, 4);
+        size_t length = get_u32(prefix);
+        if (!frame || length > RESPONSE_BYTES_MAX) fprintf(stderr, "frame of %zu bytes\n", length), exit(1);
+        recv_all(connection, frame, length);
+        if (length < 60 || get_u32(frame + RESULT_CODE_AT)) fprintf(stderr, "refused at %lu\n", (unsigned long)index), exit(1);
+        index = get_u64(frame + length - LAST_INDEX_FROM_END) + 1;
+        got += length;
+        (*responses)++;
+    }
+    return got;
+}
 
 /* The records field is last in a one-partition response: batches up to the end of the frame. */
 static uint64_t offset_after(const uint8_t *frame, size_t size, size_t topic_length, uint64_t offset, size_t *records) {
@@ -50,6 +75,8 @@ int main(int argc, char **argv) {
             if (part <= 0) die("recv");
             got += (uint64_t)part;
         }
+    } else if (!strcmp(argv[1], "luxun")) {
+        got = drain_luxun(connection, argv[4], wanted, &responses);
     } else {
         size_t size, records;
         uint8_t *request = read_file(argv[4], &size), *frame = malloc(RESPONSE_BYTES_MAX), prefix[4];

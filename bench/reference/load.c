@@ -1,9 +1,9 @@
 /* The load generator: the same few frames, many times, over several connections with several in flight.
  *
- * load PORT FRAME CONNECTIONS IN_FLIGHT SECONDS ERROR_AT
+ * load PORT FRAME CONNECTIONS IN_FLIGHT SECONDS ERROR_AT [ID_AT]
  *
  * FRAME is a file with length-prefixed requests of one size, sent in turn on each connection; the correlation id stands at
- * byte 8, as in Kafka. Answers are length-prefixed too. With ERROR_AT >= 0 they are Kafka's: the correlation id leads and must be the oldest one in flight,
+ * byte ID_AT, 8 as in Kafka unless said. Answers are length-prefixed too. With ERROR_AT >= 0 they are like Kafka's: the correlation id leads and must be the oldest one in flight,
  * and the two bytes at ERROR_AT (from the end of the prefix) must be 0. With -1 (the echo server) only frames are counted.
  * The first tenth of SECONDS warms up and does not count. Prints "REQUESTS SECONDS MEDIAN_ROUND_TRIP_US"; the round trip
  * is taken only where one request is in flight in all, elsewhere it would measure the queue.
@@ -11,7 +11,7 @@
 #include "net.h"
 #include <poll.h>
 
-enum { CONNECTIONS_MAX = 64, IN_FLIGHT_MAX = 64, ANSWER_BUFFER = 256 * 1024, SAMPLES_MAX = 4 << 20 };
+enum { CONNECTIONS_MAX = 128, IN_FLIGHT_MAX = 64, ANSWER_BUFFER = 256 * 1024, SAMPLES_MAX = 4 << 20 };
 
 struct connection {
     uint8_t answers[ANSWER_BUFFER];
@@ -23,13 +23,13 @@ static struct connection connections[CONNECTIONS_MAX];
 static struct pollfd polled[CONNECTIONS_MAX];
 static float samples[SAMPLES_MAX];
 static uint8_t *frame, *burst;
-static size_t frame_size, frame_count;
+static size_t frame_size, frame_count, id_at = 8;
 
 static void send_frames(int index, unsigned count) {
     for (unsigned i = 0; i < count; i++) {
         uint8_t *next = burst + i * frame_size;
         if (frame_count > 1) memcpy(next, frame + connections[index].sent % frame_count * frame_size, frame_size);
-        put_u32(next + 8, connections[index].sent++);
+        put_u32(next + id_at, connections[index].sent++);
     }
     send_all(polled[index].fd, burst, count * frame_size);
 }
@@ -66,7 +66,8 @@ static int by_value(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7) return 2;
+    if (argc != 7 && argc != 8) return 2;
+    if (argc == 8) id_at = (size_t)atol(argv[7]);
     int port = atoi(argv[1]), count = atoi(argv[3]), in_flight = atoi(argv[4]);
     double seconds = atof(argv[5]);
     long error_at = atol(argv[6]);

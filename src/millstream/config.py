@@ -12,6 +12,8 @@ Rules
 2. Every value is checked here, once, and is right from then on. Text (environment, flags) is converted; a file has
    types of its own, and a wrong one is named with file and key.
 3. `data` is no field: it is the short way to say `store = "file:DIR"`, in all three places.
+4. Luxun's names for two settings are understood in the file and in the environment, and are no fields either:
+   `log.retention.hours` is `retention_ms`, `log.retention.size` is `retention_bytes`.
 """
 
 from __future__ import annotations
@@ -36,15 +38,24 @@ NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG"})
 RECORD_PREFIX = "MILLSTREAM_RECORD_"
 """Variables that `queue consume` sets for the commands it runs: one of these may well start a broker."""
 
+HOUR_MS = 3600 * 1000
+ALIASES = {"log.retention.hours": ("retention_ms", HOUR_MS), "log.retention.size": ("retention_bytes", 1)}
+"""Luxun's names: the field that each stands for, and how much of it one is."""
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-DAY_MS = 24 * 3600 * 1000
-DOOR_PORTS = {"flowmq": 9876}
-"""Doors that are closed unless they are given an address, with the port that their protocol has by default."""
+DAY_MS = 24 * HOUR_MS
+DOOR_PORTS: dict[str, int | None] = {"flowmq": 9876, "flume": None, "luxun": None}
+"""Doors that are closed unless they are given an address, with the port that their protocol has by default. Flume and
+Luxun have Kafka's, which is taken.
+"""
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _setting(default: Any, doc: str, *, low: int | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "choices": choices})
+def _setting(
+    default: Any, doc: str, *, low: int | None = None, choices: tuple[str, ...] = (), secret: bool = False
+) -> Any:
+    metadata = {"doc": doc, "low": low, "choices": choices, "secret": secret}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 class Address(NamedTuple):
@@ -86,6 +97,8 @@ class Config:
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
     http: str = _setting("127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz and /readyz; "off" closes this door')
     flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
+    flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
+    luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
     advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
     node_id: int = _setting(1, "this broker's number in the cluster", low=0)
     flush: str = _setting(
@@ -98,6 +111,12 @@ class Config:
     allow_unauthenticated: bool = _setting(False, "listen beyond loopback although nobody has to authenticate")
     auto_create_topics: bool = _setting(True, "create a topic when a client first asks for it")
     default_partitions: int = _setting(1, "partitions of a topic whose creator names no number", low=1)
+    flume_partitions: int = _setting(3, "partitions of a topic that a Flume client's first record creates", low=1)
+    luxun_password: str = _setting(
+        "",
+        "what deleteTopic must say: plain, or as `millstream doors luxun --hash-password` prints it; empty: refused",
+        secret=True,
+    )
     connections_max: int = _setting(10_000, "connections at a time on each door; more are closed at once", low=1)
     frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one costs its connection", low=KIB)
     message_bytes_max: int = _setting(1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB)
@@ -164,6 +183,11 @@ class Config:
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Config)}
 
 
+def shown(name: str, value: object) -> object:
+    """A value as it may be printed: of a secret only whether it is set."""
+    return "(set)" if FIELDS[name].metadata["secret"] and value else value
+
+
 def doc(name: str) -> str:
     """The sentence about one field, for `config show` and the documentation."""
     return str(FIELDS[name].metadata["doc"])
@@ -216,6 +240,7 @@ def _read_file(path: Path) -> dict[str, object]:
         raise StartupError(f"{path} cannot be read ({error.strerror}); name another file with --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"{path} is not valid TOML: {error}") from None
+    table = _take_aliases(table, f"{path}: ")
     for name, value in table.items():
         field = FIELDS.get(name)
         if field is not None:
@@ -227,18 +252,44 @@ def _read_file(path: Path) -> dict[str, object]:
     return table
 
 
+def _take_aliases(table: Mapping[str, object], where: str) -> dict[str, object]:
+    """The same settings under the names that they have here. TOML reads a dotted name as tables in each other."""
+    values = dict(table)
+    log = values.get("log")
+    retention = log.get("retention") if isinstance(log, dict) and set(log) == {"retention"} else None
+    if isinstance(retention, dict):
+        del values["log"]
+        values.update({f"log.retention.{name}": value for name, value in retention.items()})
+    for alias, (name, unit) in ALIASES.items():
+        if alias not in values:
+            continue
+        value = values.pop(alias)
+        if name in values:
+            raise StartupError(f"{where}{alias} and {name} say the same: keep one")
+        if type(value) is not int or value < -1:
+            raise StartupError(f"{where}{alias} must be a whole number, or -1 for no limit, not {_toml_type(value)}")
+        values[name] = value * unit if value >= 0 else value
+    return values
+
+
 def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
+    aliases = {PREFIX + alias.replace(".", "_").upper(): alias for alias in ALIASES}
     for variable, text in sorted(environ.items()):
         name = variable.removeprefix(PREFIX)
         if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX):
+            continue
+        if variable in aliases:
+            with contextlib.suppress(ValueError):  # _take_aliases says it better
+                text = int(text)  # type: ignore[assignment]
+            values[aliases[variable]] = text
             continue
         name = name.lower()
         if variable != variable.upper() or (name not in FIELDS and name != "data"):
             known = [PREFIX + other.upper() for other in FIELDS]
             raise StartupError(f"the environment variable {variable} is not a setting{_closest(variable, known)}")
         values[name] = text if name == "data" else _convert(FIELDS[name], text, f"the environment variable {variable}")
-    return values
+    return _take_aliases(values, "the environment: ")
 
 
 def _read_flags(flags: Mapping[str, object]) -> dict[str, object]:

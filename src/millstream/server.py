@@ -42,7 +42,19 @@ def _flowmq(broker: Broker) -> Door:
     return FlowmqDoor(broker)
 
 
-DOORS: dict[str, Callable[[Broker], Door]] = {"flowmq": _flowmq}
+def _flume(broker: Broker) -> Door:
+    from millstream.doors.flume.door import FlumeDoor
+
+    return FlumeDoor(broker)
+
+
+def _luxun(broker: Broker) -> Door:
+    from millstream.doors.luxun.door import LuxunDoor
+
+    return LuxunDoor(broker)
+
+
+DOORS: dict[str, Callable[[Broker], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun}
 """Those of `DOOR_PORTS`. What one needs is imported when it is opened: most brokers have the Kafka door alone."""
 
 

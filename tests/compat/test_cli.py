@@ -123,6 +123,15 @@ def test_consume_starts_at_an_offset_a_time_the_end_or_so_many_before_it(cli: Cl
     assert cli("consume", topic, "-e", "--from", "999") == ""
 
 
+def test_max_bytes_ends_consume_before_it_shows_more_but_one_record_is_always_shown(cli: Cli, topic: str) -> None:
+    cli("produce", topic, "-p", "0", "aaaa", "bbbb", "cccc")
+    start = ("consume", topic, "--partition", "0", "--offset", "0")
+    assert cli(*start, "--max-bytes", "8") == "aaaa\nbbbb\n"
+    assert cli(*start, "--max-bytes", "11") == "aaaa\nbbbb\n"
+    assert cli(*start, "--max-bytes", "1") == "aaaa\n"
+    assert cli(*start, "--max-bytes", "100", "-e", "-f", r"[%o] %v\n") == "[0] aaaa\n[1] bbbb\n[2] cccc\n"
+
+
 def test_consume_waits_for_new_records_at_the_end(cli: Cli, topic: str) -> None:
     cli("produce", topic, "old")
     process = cli.start("consume", topic, "-n", "1")

@@ -70,3 +70,23 @@ async def test_a_compacted_topic_refuses_a_record_without_a_key_alone(broker: Br
 
 async def _put(into: Inlet, value: bytes) -> int:
     return await into.put(value)
+
+
+async def test_large_records_leave_at_once_behind_what_waits_and_their_views_are_done_with(broker: Broker) -> None:
+    into = await inlet(broker)
+    frame = bytearray(b"L" * 50_000)
+    promises = [into.put(b"a"), into.put(b"b"), into.put(memoryview(frame)[:40_000], b"key"), into.put(b"c")]
+    frame[:] = bytes(len(frame))
+    assert [await promise for promise in promises] == [0, 1, 2, 3]
+    records = list(codec.iterate(stored(broker)))
+    assert [record.value for record in records] == [b"a", b"b", b"L" * 40_000, b"c"]
+    assert records[2].key == b"key" and records[2].timestamp == broker.clock.now_ms()
+
+
+async def test_small_views_are_copied_before_the_turn_ends(broker: Broker) -> None:
+    into = await inlet(broker)
+    frame = bytearray(b"small")
+    promise = into.put(memoryview(frame))
+    frame[:] = b"other"
+    await promise
+    assert codec.decode(stored(broker))[0].value == b"small"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream import logs
-from millstream.config import FIELDS, Address, Config, check_listeners, doc, load
+from millstream.config import FIELDS, Address, Config, check_listeners, doc, load, shown
 from millstream.errors import StartupError
 
 
@@ -208,3 +208,53 @@ def test_a_flowmq_address_is_checked_as_the_others_are(tmp_path: Path) -> None:
     assert "flowmq: h:x is not HOST:PORT" in refusal({}, {"MILLSTREAM_FLOWMQ": "h:x"}, tmp_path)
     with pytest.raises(StartupError, match=r"flowmq=0\.0\.0\.0:9876 can be reached from other machines"):
         check_listeners(Config(flowmq="0.0.0.0"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "log.retention.hours = 24\nlog.retention.size = 1000000\n",
+        '"log.retention.hours" = 24\n"log.retention.size" = 1000000\n',
+    ],
+)
+def test_luxuns_names_for_retention_are_understood_in_the_file(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+    config, sources = load({}, {}, tmp_path)
+    assert (config.retention_ms, config.retention_bytes) == (24 * 3600 * 1000, 1_000_000)
+    assert sources["retention_ms"] == f"file {tmp_path / 'millstream.toml'}"
+
+
+def test_luxuns_names_for_retention_are_understood_in_the_environment(tmp_path: Path) -> None:
+    write(tmp_path, "retention_ms = 5\n")
+    config, _ = load({}, {"MILLSTREAM_LOG_RETENTION_HOURS": "2", "MILLSTREAM_LOG_RETENTION_SIZE": "-1"}, tmp_path)
+    assert (config.retention_ms, config.retention_bytes) == (2 * 3600 * 1000, -1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("log.retention.hours = 1\nretention_ms = 5\n", "say the same"),
+        ("log.retention.hours = 1.5\n", "whole number"),
+        ("log.retention.size = -2\n", "whole number"),
+        ("log.retention.minutes = 1\n", "not a setting"),
+        ("log.segment.size = 1\n", "not a setting"),
+    ],
+)
+def test_a_mistake_with_luxuns_names_stops_the_start(tmp_path: Path, text: str, sentence: str) -> None:
+    write(tmp_path, text)
+    assert sentence in refusal({}, {}, tmp_path)
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "hidden" not in repr(Config(luxun_password="hidden"))
+    assert [shown("luxun_password", value) for value in ("hidden", "")] == ["(set)", ""]
+
+
+@pytest.mark.parametrize("door", ["flume", "luxun"])
+def test_the_other_doors_are_closed_unless_told_and_loopback_only_unless_told(door: str) -> None:
+    assert Config().door_address(door) is None
+    check_listeners(Config(**{door: "127.0.0.1:1"}))
+    with pytest.raises(StartupError, match=door):
+        check_listeners(Config(**{door: "0.0.0.0:1"}))
+    with pytest.raises(StartupError, match=door):
+        Config(**{door: "nonsense"})

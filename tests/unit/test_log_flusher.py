@@ -23,6 +23,7 @@ class FakeLog:
         self.gate = threading.Event()
         self.failure: OSError | None = None
         self._taken = 0
+        self.before_answers: Callable[[], object] = lambda: None
 
     def append(self) -> None:
         self.pending += 1
@@ -39,9 +40,11 @@ class FakeLog:
         if self.failure is not None:
             raise self.failure
 
-    def end_sync(self, error: OSError | None) -> None:
+    def end_sync(self, error: OSError | None, go_on: Callable[[], None]) -> None:
         self.shared.append(self._taken)
         self.errors.append(error)
+        go_on()
+        self.before_answers()
         self.ended.set()
 
 
@@ -120,3 +123,18 @@ async def test_tells_how_long_each_sync_took() -> None:
     await log.ended.wait()
     flusher.close()
     assert len(seconds) == 1 and seconds[0] >= 0
+
+
+async def test_the_next_sync_is_on_its_way_before_those_of_the_last_are_answered(flusher: Flusher) -> None:
+    log = FakeLog(flusher)
+    log.append()
+    await asyncio.sleep(0.01)
+    log.append()  # while the first sync waits at its gate
+    begun: list[int] = []
+    log.before_answers = lambda: begun.append(log.pending)
+    log.gate.set()
+    await log.ended.wait()
+    assert begun[0] == 0, "the second append was taken before the first was answered"
+    while len(log.shared) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert log.shared == [1, 1]

@@ -221,3 +221,14 @@ def test_decoded_records_do_not_burden_the_garbage_collector(kernel):
     record = codec.decode(codec.encode(SAMPLE))[5]
     assert record == SAMPLE[5] and record.value == b"v" * 200_000
     assert kernel is pure or not gc.is_tracked(record)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 200])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 16_384, 1_000_000])
+def test_one_record_is_encoded_as_a_list_of_one_is(size: int, key: bytes | None) -> None:
+    value = bytes(size)
+    expected = codec.encode([(0, 1_700_000_000_000, key, value)])
+    batch, header = codec.encode_one(memoryview(value), key, 1_700_000_000_000)
+    assert batch == expected and header == check(batch)
+    batch, header = codec.encode_own([(0, 1_700_000_000_000, key, value)])
+    assert batch == expected and header == check(batch)

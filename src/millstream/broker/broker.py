@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Awaitable, Iterator
 
 from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
+from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topics
@@ -64,6 +66,8 @@ class Broker:
         self.queues = Queues(meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed())
         self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues)
         self.queues.is_taken = self.groups.is_stream
+        self.outlet = Outlet()
+        self.cursors = Cursors(meta, self.topics, self.outlet)
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
@@ -71,6 +75,7 @@ class Broker:
         await self.topics.start()
         await self.groups.start()
         await self.queues.start()
+        await self.cursors.start()
         self._schedule_housekeeping()
 
     async def _load_cluster_id(self) -> str:
@@ -141,6 +146,7 @@ class Broker:
             self._housekeeping.cancel()
         self.groups.close()
         await self.queues.close()
+        await self.cursors.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
         if self._housekeeping is not None:

@@ -5,6 +5,9 @@ together at its end, as one batch, and waits for one sync with whatever else doe
 
     put --> waiting --end of the turn--> one batch (or several, by size) --durable--> each promise settles, in order
 
+A large record does not wait for the end of the turn: nothing is gained by gathering it, and its value would have to be
+copied to be kept. It leaves at once, behind what waits, in a batch of its own.
+
 Bounds: what waits and what is not durable yet are `unsynced_bytes`; a door stops reading a client whose partition
 `is_full`. A record that could never be stored is refused at once and costs the others nothing.
 """
@@ -12,7 +15,8 @@ Bounds: what waits and what is not durable yet are `unsynced_bytes`; a door stop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from millstream.broker.partition import Partition
 from millstream.clock import Clock
@@ -21,17 +25,18 @@ from millstream.log.answers import Appended
 from millstream.metrics import Metrics
 from millstream.promise import Promise
 from millstream.records import codec
-from millstream.records.batch import HEADER_BYTES, read_header
+from millstream.records.batch import HEADER_BYTES, BatchHeader
 from millstream.records.record import Headers
 
 RECORDS_MAX = 10_000
 """Of one batch."""
 RECORD_OVERHEAD_BYTES = 40
 """At most what a record's lengths, deltas and attributes take; each header takes up to ten more."""
-
-
+LARGE_BYTES = 16 << 10
 Row = tuple[int, int, bytes | None, bytes | None, Headers]
 """As the codec takes it: a place for the offset, timestamp, key, value, headers."""
+Settled = Callable[[int, BaseException | None], None]
+"""Called with the record's offset when it is durable, or with why it is not stored."""
 
 
 class Inlet:
@@ -41,11 +46,13 @@ class Inlet:
         "_bytes",
         "_clock",
         "_has_hurried",
+        "_loop",
         "_metrics",
         "_partition",
         "_rows",
         "_settling",
         "_unsynced_max",
+        "is_full",
         "leaving",
     )
 
@@ -55,45 +62,69 @@ class Inlet:
         self._metrics = metrics
         self._unsynced_max = unsynced_bytes_max
         self._rows: list[Row] = []
-        self._settling: list[Promise[int]] = []
+        self._settling: list[Settled] = []
         self._bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self.is_full = False
+        """Whether more than `unsynced_bytes_max` waits for a sync that is waited for."""
         self._has_hurried = False
         self.leaving: tuple[int, Sequence[Row]] | None = None
         """The last batch and its first offset while it is appended: a queue that waits for it need not read it."""
 
-    @property
-    def is_full(self) -> bool:
-        return self._bytes + self._partition.log.unsynced_bytes > self._unsynced_max
-
     def put(
         self,
-        value: bytes | None,
+        value: bytes | memoryview | None,
         key: bytes | None = None,
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> Promise[int]:
-        """Settles with the record's offset when it is durable, or fails with `RequestError`."""
-        size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
+        """Settles with the record's offset when it is durable, or fails with `RequestError`. A view is done with."""
+        promise: Promise[int] = Promise()
+
+        def settled(offset: int, error: BaseException | None) -> None:
+            if error is None:
+                promise.settle(offset)
+            else:
+                promise.fail(error)
+
+        self.put_then(settled, value, key, headers, timestamp)
+        return promise
+
+    def put_then(
+        self,
+        settled: Settled,
+        value: bytes | memoryview | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int | None = None,
+    ) -> None:
+        """The same in fewer steps: calls back with the offset, or with an error. It may do so before it returns."""
+        size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         if headers:
             size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
             detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
-            return Promise.failed(RequestError(Code.MESSAGE_TOO_LARGE, detail))
-        if key is None and settings.log.compact:
-            detail = "a record without a key cannot go to a compacted topic"
-            return Promise.failed(RequestError(Code.INVALID_RECORD, detail))
-        if self._rows and (
-            len(self._rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max
-        ):
+            settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
+            return
+        if key is None and settings.needs_more_checks and settings.log.compact:
+            settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
+            return
+        rows = self._rows
+        if rows and (len(rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max):
             self._leave()
-        if not self._rows:
-            asyncio.get_running_loop().call_soon(self._turn_ends)
-        promise: Promise[int] = Promise()
-        self._rows.append((0, self._clock.now_ms() if timestamp is None else timestamp, key, value, headers))
-        self._settling.append(promise)
+            rows = self._rows
+        time_ms = self._clock.now_ms() if timestamp is None else timestamp
+        if size >= LARGE_BYTES and value is not None and not headers and time_ms >= 0:
+            self._leave()
+            self.leaving = None
+            self._append([settled], codec.encode_one, value, key, time_ms)
+            return
+        if not rows:
+            self._loop.call_soon(self._turn_ends)
+        rows.append((0, time_ms, key, bytes(value) if type(value) is memoryview else value, headers))
+        self._settling.append(settled)
         self._bytes += size
-        return promise
 
     def hurry(self) -> None:
         """A record that came alone leaves at once, where no sync is waited for that it could share.
@@ -106,44 +137,57 @@ class Inlet:
 
     def _turn_ends(self) -> None:
         self._has_hurried = False
-        if self._rows:  # else they have left already: one in a hurry, or too many for one batch
-            self._leave()
+        self._leave()
 
     def _leave(self) -> None:
+        if not self._rows:  # the turn's records have left already, because there were too many for one batch
+            return
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
         self._bytes = 0
+        self.leaving = (self._partition.log.end, rows)
+        self._append(settling, codec.encode_own, rows)
+
+    def _append(
+        self, settling: list[Settled], encode: Callable[..., tuple[memoryview, BatchHeader]], *what: Any
+    ) -> None:
+        partition = self._partition
         try:
-            batch = codec.encode(rows)
-            leaving = self.leaving = (self._partition.log.end, rows)
-            appended = self._append(memoryview(batch))
+            batch, header = encode(*what)
+            if partition.settings.needs_more_checks:
+                appended = partition.append_own(batch, header, self._clock)
+            else:
+                appended = partition.log.append(batch, header)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
             self.leaving = None
-            for promise in settling:
-                promise.fail(error)
+            for settled in settling:
+                settled(-1, error)
             return
         self._metrics.batches_in += 1
-        self._metrics.records_in += len(rows)
-        appended.then(lambda done: self._left(leaving, settling, done))
-
-    def _append(self, batch: memoryview) -> Promise[Appended]:
-        if self._partition.settings.needs_more_checks:
-            return self._partition.append(batch, self._clock)[1]
-        return self._partition.log.append(batch, read_header(batch))  # it was made here: there is nothing to check
+        self._metrics.records_in += len(settling)
+        if appended.done:
+            self.leaving = None
+            self._settle(settling, appended)
+        else:
+            leaving = self.leaving
+            self.is_full = partition.log.unsynced_bytes > self._unsynced_max
+            appended.then(lambda done: self._left(leaving, settling, done))
 
     def _left(
-        self, leaving: tuple[int, Sequence[Row]], settling: Sequence[Promise[int]], done: Promise[Appended]
+        self, leaving: tuple[int, Sequence[Row]] | None, settling: Sequence[Settled], done: Promise[Appended]
     ) -> None:
         if self.leaving is leaving:
             self.leaving = None
-        _settle(settling, done)
+        self._settle(settling, done)
 
-
-def _settle(settling: Sequence[Promise[int]], done: Promise[Appended]) -> None:
-    if done.error is not None:
-        for promise in settling:
-            promise.fail(done.error)
-        return
-    base = done.value().base_offset
-    for at, promise in enumerate(settling):
-        promise.settle(base + at)
+    def _settle(self, settling: Sequence[Settled], done: Promise[Appended]) -> None:
+        if self.is_full:
+            self.is_full = self._partition.log.unsynced_bytes > self._unsynced_max
+        if done.error is not None:
+            for settled in settling:
+                settled(-1, done.error)
+            return
+        offset = done.value().base_offset
+        for settled in settling:
+            settled(offset, None)
+            offset += 1

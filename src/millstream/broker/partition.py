@@ -62,7 +62,13 @@ class Partition:
 
     def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
         """Takes one batch; raises `RequestError` if it may not be stored."""
-        header = self.admit(records)
+        return self._append(records, self.admit(records), clock)
+
+    def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
+        """Takes one batch that the broker itself has just encoded: nobody can have damaged it."""
+        return self._append(records, header, clock)[1]
+
+    def _append(self, records: memoryview, header: BatchHeader, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
         settings = self.settings
         if settings.needs_more_checks:
             size = len(records)

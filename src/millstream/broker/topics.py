@@ -130,15 +130,15 @@ class Topics:
         self._notify()
         return topic
 
-    async def ensure(self, name: str) -> Topic:
-        """The topic, created with the defaults if it is missing and that is allowed."""
+    async def ensure(self, name: str, partition_count: int | None = None) -> Topic:
+        """The topic, created if it is missing and that is allowed, with so many partitions or the broker's default."""
         topic = self._by_name.get(name)
         if topic is not None:
             return topic
         if not self.auto_create:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         try:
-            return await self.create(name, self.default_partitions, {})
+            return await self.create(name, partition_count or self.default_partitions, {})
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise

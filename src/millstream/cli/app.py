@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, group, pipeline, produce, query, queue, serve, topic
+from millstream.cli import config, consume, doors, group, pipeline, produce, query, queue, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -47,4 +47,5 @@ app.add_typer(group.app, name="group")
 app.add_typer(queue.app, name="queue")
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(query.query)
+app.add_typer(doors.app, name="doors")
 app.add_typer(config.app, name="config")

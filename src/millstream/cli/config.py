@@ -20,11 +20,11 @@ def show(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show every setting, its value, and where the value came from."""
-    from millstream.config import doc, load
+    from millstream.config import doc, load, shown
 
     settings, sources = load({"config": config}, os.environ)
     rows = [
-        {"name": name, "value": value, "source": sources[name], "doc": doc(name)}
+        {"name": name, "value": shown(name, value), "source": sources[name], "doc": doc(name)}
         for name, value in dataclasses.asdict(settings).items()
     ]
     if output is Format.JSON:

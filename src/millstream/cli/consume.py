@@ -48,8 +48,16 @@ def consume(
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after so many records.")] = None,
     template: Annotated[
-        str, typer.Option("--format", "-f", help="%t topic %p partition %o offset %T time %k key %v value %h headers.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="%t topic %p partition %o offset %T time %k key %v value %h headers; or luxun-pack.",
+        ),
     ] = r"%v\n",
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Exit before the values have more bytes than this; one is always shown.")
+    ] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Read as a member of this group.")] = None,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Start of --partition; the same as --from OFFSET.")] = None,
@@ -75,7 +83,7 @@ def consume(
     connection = Connection(broker)
     for topic in topics:
         connection.topic(topic)
-    reading = Reading(connection, render, count, until_end)
+    reading = Reading(connection, render, count, until_end, max_bytes)
     if group is None:
         reading.open_directly(topics, partition, position)
     else:
@@ -120,10 +128,13 @@ class Reading:
     render: Render
     left: int | None
     until_end: bool
+    left_bytes: int | None = None
     assigned: set[Partition] | None = None
     """None: the group has not said yet."""
     finished: set[Partition] = field(default_factory=set)
     grouped: bool = False
+    has_written: bool = False
+    is_full: bool = False
     consumer: Consumer = field(init=False)
 
     def open_directly(self, topics: list[str], partition: int | None, position: Position) -> None:
@@ -155,7 +166,9 @@ class Reading:
             messages = self.consumer.consume(chunk, WAIT_SECONDS)
             records = [message for message in messages if not self._is_event(message)]
             if records:
-                self._write(records)
+                self._write(self._within_bytes(records))
+                if self.is_full:
+                    return
             elif _reader_left():
                 return
             if self.until_end and self.assigned is not None and self.assigned <= self.finished:
@@ -192,6 +205,19 @@ class Reading:
         if not error.retriable():
             raise self._explain(error)
         return True
+
+    def _within_bytes(self, records: list[Message]) -> list[Message]:
+        """Those that still fit into --max-bytes; the very first always does."""
+        if self.left_bytes is None:
+            return records
+        for at, message in enumerate(records):
+            size = len(message.value() or b"")
+            if size > self.left_bytes and (at or self.has_written):
+                self.is_full = True
+                return records[:at]
+            self.left_bytes -= size
+            self.has_written = True
+        return records
 
     def _write(self, records: list[Message]) -> None:
         out = sys.stdout.buffer

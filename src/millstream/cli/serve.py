@@ -20,6 +20,8 @@ def serve(
     flowmq: Annotated[
         str | None, typer.Option(metavar=HostPort, help="Where FlowMQ clients connect; off unless given.")
     ] = None,
+    flume: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Flume clients connect.")] = None,
+    luxun: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Luxun clients (Thrift) connect.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     flush: Annotated[
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
@@ -40,6 +42,8 @@ def serve(
         "kafka": kafka,
         "http": http,
         "flowmq": flowmq,
+        "flume": flume,
+        "luxun": luxun,
         "config": config,
         "flush": flush,
         "log_level": log_level,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-WITH_VALUE = ("store", "data", "kafka", "http", "flowmq", "config", "flush", "log_level", "advertise")
+DOORS = ("kafka", "http", "flowmq", "flume", "luxun")
+WITH_VALUE = ("store", "data", *DOORS, "config", "flush", "log_level", "advertise")
 SWITCHES = ("allow_unauthenticated",)
 
 

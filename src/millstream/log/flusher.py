@@ -2,7 +2,8 @@
 
 A log that has something to sync asks for it; at the end of the event loop's turn, every log that asked is synced by a
 small pool of threads, one sync per log at a time. What is appended while a sync runs waits for the next one, together.
-So a sync is never shared by fewer requests than arrived during the one before it.
+So a sync is never shared by fewer requests than arrived during the one before it. The next one starts before those
+of the last are answered: with many small requests answering takes longer than syncing, and the disk would wait for it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Syncable(Protocol):
     def begin_sync(self) -> Callable[[], None] | None:
         """What to run in a thread; None if there is nothing to sync after all."""
 
-    def end_sync(self, error: OSError | None) -> None:
-        """Called on the loop with how it went."""
+    def end_sync(self, error: OSError | None, go_on: Callable[[], None]) -> None:
+        """Called on the loop with how it went; `go_on` begins the next one, if something waits for it."""
 
 
 class Flusher:
@@ -62,7 +63,7 @@ class Flusher:
     def _finish(self, log: Syncable, failure: OSError | None, seconds: float) -> None:
         self._running.discard(log)
         self._observe(seconds)
-        log.end_sync(failure)
+        log.end_sync(failure, self._kick)
         if log in self._waiting:
             self._kick()
 

@@ -263,7 +263,7 @@ class Log(ReadableLog):
         if directory is not None:
             self._disk.sync_directory(directory)
 
-    def end_sync(self, error: OSError | None) -> None:
+    def end_sync(self, error: OSError | None, go_on: Callable[[], None] = lambda: None) -> None:
         assert self._sync_target is not None
         end, mark, synced_bytes, synced_batches = self._sync_target
         self._sync_target = None
@@ -278,6 +278,7 @@ class Log(ReadableLog):
         ready = []
         while waiting and waiting[0][0] <= end:
             ready.append(waiting.popleft())
+        go_on()
         if end > self.durable:
             self._publish(end, mark)
         for _, promise, answer in ready:

@@ -179,6 +179,43 @@ def encode(
     return _close(out, codec, base_offset or 0, attributes, last_offset_delta, times, producer, count)
 
 
+def encode_own(records: Sequence[Record | tuple[Any, ...]]) -> tuple[memoryview, BatchHeader]:
+    """What `encode` makes of records alone, with the header that it wrote: for batches of a few small records."""
+    return _own(*kernel.encode(records, None, HEADER_BYTES))
+
+
+def _own(
+    out: bytearray, base_timestamp: int, max_timestamp: int, last_delta: int, count: int
+) -> tuple[memoryview, BatchHeader]:
+    view = memoryview(out)
+    length = len(view) - PREFIX_BYTES
+    rest = (0, last_delta, base_timestamp, max_timestamp, NO_PRODUCER, -1, -1, count)
+    _HEADER.pack_into(out, 0, 0, length, -1, 2, 0, *rest)
+    crc = crc32c(view[CRC_START:])
+    _CRC.pack_into(out, _CRC_POSITION, crc)
+    return view, tuple.__new__(BatchHeader, (0, length, -1, 2, crc, *rest))
+
+
+def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> tuple[memoryview, BatchHeader]:
+    """The same for one record without headers, its value copied once: for values that are large."""
+    size = len(value)
+    fields = b"\0\0\0" + (b"\1" if key is None else _zigzag(len(key)) + key) + _zigzag(size)
+    head = _zigzag(len(fields) + size + 1) + fields
+    out = bytearray().join((bytes(HEADER_BYTES), head, value, b"\0"))
+    return _own(out, timestamp, timestamp, 0, 1)
+
+
+def _zigzag(number: int) -> bytes:
+    """A varint of a number that is not negative."""
+    number <<= 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def open_rows(columns: RowColumns) -> Any:
     """Rows for `pick` and for a body's `add`; raises `RowRefused` unless every column is as long as it says."""
     return kernel.open_rows(columns)

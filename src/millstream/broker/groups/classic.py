@@ -18,11 +18,13 @@ Rules
    still wants the same; the old id is fenced.
 6. Commits are taken from members of the current generation, not between its announcement and its plan (COMPLETING).
    Without a member id only while the group is empty.
+7. Members of doors whose protocol has no plan (`planned`) do not sync: where one is in the group, the broker plans, the
+   leader is the first of them in alphabetical order, and a change of their topics makes all of them join again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from millstream.broker.groups.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
 from millstream.broker.groups.deadline import Deadline
@@ -41,13 +43,21 @@ STABLE = "Stable"
 DEAD = "Dead"
 CONSUMER = "consumer"
 """The protocol type whose metadata the broker can read."""
+Planner = Callable[[Sequence[Member]], Mapping[str, bytes]]
+"""Gives each member its assignment, encoded as the consumer protocol has it."""
 
 
 class ClassicGroup:
     type = "Classic"
 
     def __init__(
-        self, group_id: str, journal: Journal, clock: Clock, settings: GroupSettings, record: GroupRecord | None = None
+        self,
+        group_id: str,
+        journal: Journal,
+        clock: Clock,
+        settings: GroupSettings,
+        record: GroupRecord | None = None,
+        plan: Planner = lambda members: {},
     ) -> None:
         self.id = group_id
         self.state = EMPTY
@@ -63,6 +73,7 @@ class ClassicGroup:
         self._journal = journal
         self._clock = clock
         self._settings = settings
+        self._plan = plan
         self._reserving = False
         self._opening = Deadline(clock, self._complete_if_ready)
         self._rebalance = Deadline(clock, self._rebalance_due)
@@ -152,6 +163,14 @@ class ClassicGroup:
         wanted = [member.topics(self.protocol_name or member.names[0]) for member in self.members.values()]
         return any(topics is None or topic in topics for topics in wanted)
 
+    def topics_changed(self) -> None:
+        """Nobody but the broker would notice for planned members that there is more, or less, to read."""
+        if self.state == STABLE and any(member.planned for member in self.members.values()):
+            plan = self._plan(list(self.members.values()))
+            if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
+                self._prepare()
+                self._complete_if_ready()
+
     def close(self, error: RequestError) -> None:
         self.state = DEAD
         self._opening.stop()
@@ -217,7 +236,7 @@ class ClassicGroup:
 
     def _rejoin(self, member: Member, request: Join) -> Promise[Joined]:
         same = member.protocols == request.protocols
-        is_leader = member.id == self.leader_id
+        is_leader = member.id == self.leader_id and not member.planned
         if same and (self.state == COMPLETING or (self.state == STABLE and not is_leader)):
             member.touch()  # its answer got lost; a leader that joins a stable group wants a new plan
             return Promise.of(self._joined(member))
@@ -350,7 +369,10 @@ class ClassicGroup:
             return
         self.generation = generation
         self.emptied_ms = None
-        if self.leader_id not in {member.id for member in joined}:
+        planned = [member.id for member in joined if member.planned]
+        if planned:
+            self.leader_id = min(planned)
+        elif self.leader_id not in {member.id for member in joined}:
             self.leader_id = joined[0].id
         self.protocol_name = choose_protocol(list(self.members.values()))
         self.state = COMPLETING
@@ -362,8 +384,10 @@ class ClassicGroup:
             if member.joining is not None:
                 answers.append((member.joining, self._joined(member)))
             member.joining = None
-            member.unsynced = True
+            member.unsynced = not member.planned
             member.touch()
+        if planned:
+            self._distribute(self._plan(list(self.members.values())))
         for promise, answer in answers:
             promise.settle(answer)
 
@@ -384,7 +408,7 @@ class ClassicGroup:
 
     def _joined(self, member: Member) -> Joined:
         is_leader = member.id == self.leader_id
-        members = self.members.values() if is_leader else ()
+        members = self.members.values() if is_leader or member.planned else ()
         return Joined(
             member.id,
             self.generation,

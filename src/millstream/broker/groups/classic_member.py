@@ -32,6 +32,8 @@ class Join(NamedTuple):
     """The client knows MEMBER_ID_REQUIRED (version 4): it is given an id first, so that lost joins leave no ghosts."""
     may_skip_assignment: bool = False
     """The client knows `skip_assignment` (version 9)."""
+    planned: bool = False
+    """Its protocol has no plan to hand in: the broker assigns, and the member hears of the group's members."""
 
 
 class Joined(NamedTuple):
@@ -41,7 +43,7 @@ class Joined(NamedTuple):
     protocol_name: str | None = None
     leader: str = ""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
-    """Id, instance id and metadata of all, for the leader only."""
+    """Id, instance id and metadata of all, for the leader and for planned members only."""
     skip_assignment: bool = False
     error: Code = Code.NONE
 
@@ -60,6 +62,7 @@ class Member:
         "id",
         "instance_id",
         "joining",
+        "planned",
         "protocols",
         "rebalance_ms",
         "session",
@@ -85,6 +88,7 @@ class Member:
         self.session_ms = join.session_ms
         self.rebalance_ms = join.rebalance_ms
         self.protocols = join.protocols
+        self.planned = join.planned
 
     @property
     def names(self) -> list[str]:

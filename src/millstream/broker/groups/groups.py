@@ -384,8 +384,7 @@ class Groups:
         if self._offsets.lost_a_topic():
             self._offsets.remove(self._offsets.orphans)
         for group in list(self._groups.values()):
-            if not isinstance(group, ClassicGroup):
-                group.topics_changed()
+            group.topics_changed()
 
     def _sweep(self) -> None:
         self._sweeper.push(self._settings.offsets_check_ms)

@@ -8,6 +8,7 @@ from millstream.broker.groups.assignors import Assignor
 from millstream.broker.groups.classic import ClassicGroup
 from millstream.broker.groups.consumer import ConsumerGroup
 from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.plan import plan_range
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.share import ShareGroup
@@ -35,7 +36,14 @@ class Kinds:
         self._queues = queues
 
     def classic(self, group_id: str, record: GroupRecord | None) -> ClassicGroup:
-        return ClassicGroup(group_id, self._journal, self._clock, self._settings, record)
+        return ClassicGroup(
+            group_id,
+            self._journal,
+            self._clock,
+            self._settings,
+            record,
+            lambda members: plan_range(members, self._topics),
+        )
 
     def consumer(self, group_id: str, record: GroupRecord | None) -> ConsumerGroup:
         return ConsumerGroup(

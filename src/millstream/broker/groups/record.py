@@ -2,6 +2,7 @@
 
     groups/<group>                        type, epoch (or generation), protocol type, since when it is empty
     offsets/<group>/<topic>/<partition>   a committed offset
+    cursors/<fanout id>/<topic>           a position that the broker moves
 
 Group ids may hold anything, slashes included, so they are percent-encoded in keys. Topic names cannot hold a slash.
 Members are not stored: after a restart they are unknown, join again, and get an epoch that nobody had before.
@@ -17,6 +18,7 @@ from millstream.stores.base import Put
 
 GROUPS_PREFIX = "groups/"
 OFFSETS_PREFIX = "offsets/"
+CURSORS_PREFIX = "cursors/"
 
 
 class GroupRecord(NamedTuple):
@@ -48,3 +50,12 @@ def offset_key(group_id: str, topic: str, partition: int) -> str:
 def offset_of(key: str) -> tuple[str, str, int]:
     group, topic, partition = key.removeprefix(OFFSETS_PREFIX).split("/")
     return unquote(group), topic, int(partition)
+
+
+def cursor_key(fanout_id: str, topic: str) -> str:
+    return f"{CURSORS_PREFIX}{quote(fanout_id, safe='')}/{topic}"
+
+
+def cursor_of(key: str) -> tuple[str, str]:
+    fanout_id, topic = key.removeprefix(CURSORS_PREFIX).split("/")
+    return unquote(fanout_id), topic

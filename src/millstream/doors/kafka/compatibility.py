@@ -35,6 +35,14 @@ groups: `ShareConsumer` and `DeserializingShareConsumer`, implicit and explicit 
 | kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
 | kcat 1.7 | the shell, with an older librdkafka | classic: range |
 
+Clients of Flume and Luxun have [doors of their own](doors.md), with the same topics and the same groups behind them:
+
+| client | what it stands for | groups |
+|---|---|---|
+| a client written from the tables of Flume's document | every Flume client \
+| range, planned by the broker; Kafka consumers may be members too |
+| a client that Apache Thrift generated from Luxun's IDL; thriftpy2 | every Luxun client | fanout ids: one cursor each |
+
 ## APIs
 
 An API or a version that is not listed is answered with UNSUPPORTED_VERSION where the protocol has room for an error,

@@ -93,10 +93,10 @@ def _broker_entries(context: Context) -> list[Fields]:
     return [
         {
             "name": field.name,
-            "value": str(getattr(config, field.name)),
+            "value": None if field.metadata["secret"] else str(getattr(config, field.name)),
             "read_only": True,
             "config_source": FROM_STATIC_BROKER,
-            "is_sensitive": False,
+            "is_sensitive": field.metadata["secret"],
             "synonyms": [],
             "config_type": STRING,
             "documentation": field.metadata.get("doc"),

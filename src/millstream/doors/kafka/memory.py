@@ -25,6 +25,11 @@ class Budget:
         self._waiting: deque[_Waiter] = deque()
         self._is_serving = False
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> bool:
         if size > self.free or self._waiting:
             return False

@@ -1,0 +1,184 @@
+"""The `cursor` discipline: one position per fanout id and topic, which the broker moves on every read.
+
+    read --> waiting --> a round: each takes what comes next, one after the other --position durable--> all are answered
+                            \\-- cannot be stored: all are refused, the position stays
+
+Rules
+-----
+1. Every record goes to exactly one reader of a fanout id, and to every fanout id. Readers of one fanout id that come
+   while a round is on its way wait for the next; a round is one write, so that many readers share a sync.
+2. A position is durable before what lies below it is answered, so it never goes back: what was answered once is not
+   answered again, a crash in between or not. The price is the other side: what was to be answered when the broker died
+   counts as read. Who cannot have that reads by index and keeps the index.
+3. A fanout id starts at the oldest record there is. What retention removes before it is read is skipped.
+4. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
+
+Partition 0 is all that is read: topics of this discipline have one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_of
+from millstream.broker.outlet import Outlet
+from millstream.broker.topics import Topic, Topics
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.records.record import Record
+from millstream.stores.base import Delete, MetaStore, Put
+
+CURSORS_MAX = 100_000
+FANOUT_ID_BYTES_MAX = 512
+"""Escaped it is three times that at most, which still fits the keys of every store."""
+WRITES_WAITING_MAX = 100_000
+WAITING_MAX = 10_000
+"""Readers of one cursor."""
+ROUND_BYTES_MAX = 64 << 20
+
+
+class _Reader(NamedTuple):
+    bytes_max: int
+    count_max: int | None
+    answer: Promise[list[Record]]
+
+
+class _Cursor:
+    __slots__ = ("fanout_id", "is_reading", "position", "topic_id", "waiting")
+
+    def __init__(self, fanout_id: str, topic_id: UUID, position: int) -> None:
+        self.fanout_id = fanout_id
+        self.topic_id = topic_id
+        self.position = position
+        """Durable, but for a cursor that nobody has read through yet."""
+        self.waiting: deque[_Reader] = deque()
+        self.is_reading = False
+
+
+class Cursors:
+    def __init__(self, meta: MetaStore, topics: Topics, outlet: Outlet) -> None:
+        self._meta = meta
+        self._topics = topics
+        self._outlet = outlet
+        self._journal = Journal(meta, WRITES_WAITING_MAX)
+        self._cursors: dict[tuple[str, str], _Cursor] = {}
+        """By fanout id and topic name."""
+        self._rounds: set[asyncio.Task[None]] = set()
+        self._unwatch = topics.watch(self._drop_orphans)
+
+    async def start(self) -> None:
+        """Loads what an earlier broker stored. Topics must be there: cursors of those that are not are dropped."""
+        for key, stored in await self._meta.list(CURSORS_PREFIX):
+            fanout_id, topic = cursor_of(key)
+            value = json.loads(stored.value)
+            self._cursors[fanout_id, topic] = _Cursor(fanout_id, UUID(hex=value["topic_id"]), value["position"])
+        self._drop_orphans()
+
+    async def close(self) -> None:
+        """Answers all who wait."""
+        self._unwatch()
+        stopping = RequestError(Code.NOT_COORDINATOR, "the broker is stopping")
+        for cursor in self._cursors.values():
+            waiting, cursor.waiting = cursor.waiting, deque()
+            for reader in waiting:
+                reader.answer.fail(stopping)
+        if self._rounds:
+            await asyncio.wait(self._rounds, timeout=10)
+
+    def position(self, fanout_id: str, topic: Topic) -> int:
+        """The next record that a reader of this fanout id would get."""
+        cursor = self._cursors.get((fanout_id, topic.name))
+        start = topic.partitions[0].log.start
+        return start if cursor is None or cursor.topic_id != topic.id else max(cursor.position, start)
+
+    def read(self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None) -> Promise[list[Record]]:
+        """What comes next, as many as fit but at least one; none where there is nothing left."""
+        try:
+            cursor = self._find(fanout_id, topic)
+        except RequestError as error:
+            return Promise.failed(error)
+        answer: Promise[list[Record]] = Promise()
+        if not cursor.is_reading and self.position(fanout_id, topic) >= topic.partitions[0].log.durable:
+            answer.settle([])
+            return answer
+        if len(cursor.waiting) >= WAITING_MAX:
+            detail = f"{WAITING_MAX} readers of {fanout_id} wait already"
+            return Promise.failed(RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail))
+        cursor.waiting.append(_Reader(min(bytes_max, ROUND_BYTES_MAX), count_max, answer))
+        if not cursor.is_reading:
+            cursor.is_reading = True
+            task = asyncio.ensure_future(self._read_rounds(cursor, topic))
+            self._rounds.add(task)
+            task.add_done_callback(self._rounds.discard)
+        return answer
+
+    def _find(self, fanout_id: str, topic: Topic) -> _Cursor:
+        if not fanout_id or len(fanout_id.encode()) > FANOUT_ID_BYTES_MAX:
+            raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
+        place = fanout_id, topic.name
+        cursor = self._cursors.get(place)
+        if cursor is None or cursor.topic_id != topic.id:
+            if cursor is None and len(self._cursors) >= CURSORS_MAX:
+                raise RequestError(Code.POLICY_VIOLATION, f"the broker keeps {CURSORS_MAX} cursors already")
+            cursor = self._cursors[place] = _Cursor(fanout_id, topic.id, topic.partitions[0].log.start)
+        return cursor
+
+    async def _read_rounds(self, cursor: _Cursor, topic: Topic) -> None:
+        try:
+            while cursor.waiting:
+                await self._read_round(cursor, topic)
+        finally:
+            cursor.is_reading = False
+
+    async def _read_round(self, cursor: _Cursor, topic: Topic) -> None:
+        log = topic.partitions[0].log
+        position = max(cursor.position, log.start)
+        answers: list[tuple[Promise[list[Record]], list[Record]]] = []
+        left = ROUND_BYTES_MAX
+        try:
+            while cursor.waiting and (left > 0 or not answers):
+                reader = cursor.waiting.popleft()
+                answers.append((reader.answer, []))
+                taken = await self._outlet.take(log, position, reader.bytes_max, count_max=reader.count_max)
+                answers[-1][1].extend(taken.records)
+                position = taken.next_offset
+                left -= sum(len(record.value or b"") for record in taken.records)
+            if position > cursor.position:
+                await self._store(cursor, topic, position)
+        except Exception as error:
+            for answer, _ in answers:
+                answer.fail(error)
+            return
+        for answer, records in answers:
+            answer.settle(records)
+
+    async def _store(self, cursor: _Cursor, topic: Topic, position: int) -> None:
+        def prepare() -> list[Put]:
+            if self._topics.by_id(topic.id) is None:
+                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+            value = {"position": position, "topic_id": topic.id.hex}
+            return [Put(cursor_key(cursor.fanout_id, topic.name), json.dumps(value, separators=(",", ":")).encode())]
+
+        def apply() -> None:
+            cursor.position = position
+
+        await self._journal.submit(Entry(prepare, apply))
+
+    def _drop_orphans(self) -> None:
+        orphans = [
+            place
+            for place, cursor in self._cursors.items()
+            if (topic := self._topics.get(place[1])) is None or topic.id != cursor.topic_id
+        ]
+        for place in orphans:
+            del self._cursors[place]
+        if orphans:
+            # Only those that nobody has used anew by the time the write leaves.
+            self._journal.submit(
+                Entry(lambda: [Delete(cursor_key(*place)) for place in orphans if place not in self._cursors])
+            )

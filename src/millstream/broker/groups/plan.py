@@ -1,0 +1,58 @@
+"""The broker's own plan for members of a classic group: range, written as the consumer protocol's leaders write it.
+
+    int16 version, int32 count of topics, each: int16 length and name, int32 count and int32 partitions; int32 user data
+
+So a group of members that cannot plan looks to Kafka's tools like any other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from millstream.broker.groups.assignors import Wants, range_
+from millstream.broker.groups.classic_member import Member
+from millstream.broker.groups.view import TopicsView
+
+PROTOCOL = "range"
+
+
+def plan_range(members: Sequence[Member], topics: TopicsView) -> Mapping[str, bytes]:
+    """Topics that do not exist are left out; members hear when they are created."""
+    names: dict[UUID, str] = {}
+    counts: dict[UUID, int] = {}
+    wants = {}
+    for member in members:
+        wanted = set()
+        for name in member.topics(PROTOCOL) or ():
+            topic = topics.get(name)
+            if topic is not None:
+                names[topic.id], counts[topic.id] = name, topic.partition_count
+                wanted.add(topic.id)
+        wants[member.id] = Wants(frozenset(wanted), frozenset(), member.instance_id or member.id)
+    target = range_(wants, counts)
+    return {
+        member: encode_assignment([(names[topic], number) for topic, number in mine]) for member, mine in target.items()
+    }
+
+
+def encode_subscription(topics: Iterable[str]) -> bytes:
+    """What a consumer's JoinGroup carries as metadata, in its first version."""
+    names = sorted(set(topics))
+    return struct.pack(">hi", 0, len(names)) + b"".join(map(_string, names)) + struct.pack(">i", -1)
+
+
+def encode_assignment(partitions: Iterable[tuple[str, int]]) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        by_topic.setdefault(topic, []).append(number)
+    body = struct.pack(">hi", 0, len(by_topic))
+    for topic, numbers in by_topic.items():
+        body += _string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+    return body + struct.pack(">i", -1)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data

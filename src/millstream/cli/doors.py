@@ -1,0 +1,43 @@
+"""`millstream doors`: what clients of the other protocols need to know."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="What clients of the other protocols need.", no_args_is_help=True)
+
+
+@app.callback()
+def doors() -> None:
+    pass
+
+
+@app.command(no_args_is_help=True)
+def luxun(
+    idl: Annotated[
+        bool, typer.Option("--idl", help="Print the path of the Thrift IDL, to generate clients from.")
+    ] = False,
+    hash_password: Annotated[
+        bool, typer.Option("--hash-password", help="Read a password and print what luxun_password takes instead of it.")
+    ] = False,
+) -> None:
+    """Luxun clients: Thrift, framed transport, binary protocol, on `serve --luxun HOST:PORT`."""
+    if idl:
+        from millstream.wire.luxun import IDL
+
+        print(IDL)
+    if hash_password:
+        from millstream.doors.luxun.password import hash_password as hashed
+
+        print(hashed(_read_password()))
+
+
+def _read_password() -> str:
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    import getpass
+
+    return getpass.getpass("password: ")

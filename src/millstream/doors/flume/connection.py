@@ -1,0 +1,258 @@
+"""One Flume client: its seven requests, over the broker that all doors share.
+
+Topics are created by the first record for them, with `flume_partitions` partitions. A group of this door is an ordinary
+classic group whose members the broker plans for (range), so that Kafka's tools see and can reset it.
+
+Flume's OffsetCommit names neither member nor generation. The connection stands in for them: it is the member that it
+last joined or sent a heartbeat as, in the generation that it was told then. So a member that lost its place cannot
+commit. A connection that is no member of the group may commit only while the group has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
+from millstream.broker.groups.plan import PROTOCOL, encode_subscription
+from millstream.broker.partition import Partition
+from millstream.broker.topics import Topic
+from millstream.doors.framed.connection import Answer, FramedConnection, Large
+from millstream.doors.framed.door import FramedDoor
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.wire import flume
+from millstream.wire.flume import Error
+
+logger = logging.getLogger(__name__)
+
+FETCH_BYTES_MAX = 8 << 20
+"""Of one answer, whatever the client asks for."""
+SESSION_MS = 10_000
+"""Flume's own default, for members that name no timeout."""
+MEMBERSHIPS_MAX = 1000
+"""Groups that one connection can be a member of."""
+
+_ERRORS = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: Error.TOPIC_NOT_FOUND,
+    Code.OFFSET_OUT_OF_RANGE: Error.OFFSET_OUT_OF_RANGE,
+    Code.UNKNOWN_MEMBER_ID: Error.UNKNOWN_MEMBER,
+    Code.ILLEGAL_GENERATION: Error.STALE_GENERATION,
+    Code.REBALANCE_IN_PROGRESS: Error.REBALANCE_NEEDED,
+}
+_PRODUCED = flume.PRODUCED.pack
+
+
+class FlumeConnection(FramedConnection):
+    __slots__ = ("_broker", "_changes", "_known", "_memberships", "_topics")
+
+    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
+        super().__init__(door, connected, peer)
+        self._broker = door.broker
+        self._topics = door.broker.topics
+        self._memberships: dict[str, tuple[str, int]] = {}
+        """Member id and generation, by group."""
+        self._known: tuple[flume.ProduceTo, list[Partition]] | None = None
+        """The topic of the last record, as of so many `_changes` to the set of topics: most clients stay with one."""
+        self._changes = 0
+
+    def overlaps(self, frame: memoryview) -> bool:
+        return len(frame) > 5 and frame[4] == 0 and frame[5] == flume.PRODUCE
+
+    def handle(self, frame: memoryview) -> Answer:
+        known = self._known
+        if known is not None and self._changes == self._topics.changes:
+            fields = known[0].decode(frame)
+            if fields is not None:
+                request_id, number, record_key, payload = fields
+                if number == flume.BY_KEY:
+                    number = flume.partition_of(record_key, len(known[1]))
+                if 0 <= number < len(known[1]):
+                    self._append(request_id, known[1][number], record_key, payload)
+                    return None
+        key, request_id = flume.peek(frame)
+        if key == flume.PRODUCE:
+            return self._produce(request_id, *flume.decode_produce(frame))
+        handler = _HANDLERS.get(key)
+        if handler is None:
+            return self._refused(request_id, flume.encode_error, RequestError(Code.INVALID_REQUEST))
+        return handler(self, request_id, flume.decode(key, frame))
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _produce(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> Answer:
+        topic = self._topics.get(name)
+        if topic is None:
+            return self.run(self._create(request_id, name, partition, key, payload))
+        try:
+            number = _choose(topic, partition, key)
+        except RequestError as error:
+            return self._refused_produce(request_id, error)
+        self._known = flume.ProduceTo(name), topic.partitions
+        self._changes = self._topics.changes
+        self._append(request_id, topic.partitions[number], key or None, payload)
+        return None
+
+    async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
+        """The first record of a topic. Nothing else of this client is handled until it is answered."""
+        try:
+            topic = await self._broker.topics.ensure(name, self._broker.config.flume_partitions)
+            number = _choose(topic, partition, key)
+            return flume.encode_produced(
+                request_id, number, await self._broker.inlet(topic.partitions[number]).put(payload, key or None)
+            )
+        except RequestError as error:
+            return self._refused_produce(request_id, error)
+
+    def _append(self, request_id: int, partition: Partition, key: bytes | None, payload: bytes) -> None:
+        inlet = partition.inlet or self._broker.inlet(partition)
+        number, place = partition.index, self.reserve()
+
+        def settled(offset: int, error: BaseException | None) -> None:
+            if error is None:
+                self.fill(place, _PRODUCED(18, request_id, number, offset, 0))
+            else:
+                self.fill(place, self._refused_produce(request_id, error))
+
+        inlet.put_then(settled, payload, key)
+        if inlet.is_full:
+            self.slow_down = True
+
+    def _fetch(self, request_id: int, request: flume.Fetch) -> Answer:
+        bytes_max = min(max(request.bytes_max, 0), FETCH_BYTES_MAX)
+        room = max(bytes_max, self._broker.config.message_bytes_max)
+        return Large(room, lambda: self.run(self._read(request_id, request, bytes_max)))
+
+    async def _read(self, request_id: int, request: flume.Fetch, bytes_max: int) -> bytes:
+        try:
+            log = self._partition(request.topic, request.partition).log
+            taken = await self._broker.outlet.take(log, request.offset, bytes_max, head_bytes=flume.RECORD_HEAD_BYTES)
+        except RequestError as error:
+            return self._refused(request_id, flume.encode_fetched, error)
+        return flume.encode_fetched(
+            request_id, Error.NONE, [(each.offset, each.value or b"") for each in taken.records]
+        )
+
+    def _partition(self, name: str, number: int) -> Partition:
+        topic = self._broker.topics.get(name)
+        if topic is None or not 0 <= number < len(topic.partitions):
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return topic.partitions[number]
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _join_group(self, request_id: int, request: flume.JoinGroup) -> Answer:
+        config = self._broker.config
+        session_ms = request.session_ms if request.session_ms > 0 else SESSION_MS
+        session_ms = min(max(session_ms, config.session_timeout_min_ms), config.session_timeout_max_ms)
+        join = Join(
+            group_id=request.group,
+            member_id=request.member,
+            instance_id=None,
+            client_id="member",
+            client_host=self.peer,
+            session_ms=session_ms,
+            rebalance_ms=session_ms,
+            protocol_type="consumer",
+            protocols=((PROTOCOL, encode_subscription(request.topics)),),
+            planned=True,
+        )
+
+        async def work() -> bytes:
+            joined = await self._broker.groups.join(join)
+            if len(self._memberships) < MEMBERSHIPS_MAX or request.group in self._memberships:
+                self._memberships[request.group] = joined.member_id, joined.generation
+            members = sorted(member for member, _, _ in joined.members)
+            return flume.encode_joined(
+                request_id, Error.NONE, joined.generation, joined.leader, joined.member_id, members
+            )
+
+        return self._run(request_id, flume.encode_joined, work())
+
+    def _leave_group(self, request_id: int, request: flume.LeaveGroup) -> Answer:
+        try:
+            [code] = self._broker.groups.leave(request.group, [(request.member, None)])
+        except RequestError as error:
+            return self._refused(request_id, flume.encode_error, error)
+        self._memberships.pop(request.group, None)
+        return flume.encode_error(request_id, _error(code))
+
+    def _heartbeat(self, request_id: int, request: flume.Heartbeat) -> Answer:
+        try:
+            self._broker.groups.heartbeat(request.group, request.member, None, request.generation)
+        except RequestError as error:
+            return self._refused(request_id, flume.encode_error, error)
+        if len(self._memberships) < MEMBERSHIPS_MAX:
+            self._memberships[request.group] = request.member, request.generation
+        return flume.encode_error(request_id, Error.NONE)
+
+    def _offset_commit(self, request_id: int, request: flume.OffsetCommit) -> Answer:
+        member, generation = self._memberships.get(request.group, ("", -1))
+        commits = [TopicCommit(request.topic, [PartitionCommit(request.partition, request.offset)])]
+
+        async def work() -> bytes:
+            if request.offset < 0:
+                raise RequestError(Code.OFFSET_OUT_OF_RANGE)
+            [[code]] = await self._broker.groups.commit(request.group, member, None, generation, commits)
+            return flume.encode_error(request_id, _error(code))
+
+        return self._run(request_id, flume.encode_error, work())
+
+    def _offset_fetch(self, request_id: int, request: flume.OffsetFetch) -> Answer:
+        try:
+            self._partition(request.topic, request.partition)
+            [fetched] = self._broker.groups.fetch(request.group, [(request.topic, [request.partition])])
+        except RequestError as error:
+            return self._refused(request_id, flume.encode_offset, error)
+        [(_, committed, _)] = fetched.partitions
+        offset = committed.offset if committed is not None else flume.NO_OFFSET
+        return flume.encode_offset(request_id, Error.NONE, offset)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, request_id: int, encode: Callable[[int, int], bytes], work: Coroutine[Any, Any, bytes]
+    ) -> Promise[bytes]:
+        async def answer() -> bytes:
+            try:
+                return await work
+            except RequestError as error:
+                return self._refused(request_id, encode, error)
+
+        return self.run(answer())
+
+    def _refused(self, request_id: int, encode: Callable[[int, int], bytes], error: RequestError) -> bytes:
+        self._broker.metrics.request_errors += 1
+        return encode(request_id, _error(error.code))
+
+    def _refused_produce(self, request_id: int, error: BaseException) -> bytes:
+        self._broker.metrics.request_errors += 1
+        if isinstance(error, RequestError):
+            return flume.encode_produced(request_id, -1, -1, _error(error.code))
+        logger.error("a record of %s was not stored", self.peer, exc_info=error)
+        return flume.encode_produced(request_id, -1, -1, Error.UNKNOWN)
+
+
+def _choose(topic: Topic, partition: int, key: bytes) -> int:
+    count = len(topic.partitions)
+    if partition == flume.BY_KEY:
+        return flume.partition_of(key, count)
+    if not 0 <= partition < count:
+        raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+    return partition
+
+
+def _error(code: Code) -> int:
+    return Error.NONE if code == Code.NONE else _ERRORS.get(code, Error.UNKNOWN)
+
+
+_HANDLERS: dict[int, Callable[[FlumeConnection, int, Any], Answer]] = {
+    flume.FETCH: FlumeConnection._fetch,
+    flume.JOIN_GROUP: FlumeConnection._join_group,
+    flume.LEAVE_GROUP: FlumeConnection._leave_group,
+    flume.HEARTBEAT: FlumeConnection._heartbeat,
+    flume.OFFSET_COMMIT: FlumeConnection._offset_commit,
+    flume.OFFSET_FETCH: FlumeConnection._offset_fetch,
+}

@@ -1,0 +1,112 @@
+"""A frame that did not arrive at once, while it is put together.
+
+It lies in a buffer of its own, which grows with what really arrives and never with what a head claims. The buffer's
+bytes are taken from the door's memory for frames and given back with it.
+"""
+
+from __future__ import annotations
+
+import socket
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from millstream.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from millstream.doors.framed.door import FramedDoor
+
+LOW_WATER_BYTES_MAX = 256 * 1024
+LENGTH = Struct(">i")
+
+
+class Assembly:
+    """One per connection; `buffer` is None while no frame is under way."""
+
+    __slots__ = ("_door", "_expected", "_filled", "_head", "_low_water", "_socket", "buffer", "sends_large")
+
+    def __init__(self, door: FramedDoor, connected: socket.socket, head_bytes: int) -> None:
+        self._door = door
+        self._socket = connected
+        self._head = head_bytes
+        self._low_water = 1
+        self._filled = 0
+        self._expected = 0
+        """All bytes of the frame, or of its head while no more is known."""
+        self.buffer: bytearray | None = None
+        self.sends_large = False
+        """Whether the last frame was a large one, so that the next is expected to be, too."""
+
+    def room_for(self, beginning: memoryview) -> int:
+        """How much memory `start` needs."""
+        pool = self._door.pool
+        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
+        most = pool.LARGE if self.sends_large else len(beginning) * 2
+        return pool.size_for(min(self._size(beginning), most))
+
+    def start(self, beginning: memoryview, room: int) -> None:
+        """`room` bytes of the door's memory are taken for it."""
+        self._expected = self._size(beginning)
+        self._filled = len(beginning)
+        self.buffer = self._door.pool.take(room)
+        self.buffer[: self._filled] = beginning
+        self._wake_at(self._expected - self._filled)
+
+    def fill(self) -> int:
+        """Receives what is there and says how much that was; 0 when the client has ended."""
+        buffer = self.buffer
+        assert buffer is not None
+        with memoryview(buffer)[self._filled : min(self._expected, len(buffer))] as room:
+            count = self._socket.recv_into(room)
+        self._filled += count
+        if self._filled == self._expected == self._head:
+            self._expected = self._size(buffer)  # only the head had arrived; now it is known how much follows
+        if self._filled < self._expected:
+            if self._filled == len(buffer):
+                self._grow(buffer)
+            self._wake_at(self._expected - self._filled)
+        return count
+
+    @property
+    def is_whole(self) -> bool:
+        return self._filled == self._expected
+
+    def finish(self) -> tuple[bytearray, int]:
+        """The buffer, and how much of it is the frame. It is given back with `give`."""
+        buffer, self.buffer = self.buffer, None
+        assert buffer is not None
+        self.sends_large = self._expected > self._door.pool.SMALL
+        self._wake_at(1)
+        return buffer, self._expected
+
+    def give(self, buffer: bytearray) -> None:
+        self._door.pool.give(buffer)
+        self._door.frames.give(len(buffer))
+
+    def drop(self) -> None:
+        buffer, self.buffer = self.buffer, None
+        if buffer is not None:
+            self.give(buffer)
+
+    def _size(self, beginning: memoryview | bytearray) -> int:
+        if len(beginning) < self._head:
+            return self._head
+        (size,) = LENGTH.unpack_from(beginning, self._head - LENGTH.size)
+        self._door.check_size(size)
+        return self._head + int(size)
+
+    def _grow(self, buffer: bytearray) -> None:
+        """At least doubles it. Waiting for memory here could make frames wait for each other for ever."""
+        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+        if not self._door.frames.take(room):
+            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+        larger = self._door.pool.take(room)
+        larger[: self._filled] = memoryview(buffer)[: self._filled]
+        self.buffer = larger
+        self.give(buffer)
+
+    def _wake_at(self, count: int) -> None:
+        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame."""
+        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX) if self._expected > LOW_WATER_BYTES_MAX // 4 else 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)

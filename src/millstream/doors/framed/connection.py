@@ -1,0 +1,527 @@
+"""One client's connection: length-prefixed frames in, answers out, in the order of the requests.
+
+    bytes --> frames --> handle --> answer, at once or later --> line --> outbox --> bytes
+
+Receiving. Small requests are read many at a time into one buffer that the door's connections share, and handled where
+they lie. A frame that is not complete there moves into a buffer of its own, which grows with what really arrives, so
+that a large length in a head costs nothing. Handlers are done with a frame's bytes when they return.
+
+Answering. Every request gets a place in line; answers leave when all before them have left. Requests that only append
+(`overlaps`, and `reserve` their place) are handled while others of their kind still wait for their sync. Any other
+request is handled when everything before it is answered: a client that pipelines "write, read" reads what it wrote.
+
+Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
+appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
+large says so (`Large`) and waits for the room. A frame that finds no room to grow costs its connection: if it waited,
+frames that are half there could wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, NamedTuple
+
+from millstream.doors.framed.assembly import LENGTH, Assembly
+from millstream.doors.framed.door import FramedDoor
+from millstream.doors.kafka.memory import Budget
+from millstream.doors.kafka.outbox import Outbox
+from millstream.errors import ProtocolError
+from millstream.promise import Promise
+
+logger = logging.getLogger(__name__)
+
+IN_LINE_MAX = 1000
+OUTBOX_BYTES_MAX = 1 << 20
+"""No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
+
+
+class Large(NamedTuple):
+    """An answer that may take so much room; `make` is called when there is room for it."""
+
+    room: int
+    make: Callable[[], bytes | Promise[bytes]]
+
+
+Answer = bytes | Promise[bytes] | Large | None
+"""`b""` where the protocol has none; the request still keeps its place in line. None: see `reserve`."""
+
+
+Place = list[bytes]
+"""A request's place in line: empty until its answer is known, then that."""
+
+
+class FramedConnection:
+    LENGTH_AT: ClassVar[int] = 0
+    """Where in a frame's head its length stands: 4 bytes, which count what comes after them."""
+
+    __slots__ = (
+        "_assembly",
+        "_backlog",
+        "_door",
+        "_held",
+        "_in_line",
+        "_is_ending",
+        "_is_parked",
+        "_is_read",
+        "_is_taking",
+        "_is_written",
+        "_leave_line",
+        "_only_overlapping",
+        "_outbox",
+        "_room",
+        "_socket",
+        "_tasks",
+        "closed",
+        "last_used",
+        "peer",
+        "slow_down",
+    )
+
+    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
+        self._door = door
+        self._socket = connected
+        self.peer = peer
+        self._outbox = Outbox(connected)
+        self._in_line: deque[Place] = deque()
+        self._only_overlapping = True
+        """Whether all requests in line are of the kind that others may overtake in being handled."""
+        self._assembly = Assembly(door, connected, self.LENGTH_AT + LENGTH.size)
+        self._backlog: memoryview | None = None
+        """What was received and not handled yet."""
+        self._held = 0
+        """Bytes of the door's memory for frames: the backlog's."""
+        self._room = 0
+        """Bytes of the door's memory for answers: those that are made or sent."""
+        self._leave_line: Callable[[], None] | None = None
+        """Set while this waits for the door's memory."""
+        self._is_parked = False
+        self._is_read = True
+        self._is_written = False
+        self._is_taking = False
+        self._is_ending = False
+        """The client has said all it will say; it still gets its answers."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.slow_down = False
+        """Set by a handler when what it wrote to has too much waiting: nothing more is handled until it is answered."""
+        self.closed = False
+        self.last_used = door.now
+        door.loop.add_reader(connected.fileno(), self._on_readable)
+
+    # -- what a protocol is ------------------------------------------------------------------------------------------
+
+    def overlaps(self, frame: memoryview) -> bool:
+        """Whether the request only appends, and may be handled before those of its kind in front of it are answered."""
+        raise NotImplementedError
+
+    def handle(self, frame: memoryview) -> Answer:
+        """Answers one whole frame, head included. A `ProtocolError` costs the connection."""
+        raise NotImplementedError
+
+    def reserve(self) -> Place:
+        """The place in line of an append, whose answer is handed in with `fill`; `handle` gives None then.
+
+        More appends are handled meanwhile. Nothing is, while any other answer is waited for.
+        """
+        place: Place = []
+        if not self._in_line:
+            self._only_overlapping = True
+        self._in_line.append(place)
+        return place
+
+    def fill(self, place: Place, answer: bytes) -> None:
+        """An answer that was waited for is there."""
+        if self.closed:
+            return
+        line = self._in_line
+        if line[0] is not place:
+            place.append(answer)
+            return
+        if len(line) == 1 and not self._outbox.size and answer:
+            line.clear()
+            try:
+                sent = self._socket.send(answer)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self.close()
+                return
+            self._door.metrics.bytes_out += sent
+            if sent < len(answer):
+                self._outbox.put(answer[sent:])
+                self._send()
+            elif self._room:
+                self._give_room()
+        else:
+            place.append(answer)
+            self._drain_line()
+            self._send()
+        if self._is_parked and not line and self._leave_line is None:
+            self._is_parked = False
+            self._go_on()
+        elif self._is_ending and not self._is_taking:
+            self._end()
+
+    def run(self, work: Coroutine[Any, Any, bytes]) -> Promise[bytes]:
+        """An answer that takes turns of the loop."""
+        promise: Promise[bytes] = Promise()
+
+        async def finish() -> None:
+            try:
+                answer = await work
+            except Exception as error:
+                promise.fail(error)
+            else:
+                promise.settle(answer)
+
+        task = asyncio.ensure_future(finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return promise
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            if self._is_parked:
+                self._look_while_parked()
+            elif self._assembly.buffer is not None:
+                self._fill_frame()
+            else:
+                self._receive()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            self._fail()
+
+    def _look_while_parked(self) -> None:
+        """Notices a client that went away; otherwise stops looking until the answer is out."""
+        if self._socket.recv(1, socket.MSG_PEEK):
+            self.stop_reading()
+        else:
+            self._end()
+
+    def _receive(self) -> None:
+        if self._door.frames.free <= 0:
+            self._await_memory(self._door.frames, 1, lambda: self._door.frames.give(1))
+            return
+        shared = self._door.shared
+        # Where a large frame is expected only its head is read here, the rest goes where it belongs.
+        view = shared[: len(shared) // 64] if self._assembly.sends_large else shared
+        count = self._socket.recv_into(view)
+        if count == 0:
+            self._end()
+            return
+        self._door.metrics.bytes_in += count
+        self._take(view[:count])
+        self._after_handling()
+
+    def _take(self, data: memoryview, is_backlog: bool = False) -> None:
+        """Handles every whole frame in `data`, and keeps what is left over."""
+        position, end, head = 0, len(data), self.LENGTH_AT + 4
+        self.last_used = self._door.now
+        while end - position >= head:
+            (size,) = LENGTH.unpack_from(data, position + head - 4)
+            if not 0 <= size <= self._door.frame_bytes_max:
+                self._door.check_size(size)
+            after = position + head + size
+            if after > end:
+                break
+            frame = data if after - position == end else data[position:after]
+            if (self._in_line or self._is_parked or self._outbox.size) and not self._may_handle(frame):
+                self._keep(data[position:], is_backlog)
+                return
+            answer = self.handle(frame)
+            if answer is not None:
+                self._answer(answer)
+            elif self.slow_down or len(self._in_line) > IN_LINE_MAX:
+                self._park_in_line()
+            position = after
+            if self.closed:
+                return
+        if position == end:
+            self._assembly.sends_large = False
+        elif self._is_parked or self._is_written:
+            self._keep(data[position:], is_backlog)
+        else:
+            self._start_frame(data[position:])
+
+    def _may_handle(self, frame: memoryview) -> bool:
+        """Whether it is this frame's turn; if not, the connection is parked or waits for the socket."""
+        if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
+            return False
+        if self._in_line and not (self._only_overlapping and self.overlaps(frame)):
+            self._is_parked = True
+            return False
+        return True
+
+    def _keep(self, data: memoryview, is_backlog: bool) -> None:
+        """For later. What lies in the shared buffer is copied; what was kept before stays where it is."""
+        if not is_backlog:
+            data = memoryview(bytearray(data))
+            self._hold(len(data))
+        self._backlog = data
+
+    def _start_frame(self, beginning: memoryview) -> None:
+        """Moves an incomplete frame into a buffer of its own, or waits for the memory for one."""
+        room = self._assembly.room_for(beginning)
+        if self._door.frames.take(room):
+            self._assembly.start(beginning, room)
+        else:
+            rest = memoryview(bytes(beginning))
+            self._await_memory(self._door.frames, room, lambda: self._assembly.start(rest, room))
+
+    def _fill_frame(self) -> None:
+        assembly = self._assembly
+        count = assembly.fill()
+        if count == 0:
+            self._end()
+            return
+        self._door.metrics.bytes_in += count
+        self.last_used = self._door.now
+        if not assembly.is_whole:
+            return
+        buffer, size = assembly.finish()
+        try:
+            with memoryview(buffer)[:size] as frame:
+                if self._may_handle(frame):
+                    self._handle(frame)
+                else:
+                    self._keep(frame, is_backlog=False)
+        finally:
+            assembly.give(buffer)
+        self._after_handling()
+
+    # -- handling and answering --------------------------------------------------------------------------------------
+
+    def _handle(self, frame: memoryview) -> None:
+        answer = self.handle(frame)
+        if answer is not None:
+            self._answer(answer)
+        elif self.slow_down or len(self._in_line) > IN_LINE_MAX:
+            self._park_in_line()
+
+    def _park_in_line(self) -> None:
+        """Until everything is answered that is in line now."""
+        self.slow_down = False
+        self._is_parked = bool(self._in_line)
+
+    def _answer(self, answer: bytes | Promise[bytes] | Large) -> None:
+        line = self._in_line
+        if not line and type(answer) is bytes:
+            if answer:
+                self._outbox.put(answer)
+            return
+        place: Place = []
+        line.append(place)
+        self._only_overlapping = False
+        if isinstance(answer, Large):
+            self._make(place, answer)
+        else:
+            self._settle(place, answer)
+
+    def _make(self, place: Place, answer: Large) -> None:
+        answers = self._door.answers
+        room = min(answer.room, answers.limit)
+
+        def make() -> None:
+            self._room += room
+            self._settle(place, answer.make())
+
+        if answers.take(room):
+            make()
+        else:
+            self._await_memory(answers, room, make)
+
+    def _settle(self, place: Place, answer: bytes | Promise[bytes]) -> None:
+        if isinstance(answer, Promise) and not answer.done:
+            answer.then(lambda done: self._settled(place, done))
+        else:
+            place.append(answer.value() if isinstance(answer, Promise) else answer)
+            self._drain_line()
+
+    def _settled(self, place: Place, done: Promise[bytes]) -> None:
+        if self.closed:
+            return
+        if done.error is not None:
+            logger.error("a request from %s failed; its connection is closed", self.peer, exc_info=done.error)
+            self.close()
+            return
+        self.fill(place, done.value())
+
+    def _drain_line(self) -> None:
+        line = self._in_line
+        while line and line[0]:
+            (answer,) = line.popleft()
+            if answer:
+                self._outbox.put(answer)
+
+    def _has_sent(self) -> bool:
+        """Sends what there is; whether all of it went."""
+        self._send()
+        return not (self._is_written or self.closed)
+
+    def _after_handling(self) -> None:
+        if self._outbox.size and not self.closed:
+            self._send()
+
+    def _send(self) -> None:
+        if self._is_written or self.closed:
+            return
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        if self._outbox:
+            # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
+            self._is_written = True
+            self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
+            self.stop_reading()
+        else:
+            self._give_room()
+
+    def _on_writable(self) -> None:
+        before = self._door.metrics.bytes_out
+        try:
+            self._door.metrics.bytes_out += self._outbox.send()
+        except OSError:
+            self.close()
+            return
+        if self._door.metrics.bytes_out > before:
+            self.last_used = self._door.now
+        if not self._outbox:
+            self._door.loop.remove_writer(self._socket.fileno())
+            self._is_written = False
+            self._give_room()
+            if not self._is_parked:
+                self._go_on()
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """With what was received before the connection stopped to be read, then with the socket."""
+        backlog, self._backlog = self._backlog, None
+        try:
+            if backlog is not None:
+                self._is_taking = True
+                try:
+                    self._take(backlog, is_backlog=True)
+                finally:
+                    self._is_taking = False
+                if self._backlog is None:
+                    self._release(len(backlog.obj))  # type: ignore[arg-type]  # a bytearray of ours
+                self._after_handling()
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            self._fail()
+        if self.closed or self._is_parked or self._is_written:
+            return
+        if self._is_ending:
+            self._end()
+        elif not self._is_read:
+            self._is_read = True
+            self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def stop_reading(self) -> None:
+        if self._is_read:
+            self._is_read = False
+            self._door.loop.remove_reader(self._socket.fileno())
+
+    def _end(self) -> None:
+        """Nothing more comes in; what was asked is still answered."""
+        self._is_ending = True
+        self.stop_reading()
+        if not (self._in_line or self._outbox or self._backlog is not None):
+            self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._in_line or self._outbox)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the next step is the client's and it is in the middle of it."""
+        return self._is_written or self._assembly.buffer is not None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether requests that only append wait for their answers. Others wait for something else."""
+        return bool(self._outbox) or (bool(self._in_line) and self._only_overlapping)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        """Of bytes that are there already: the budget may go below nothing, and then nobody reads."""
+        self._held += size
+        self._door.frames.free -= size
+
+    def _release(self, size: int) -> None:
+        if not self.closed:
+            self._held -= size
+            self._door.frames.give(size)
+
+    def _give_room(self) -> None:
+        if self._room and not self._in_line:
+            room, self._room = self._room, 0
+            self._door.answers.give(room)
+
+    def _await_memory(self, budget: Budget, size: int, go_on: Callable[[], None]) -> None:
+        """Parks until there is so much; `go_on` finds it taken."""
+        self._is_parked = True
+
+        def granted() -> None:
+            self._leave_line = None
+            try:
+                go_on()
+            except ProtocolError as error:
+                self._refuse(error)
+            except Exception:
+                self._fail()
+            if not self._in_line and not self.closed:
+                self._is_parked = False
+                self._send()
+                self._go_on()
+
+        if size > budget.limit:
+            raise ProtocolError(f"{size} bytes for one request: the door has {budget.limit} for all")
+        self._leave_line = budget.wait(size, granted)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._door.note_refusal(self.peer, error)
+        self._has_sent()  # what was answered before the bytes that cannot be understood
+        self.close()
+
+    def _fail(self) -> None:
+        logger.exception("a request from %s failed; its connection is closed", self.peer)
+        self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.stop_reading()
+        if self._is_written:
+            self._door.loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        if self._leave_line is not None:
+            self._leave_line()
+            self._leave_line = None
+        self._assembly.drop()
+        self._in_line.clear()
+        self._backlog = None
+        held, self._held = self._held, 0
+        room, self._room = self._room, 0
+        self._door.forget(self)
+        self._door.frames.give(held)
+        self._door.answers.give(room)

@@ -1,0 +1,276 @@
+"""One Luxun client: the calls of its queue service, over the broker that all doors share.
+
+A topic here is one partition: the first item creates it so, and a topic with more is refused, because an index could
+not say which partition it means. Readers with a fanout id move that id's cursor (`broker/groups/cursor.py`), readers
+by index move nothing.
+
+What a call asks for wrongly comes back in its result. Arguments that cannot be decoded, or a method that does not
+exist, are answered with Thrift's own exception. Bytes that are no message cost the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from millstream.broker.settings import check_name
+from millstream.broker.topics import Topic
+from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
+from millstream.doors.framed.door import FramedDoor
+from millstream.doors.luxun.password import Password
+from millstream.errors import Code, ProtocolError, RequestError
+from millstream.records.record import Record
+from millstream.stores.base import PartitionLog
+from millstream.wire import luxun, thrift
+from millstream.wire.luxun import ErrorCode, Failure, ResultCode
+
+logger = logging.getLogger(__name__)
+
+FETCH_BYTES_MAX = 8 << 20
+"""Of one answer, whatever the client asks for."""
+
+_PRODUCE_START = b"\x80\x01\x00\x01\x00\x00\x00\x07produce"
+_ASYNC_PRODUCE_STARTS = tuple(
+    b"\x80\x01\x00" + bytes([kind]) + b"\x00\x00\x00\x0casyncProduce" for kind in (thrift.ONEWAY, thrift.CALL)
+)
+_ERRORS = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.TOPIC_NOT_EXIST,
+    Code.OFFSET_OUT_OF_RANGE: ErrorCode.INDEX_OUT_OF_BOUNDS,
+    Code.INVALID_TOPIC_EXCEPTION: ErrorCode.INVALID_TOPIC,
+    Code.INVALID_PARTITIONS: ErrorCode.INVALID_TOPIC,
+    Code.MESSAGE_TOO_LARGE: ErrorCode.MESSAGE_SIZE_TOO_LARGE,
+}
+
+
+class LuxunConnection(FramedConnection):
+    __slots__ = ("_broker", "_password")
+
+    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str, password: Password) -> None:
+        super().__init__(door, connected, peer)
+        self._broker = door.broker
+        self._password = password
+
+    def overlaps(self, frame: memoryview) -> bool:
+        start = bytes(frame[4:24])
+        return start.startswith(_PRODUCE_START) or start in _ASYNC_PRODUCE_STARTS
+
+    def handle(self, frame: memoryview) -> Answer:
+        name, kind, sequence_id, body = thrift.Reader(frame, 4).message()
+        known = _CALLS.get(name)
+        if known is None:
+            text = f"there is no method {name}; the service is {luxun.IDL.name}"
+            return self._exception(name, sequence_id, thrift.UNKNOWN_METHOD, text)
+        if kind not in (thrift.CALL, thrift.ONEWAY):
+            return self._exception(name, sequence_id, thrift.INVALID_MESSAGE_TYPE, f"a message of type {kind}")
+        decode, call = known
+        try:
+            request = decode(body)
+        except ProtocolError as error:
+            if name == luxun.ASYNC_PRODUCE:
+                raise  # there is no answer that could say so
+            return self._exception(name, sequence_id, thrift.PROTOCOL_ERROR, str(error))
+        return call(self, sequence_id, request)
+
+    # -- items in ----------------------------------------------------------------------------------------------------
+
+    def _produce(self, sequence_id: int, request: luxun.Produce) -> Answer:
+        return self._append(luxun.PRODUCE, sequence_id, request)
+
+    def _async_produce(self, sequence_id: int, request: luxun.Produce) -> Answer:
+        """Answered with nothing, once it is done: who reads after it on this connection finds it there."""
+        return self._append(luxun.ASYNC_PRODUCE, sequence_id, request)
+
+    def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
+        topic = self._broker.topics.get(request.topic)
+        if topic is None:
+            return self.run(self._create(call, sequence_id, bytes(request.item), request.topic))
+        self._put(call, sequence_id, request.item, topic, self.reserve())
+        return None
+
+    async def _create(self, call: str, sequence_id: int, item: bytes, name: str) -> bytes:
+        """The first item of a topic. Nothing else of this client is handled until it is answered."""
+        try:
+            check_name(name)
+            topic = _single(await self._broker.topics.ensure(name, 1))
+            index = await self._broker.inlet(topic.partitions[0]).put(item)
+        except RequestError as error:
+            return self._refused_item(call, sequence_id, error)
+        return _produced(call, sequence_id, index)
+
+    def _put(self, call: str, sequence_id: int, item: memoryview, topic: Topic, place: Place) -> None:
+        def settled(index: int, error: BaseException | None) -> None:
+            if error is None:
+                self.fill(place, _produced(call, sequence_id, index))
+            else:
+                self.fill(place, self._refused_item(call, sequence_id, error))
+
+        try:
+            inlet = self._broker.inlet(_single(topic).partitions[0])
+        except RequestError as error:
+            settled(-1, error)
+            return
+        inlet.put_then(settled, item)
+        if inlet.is_full:
+            self.slow_down = True
+
+    def _refused_item(self, call: str, sequence_id: int, error: BaseException) -> bytes:
+        answer = self._refused(call, sequence_id, error)
+        if call == luxun.PRODUCE:
+            return answer
+        logger.warning("an item that %s does not wait for was refused: %s", self.peer, error)
+        return b""
+
+    # -- items out ---------------------------------------------------------------------------------------------------
+
+    def _consume(self, sequence_id: int, request: luxun.Consume) -> Answer:
+        try:
+            topic = self._topic(request.topic)
+        except RequestError as error:
+            return self._refused(luxun.CONSUME, sequence_id, error)
+        log = topic.partitions[0].log
+        if log.durable == log.start:
+            empty = Failure(ErrorCode.TOPIC_IS_EMPTY, f"topic {topic.name} is empty", ResultCode.TRY_LATER)
+            return luxun.encode_failure(luxun.CONSUME, sequence_id, empty)
+        if (request.fanout_id and self._broker.cursors.position(request.fanout_id, topic) >= log.durable) or (
+            not request.fanout_id and request.start_index == log.durable
+        ):
+            return _all_consumed(sequence_id)
+        bytes_max = min(max(request.fetch_bytes_max, 0), FETCH_BYTES_MAX)
+        count_max = 1 if request.fetch_bytes_max <= 0 else None
+
+        async def work() -> bytes:
+            try:
+                if request.fanout_id:
+                    records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max)
+                else:
+                    taken = await self._broker.outlet.take(log, request.start_index, bytes_max, count_max=count_max)
+                    records = taken.records
+            except RequestError as error:
+                return self._refused(luxun.CONSUME, sequence_id, error)
+            return _consumed(sequence_id, records)
+
+        return Large(max(bytes_max, topic.settings.message_bytes_max), lambda: self.run(work()))
+
+    def _find(self, sequence_id: int, request: luxun.Find) -> Answer:
+        async def work() -> bytes:
+            try:
+                log = self._topic(request.topic).partitions[0].log
+                index, timestamp = await self._closest(log, request.timestamp)
+            except RequestError as error:
+                return self._refused(luxun.FIND, sequence_id, error)
+            if index is None:
+                empty = Failure(ErrorCode.TOPIC_IS_EMPTY, f"topic {request.topic} is empty")
+                return luxun.encode_failure(luxun.FIND, sequence_id, empty)
+            return luxun.encode_found(sequence_id, index, timestamp)
+
+        return self.run(work())
+
+    async def _closest(self, log: PartitionLog, timestamp: int) -> tuple[int | None, int | None]:
+        """The index whose time is closest, the earlier of two that are as close; the latest is the one to come."""
+        if timestamp == luxun.EARLIEST_TIME:
+            return log.start, await self._time_of(log, log.start)
+        if timestamp == luxun.LATEST_TIME:
+            return log.durable, await self._time_of(log, log.durable - 1)
+        if log.durable == log.start:
+            return None, None
+        after = await log.find_time(timestamp)
+        if after is None:
+            return log.durable - 1, await self._time_of(log, log.durable - 1)
+        before = await self._time_of(log, after.offset - 1)
+        if before is not None and timestamp - before <= after.timestamp - timestamp:
+            return after.offset - 1, before
+        return after.offset, after.timestamp
+
+    async def _time_of(self, log: PartitionLog, index: int) -> int | None:
+        if not log.start <= index < log.durable:
+            return None
+        taken = await self._broker.outlet.take(log, index, 0, count_max=1)
+        return taken.records[0].timestamp if taken.records else None
+
+    def _get_size(self, sequence_id: int, request: luxun.GetSize) -> Answer:
+        try:
+            topic = self._topic(request.topic)
+        except RequestError as error:
+            return self._refused(luxun.GET_SIZE, sequence_id, error)
+        log = topic.partitions[0].log
+        first = self._broker.cursors.position(request.fanout_id, topic) if request.fanout_id else log.start
+        return luxun.encode_size(sequence_id, max(log.durable - first, 0))
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def _delete_topic(self, sequence_id: int, request: luxun.DeleteTopic) -> Answer:
+        async def work() -> bytes:
+            if not await self._password.admits(request.password):
+                text = (
+                    "the password is wrong" if self._password.is_set else "deletion is off: luxun_password is not set"
+                )
+                failure = Failure(ErrorCode.AUTHENTICATION_FAILURE, text)
+                self._broker.metrics.request_errors += 1
+                return luxun.encode_failure(luxun.DELETE_TOPIC, sequence_id, failure)
+            try:
+                await self._broker.delete_topic(self._topic(request.topic).name)
+            except RequestError as error:
+                return self._refused(luxun.DELETE_TOPIC, sequence_id, error)
+            return luxun.encode_deleted(sequence_id)
+
+        return self.run(work())
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            check_name(name)
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
+        return _single(topic)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _refused(self, call: str, sequence_id: int, error: BaseException) -> bytes:
+        self._broker.metrics.request_errors += 1
+        if isinstance(error, RequestError):
+            failure = Failure(_ERRORS.get(error.code, ErrorCode.INTERNAL_ERROR), error.detail)
+        else:
+            logger.error("%s of %s failed", call, self.peer, exc_info=error)
+            failure = Failure(ErrorCode.INTERNAL_ERROR, Code.UNKNOWN_SERVER_ERROR.text)
+        return luxun.encode_failure(call, sequence_id, failure)
+
+    def _exception(self, name: str, sequence_id: int, kind: int, text: str) -> bytes:
+        self._broker.metrics.request_errors += 1
+        return thrift.exception(name, sequence_id, kind, text)
+
+
+def _consumed(sequence_id: int, records: list[Record]) -> bytes:
+    if not records:
+        return _all_consumed(sequence_id)
+    return luxun.encode_consumed(sequence_id, [each.value or b"" for each in records], records[-1].offset)
+
+
+def _all_consumed(sequence_id: int) -> bytes:
+    text = "all messages have been consumed; try later"
+    failure = Failure(ErrorCode.ALL_MESSAGE_CONSUMED, text, ResultCode.TRY_LATER)
+    return luxun.encode_failure(luxun.CONSUME, sequence_id, failure)
+
+
+def _produced(call: str, sequence_id: int, index: int) -> bytes:
+    return luxun.encode_produced(sequence_id, index) if call == luxun.PRODUCE else b""
+
+
+def _single(topic: Topic) -> Topic:
+    if len(topic.partitions) > 1:
+        raise RequestError(
+            Code.INVALID_PARTITIONS,
+            f"topic {topic.name} has {len(topic.partitions)} partitions, and an index is for topics with one: "
+            "read it through another door, or use another topic here",
+        )
+    return topic
+
+
+_CALLS: dict[str, tuple[Callable[[thrift.Reader], Any], Callable[[LuxunConnection, int, Any], Answer]]] = {
+    luxun.PRODUCE: (luxun.decode_produce, LuxunConnection._produce),
+    luxun.ASYNC_PRODUCE: (luxun.decode_produce, LuxunConnection._async_produce),
+    luxun.CONSUME: (luxun.decode_consume, LuxunConnection._consume),
+    luxun.FIND: (luxun.decode_find, LuxunConnection._find),
+    luxun.DELETE_TOPIC: (luxun.decode_delete_topic, LuxunConnection._delete_topic),
+    luxun.GET_SIZE: (luxun.decode_get_size, LuxunConnection._get_size),
+}

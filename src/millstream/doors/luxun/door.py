@@ -1,0 +1,21 @@
+"""The Luxun door: `serve --luxun HOST:PORT`. Its protocol is in `wire/luxun.py`, what it does in `connection.py`."""
+
+from __future__ import annotations
+
+import socket
+
+from millstream.broker.broker import Broker
+from millstream.doors.framed.door import FramedDoor
+from millstream.doors.luxun.connection import LuxunConnection
+from millstream.doors.luxun.password import Password
+
+
+class LuxunDoor(FramedDoor):
+    name = "luxun"
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.password = Password(broker.config.luxun_password)
+
+    def welcome(self, connected: socket.socket, peer: str) -> LuxunConnection:
+        return LuxunConnection(self, connected, peer, self.password)

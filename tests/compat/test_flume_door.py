@@ -1,0 +1,506 @@
+"""The Flume door over real sockets: every request and every error of its protocol, groups, pipelining, bad bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from tests.compat import client_flume as flume
+from tests.compat.client_flume import Flume
+from tests.compat.clients import wait_for
+from tests.serving import MILLSTREAM, ServedBroker
+
+Unique = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with ServedBroker(tmp_path_factory.mktemp("flume"), "--flume", "127.0.0.1:0") as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(served: ServedBroker) -> Iterator[Flume]:
+    with Flume(served.doors["flume"]) as connection:
+        yield connection
+
+
+@pytest.fixture
+def open_client(served: ServedBroker) -> Iterator[Callable[[], Flume]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(Flume(served.doors["flume"]))
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_record_creates_a_topic_of_three_partitions(client: Flume, unique: Unique) -> None:
+    topic = unique("lazy")
+    assert client.fetch(topic, 0, 0).error == flume.TOPIC_NOT_FOUND
+    assert client.produce(topic, b"first") == (0, 0, flume.NONE), "without a key it goes to partition 0"
+    for partition in range(3):
+        assert client.fetch(topic, partition, 0).error == flume.NONE
+    assert client.fetch(topic, 3, 0).error == flume.TOPIC_NOT_FOUND
+    assert client.produce(topic, b"x", partition=3) == (-1, -1, flume.TOPIC_NOT_FOUND)
+    assert client.produce(topic, b"x", partition=-2) == (-1, -1, flume.TOPIC_NOT_FOUND)
+
+
+def test_a_key_chooses_its_partition_by_fnv_1a(client: Flume, unique: Unique) -> None:
+    topic = unique("keyed")
+    offsets = dict.fromkeys(range(3), 0)
+    for number in range(30):
+        key = f"user-{number % 10}".encode()
+        expected = flume.fnv1a(key) % 3
+        assert client.produce(topic, b"%d" % number, key) == (expected, offsets[expected], flume.NONE)
+        offsets[expected] += 1
+    assert sum(1 for count in offsets.values() if count) > 1
+    assert flume.fnv1a(b"foobar") == 0xBF9CF968, "the published test vector"
+
+
+def test_a_partition_that_is_named_counts_more_than_the_key(client: Flume, unique: Unique) -> None:
+    assert client.produce(unique("named"), b"x", b"user-1", partition=2) == (2, 0, flume.NONE)
+
+
+def test_fetch_gives_whole_records_within_max_bytes_and_always_one(client: Flume, unique: Unique) -> None:
+    topic = unique("sizes")
+    payloads = [b"a" * 10, b"b" * 1000, b"", b"c" * 50]
+    for payload in payloads:
+        client.produce(topic, payload)
+    everything = client.fetch(topic, 0, 0)
+    assert everything == (flume.NONE, list(enumerate(payloads)))
+    assert client.fetch(topic, 0, 0, max_bytes=22).records == [(0, payloads[0])]
+    assert client.fetch(topic, 0, 0, max_bytes=100).records == [(0, payloads[0])]
+    assert client.fetch(topic, 0, 0, max_bytes=22 + 1012).records == [(0, payloads[0]), (1, payloads[1])]
+    assert client.fetch(topic, 0, 1, max_bytes=1).records == [(1, payloads[1])], "larger than asked, but alone"
+    assert client.fetch(topic, 0, 2, max_bytes=0).records == [(2, b"")]
+    assert client.fetch(topic, 0, 2, max_bytes=-5).records == [(2, b"")]
+    assert client.fetch(topic, 0, 4) == (flume.NONE, []), "the end is no error"
+
+
+def test_offsets_that_are_not_there_are_out_of_range(client: Flume, unique: Unique) -> None:
+    topic = unique("range")
+    client.produce(topic, b"x")
+    for offset in (2, -1, 1 << 40, -(1 << 62)):
+        assert client.fetch(topic, 0, offset) == (flume.OFFSET_OUT_OF_RANGE, [])
+
+
+def test_what_cannot_be_stored_is_an_error_and_the_connection_goes_on(client: Flume, unique: Unique) -> None:
+    topic = unique("refused")
+    assert client.produce(topic, b"x" * (2 << 20)) == (-1, -1, flume.UNKNOWN)
+    assert client.produce("no spaces allowed", b"x") == (-1, -1, flume.UNKNOWN)
+    assert client.produce(topic, b"x") == (0, 0, flume.NONE)
+
+
+def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, client: Flume, unique: Unique) -> None:
+    topic = unique("both")
+    client.produce(topic, b"from flume", b"the key", partition=1)
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        producer = Producer({"bootstrap.servers": served.address, "compression.type": codec, "linger.ms": 50})
+        for number in range(20):
+            producer.produce(topic, f"{codec} {number}".encode(), partition=1)
+        assert producer.flush(10) == 0
+    payloads = [payload for _, payload in client.fetch(topic, 1, 0).records]
+    assert len(payloads) == 101 and payloads[0] == b"from flume" and payloads[-1] == b"zstd 19"
+    assert client.fetch(topic, 1, 37, max_bytes=1).records == [(37, b"gzip 16")], "from the middle of a batch"
+    consumer = Consumer({"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    messages: list[object] = []
+    wait_for(lambda: bool(messages.extend(consumer.consume(500, 0.2)) or len(messages) >= 101), "all records")
+    first = next(message for message in messages if message.offset() == 0)  # type: ignore[attr-defined]
+    assert (first.key(), first.value()) == (b"the key", b"from flume")  # type: ignore[attr-defined]
+    consumer.close()
+
+
+# -- pipelining --------------------------------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_are_answered_in_order_and_reads_see_the_writes_before_them(
+    client: Flume, unique: Unique
+) -> None:
+    topic = unique("pipelined")
+    sent: list[tuple[int, int]] = []
+    frames = b""
+    for number in range(300):
+        frames += flume.request(flume.PRODUCE, len(sent), flume.produce_payload(topic, b"%d" % number, partition=0))
+        sent.append((len(sent), flume.PRODUCE))
+        if number % 50 == 49:
+            frames += flume.request(flume.FETCH, len(sent), flume.fetch_payload(topic, 0, number))
+            sent.append((len(sent), flume.FETCH))
+    client.socket.sendall(frames)
+    numbers = iter(range(300))
+    last = -1
+    for request_id, key in sent:
+        answered, body = client.receive()
+        assert answered == request_id
+        if key == flume.PRODUCE:
+            last = next(numbers)
+            assert flume.produced(body) == (0, last, flume.NONE)
+        else:
+            assert flume.fetched(body).records == [(last, b"%d" % last)]
+
+
+def test_who_stops_sending_still_gets_every_answer(client: Flume, unique: Unique) -> None:
+    topic = unique("half-closed")
+    for number in range(100):
+        client.send(flume.PRODUCE, flume.produce_payload(topic, b"%d" % number))
+    client.socket.shutdown(socket.SHUT_WR)
+    assert [flume.produced(client.receive()[1]).offset for _ in range(100)] == list(range(100))
+    with pytest.raises(EOFError):
+        client.receive()
+
+
+def test_frames_in_single_bytes_and_large_frames_arrive_whole(client: Flume, unique: Unique) -> None:
+    topic = unique("pieces")
+    for byte in flume.request(flume.PRODUCE, 7, flume.produce_payload(topic, b"slow")):
+        client.socket.sendall(bytes([byte]))
+    assert client.receive()[0] == 7
+    large = random.Random(1).randbytes(1_000_000)
+    assert client.produce(topic, large).offset == 1
+    assert client.produce(topic, large + b"!").offset == 2
+    records = client.fetch(topic, 0, 1, max_bytes=3_000_000).records
+    assert records == [(1, large), (2, large + b"!")]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_member_leads_and_commits(client: Flume, unique: Unique) -> None:
+    topic, group = unique("solo"), unique("solo")
+    client.produce(topic, b"x")
+    assert client.committed(group, topic, 0) == (flume.NONE, -1)
+    joined = client.join(group, [topic])
+    assert joined.error == flume.NONE and joined.generation == 1
+    assert joined.leader == joined.member and joined.members == [joined.member]
+    assert client.heartbeat(group, 1, joined.member) == flume.NONE
+    assert client.commit(group, topic, 0, 1) == flume.NONE
+    assert client.committed(group, topic, 0) == (flume.NONE, 1)
+    assert client.committed(group, topic, 1) == (flume.NONE, -1)
+    assert client.leave(group, joined.member) == flume.NONE
+    assert client.heartbeat(group, 1, joined.member) == flume.UNKNOWN_MEMBER
+    assert client.leave(group, joined.member) == flume.UNKNOWN_MEMBER
+
+
+def test_offsets_of_topics_that_do_not_exist(client: Flume, unique: Unique) -> None:
+    group = unique("nowhere")
+    assert client.commit(group, unique("missing"), 0, 1) == flume.TOPIC_NOT_FOUND
+    assert client.committed(group, unique("missing"), 0) == (flume.TOPIC_NOT_FOUND, -1)
+    topic = unique("there")
+    client.produce(topic, b"x")
+    assert client.commit(group, topic, 9, 1) == flume.TOPIC_NOT_FOUND
+    assert client.commit(group, topic, 0, -1) == flume.OFFSET_OUT_OF_RANGE
+
+
+def test_members_that_are_not_known_and_generations_that_are_over(client: Flume, unique: Unique) -> None:
+    topic, group = unique("old"), unique("old")
+    client.produce(topic, b"x")
+    assert client.join(group, [topic], member="nobody").error == flume.UNKNOWN_MEMBER
+    assert client.heartbeat(group, 1, "nobody") == flume.UNKNOWN_MEMBER
+    joined = client.join(group, [topic])
+    assert client.heartbeat(group, joined.generation + 1, joined.member) == flume.STALE_GENERATION
+    assert client.heartbeat(group, joined.generation - 1, joined.member) == flume.STALE_GENERATION
+    assert client.join("", [topic]).error == flume.UNKNOWN, "a group needs a name"
+
+
+def rejoin_when_told(client: Flume, group: str, topic: str, joined: flume.Joined) -> flume.Joined:
+    """What a Flume consumer does: heartbeat until told to rebalance, then join again as the same member."""
+    wait_for(
+        lambda: client.heartbeat(group, joined.generation, joined.member) == flume.REBALANCE_NEEDED,
+        "a rebalance",
+    )
+    return client.join(group, [topic], joined.member)
+
+
+def test_a_second_member_makes_the_first_rejoin_and_both_know_the_same(
+    open_client: Callable[[], Flume], unique: Unique
+) -> None:
+    topic, group = unique("pair"), unique("pair")
+    first, second = open_client(), open_client()
+    first.produce(topic, b"x")
+    alone = first.join(group, [topic])
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.join, group, [topic])
+        again = rejoin_when_told(first, group, topic, alone)
+        other = joining.result(20)
+    assert again.generation == other.generation == alone.generation + 1
+    assert again.member == alone.member != other.member
+    assert again.members == other.members == sorted([again.member, other.member])
+    assert again.leader == other.leader == again.members[0], "the first in alphabetical order"
+    assert first.heartbeat(group, alone.generation, alone.member) == flume.STALE_GENERATION
+    assert first.commit(group, topic, 0, 1) == flume.NONE
+
+
+def test_a_member_that_dies_leaves_its_partitions_to_the_survivor(
+    served: ServedBroker, open_client: Callable[[], Flume], unique: Unique
+) -> None:
+    topic, group = unique("crash"), unique("crash")
+    survivor, dying = open_client(), open_client()
+    survivor.produce(topic, b"x")
+    alone = survivor.join(group, [topic], session_ms=1500)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(dying.join, group, [topic], "", 1500)
+        together = rejoin_when_told(survivor, group, topic, alone)
+        lost = joining.result(20)
+    assert described(served, group) == {together.member, lost.member}
+    dying.close()  # without a word, and without heartbeats from now on
+    after = rejoin_when_told(survivor, group, topic, together)
+    assert after.generation == together.generation + 1
+    assert after.members == [survivor_id := alone.member]
+    assert described(served, group) == {survivor_id}
+    late = open_client()
+    assert late.heartbeat(group, lost.generation, lost.member) == flume.UNKNOWN_MEMBER
+    assert survivor.commit(group, topic, 0, 1) == flume.NONE
+
+
+def test_a_member_that_lost_its_place_cannot_commit(open_client: Callable[[], Flume], unique: Unique) -> None:
+    topic, group = unique("fenced"), unique("fenced")
+    slow, fast = open_client(), open_client()
+    slow.produce(topic, b"x")
+    old = slow.join(group, [topic], session_ms=1500)
+    assert slow.commit(group, topic, 0, 1) == flume.NONE
+    new = fast.join(group, [topic], session_ms=30_000)  # answered when the slow one is given up: it does not rejoin
+    assert new.error == flume.NONE and new.members == [new.member] and new.generation == old.generation + 1
+    assert fast.commit(group, topic, 0, 1) == flume.NONE
+    assert slow.commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER
+    assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "nobody in particular, beside members"
+    assert fast.committed(group, topic, 0) == (flume.NONE, 1)
+
+
+def test_a_member_in_an_old_generation_cannot_commit(open_client: Callable[[], Flume], unique: Unique) -> None:
+    topic, group = unique("stale"), unique("stale")
+    first, second, third = open_client(), open_client(), open_client()
+    first.produce(topic, b"x")
+    old = first.join(group, [topic])
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.join, group, [topic])
+        # The same member rejoins over a new connection: the old one still stands for the old generation.
+        wait_for(lambda: third.heartbeat(group, old.generation, old.member) == flume.REBALANCE_NEEDED, "a rebalance")
+        assert first.commit(group, topic, 0, 1) == flume.NONE, "the generation is not over before the next begins"
+        assert third.join(group, [topic], old.member).error == flume.NONE
+        assert joining.result(20).error == flume.NONE
+    assert first.commit(group, topic, 0, 7) == flume.STALE_GENERATION
+    assert third.commit(group, topic, 0, 2) == flume.NONE
+
+
+def test_a_topic_that_is_created_later_makes_its_members_rejoin(client: Flume, unique: Unique) -> None:
+    topic, group = unique("later"), unique("later")
+    joined = client.join(group, [topic])
+    assert client.heartbeat(group, joined.generation, joined.member) == flume.NONE
+    client.produce(topic, b"x")
+    assert client.heartbeat(group, joined.generation, joined.member) == flume.REBALANCE_NEEDED
+    again = client.join(group, [topic], joined.member)
+    assert again.generation == joined.generation + 1
+    assert client.heartbeat(group, again.generation, again.member) == flume.NONE
+
+
+def test_kafka_tools_see_the_group_and_what_it_committed(
+    served: ServedBroker, open_client: Callable[[], Flume], unique: Unique
+) -> None:
+    topic, group = unique("tools"), unique("tools")
+    client = open_client()
+    for number in range(10):
+        client.produce(topic, b"%d" % number, partition=2)
+    joined = client.join(group, [topic])
+    client.commit(group, topic, 2, 4)
+    shown = subprocess.run(
+        [MILLSTREAM, "group", "describe", group, "--broker", served.address], capture_output=True, text=True, timeout=30
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert joined.member in shown.stdout and topic in shown.stdout
+    assert any({"2", "4", "10", "6"} <= set(line.split()) for line in shown.stdout.splitlines()), shown.stdout
+
+
+def test_a_kafka_consumer_can_be_a_member_beside_flumes(
+    served: ServedBroker, open_client: Callable[[], Flume], unique: Unique
+) -> None:
+    topic, group = unique("mixed"), unique("mixed")
+    client = open_client()
+    client.produce(topic, b"x")
+    alone = client.join(group, [topic], session_ms=10_000)
+    consumer = Consumer({"bootstrap.servers": served.address, "group.id": group, "heartbeat.interval.ms": 100})
+    consumer.subscribe([topic])
+    with ThreadPoolExecutor(1) as pool:
+        rejoining = pool.submit(rejoin_when_told, client, group, topic, alone)
+        wait_for(lambda: consumer.poll(0.05) is None and len(consumer.assignment()) in (1, 2), "the consumer's share")
+        together = rejoining.result(20)
+    assert len(together.members) == 2 and together.leader == alone.member, "only Flume's members lead"
+    assert described(served, group) == set(together.members)
+    consumer.close()
+    after = rejoin_when_told(client, group, topic, together)
+    assert after.members == [alone.member]
+
+
+def described(served: ServedBroker, group: str) -> set[str]:
+    """Who holds partitions, as Kafka's DescribeGroups tells it."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": served.address})
+    description = admin.describe_consumer_groups([group])[group].result(10)
+    held = {member.member_id: member.assignment.topic_partitions for member in description.members}
+    partitions = sorted(place.partition for places in held.values() for place in places)
+    assert partitions == [0, 1, 2], "every partition has exactly one owner"
+    return set(held)
+
+
+# -- bad bytes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_does_not_exist_is_an_error(client: Flume, unique: Unique) -> None:
+    for key in (7, 99, -1):
+        assert client.ask(key, b"") == struct.pack(">h", flume.UNKNOWN)
+    assert client.produce(unique("after"), b"x").error == flume.NONE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(struct.pack(">i", -1) + bytes(20), id="a negative size"),
+        pytest.param(struct.pack(">i", 0x7FFFFFFF) + bytes(20), id="a size of two gigabytes"),
+        pytest.param(struct.pack(">i", 3) + bytes(3), id="no room for a header"),
+        pytest.param(flume.request(0, 1, b"\xff\xff" + bytes(10)), id="a topic longer than the frame"),
+        pytest.param(flume.request(0, 1, flume.string("t") + struct.pack(">ii", 0, -5)), id="a negative key"),
+        pytest.param(flume.request(1, 1, flume.fetch_payload("t", 0, 0) + b"!"), id="a byte too many"),
+        pytest.param(flume.request(2, 1, flume.join_payload("g", [])[:-2] + b"\xff\xff"), id="65,535 topics"),
+        pytest.param(flume.request(4, 1, b"\x00\x02\xff\xfe" + bytes(6)), id="not UTF-8"),
+    ],
+)
+def test_bytes_that_make_no_sense_cost_their_connection_only(served: ServedBroker, data: bytes, client: Flume) -> None:
+    with Flume(served.doors["flume"]) as other:
+        other.socket.sendall(data)
+        with pytest.raises(EOFError):
+            other.receive()
+    assert client.committed("g", "missing", 0)[0] == flume.TOPIC_NOT_FOUND
+
+
+def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> None:
+    topic = unique("hostile")
+    address = served.doors["flume"]
+    sound = [
+        flume.request(flume.PRODUCE, 1, flume.produce_payload(topic, b"v" * 100, b"k")),
+        flume.request(flume.FETCH, 2, flume.fetch_payload(topic, 0, 0)),
+        flume.request(flume.JOIN_GROUP, 3, flume.join_payload("hostile", [topic], session_ms=1000)),
+        flume.request(flume.LEAVE_GROUP, 4, flume.string("hostile") + flume.string("m")),
+        flume.request(flume.HEARTBEAT, 5, flume.string("hostile") + struct.pack(">i", 1) + flume.string("m")),
+        flume.request(flume.OFFSET_COMMIT, 6, flume.string("h") + flume.string(topic) + struct.pack(">iq", 0, 1)),
+        flume.request(flume.OFFSET_FETCH, 7, flume.string("h") + flume.string(topic) + struct.pack(">i", 0)),
+    ]
+    process = psutil.Process(served.pid)
+    with Flume(address) as bystander, contextlib.ExitStack() as stack:
+        bystander.produce(topic, b"0")
+        before = process.memory_info().rss
+        for number in range(100):  # connections that stop in the middle of a frame, or claim a large one
+            waiting = stack.enter_context(Flume(address))
+            waiting.socket.sendall(struct.pack(">i", 1 << (10 + number % 16)) + bytes(number))
+        stopping = threading.Event()
+        sent: list[bool] = []
+
+        def produce() -> None:
+            while not stopping.is_set():
+                sent.append(bystander.produce(topic, b"%d" % len(sent), partition=2).error == flume.NONE)
+
+        steady = threading.Thread(target=produce)
+        steady.start()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: _attack(address, sound, seed), range(40)))
+        stopping.set()
+        steady.join(20)
+        grown = process.memory_info().rss - before
+        assert len(sent) > 5 and all(sent)
+        assert bystander.fetch(topic, 2, 0, max_bytes=1 << 20).records[0] == (0, b"0")
+    assert served.is_running and "Traceback" not in served.errors(), served.errors()[-3000:]
+    assert grown < 64 << 20
+
+
+def _attack(address: str, sound: list[bytes], seed: int) -> None:
+    generator = random.Random(seed)
+    for _ in range(50):
+        stream = bytearray()
+        for _ in range(10):
+            frame = bytearray(generator.choice(sound))
+            how = generator.randrange(5)
+            if how == 0:
+                frame[generator.randrange(len(frame))] ^= 1 << generator.randrange(8)
+            elif how == 1:
+                del frame[generator.randrange(10, len(frame)) :]
+                frame[:4] = struct.pack(">i", len(frame) - 4)
+            elif how == 2:
+                at = generator.randrange(10, len(frame))
+                frame[at : at + 4] = generator.choice([b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x00\x00\xff\xff"])
+                frame[:4] = struct.pack(">i", len(frame) - 4)
+            elif how == 3:
+                frame[10:] = generator.randbytes(generator.randrange(200))
+                frame[:4] = struct.pack(">i", len(frame) - 4)
+            stream += frame
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            with contextlib.suppress(OSError):
+                connection.sendall(stream)
+                connection.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + 5
+            with contextlib.suppress(OSError):
+                connection.settimeout(0.5)
+                while connection.recv(1 << 16) and time.monotonic() < deadline:
+                    pass
+
+
+def greedy_for(topic: str, times: int = 200) -> bytes:
+    return flume.request(flume.FETCH, 1, flume.fetch_payload(topic, 0, 0, 0x7FFFFFFF)) * times
+
+
+def test_clients_that_never_read_their_answers_cost_little_and_keep_nobody_from_writing(
+    served: ServedBroker, unique: Unique
+) -> None:
+    topic = unique("greedy")
+    with Flume(served.doors["flume"]) as producer, contextlib.ExitStack() as stack:
+        for _ in range(10):
+            producer.produce(topic, bytes(900_000), partition=0)
+        process = psutil.Process(served.pid)
+        before = process.memory_info().rss
+        for _ in range(100):
+            greedy = stack.enter_context(Flume(served.doors["flume"]))
+            greedy.socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                greedy.socket.send(greedy_for(topic))
+        for number in range(20):
+            assert producer.produce(topic, b"still served", partition=1) == (1, number, flume.NONE)
+        assert process.memory_info().rss - before < 300 << 20, "inflight_bytes_max is 256 MiB"
+
+
+def test_memory_that_is_used_up_is_waited_for_and_given_back(tmp_path: Path, unique: Unique) -> None:
+    """Half of 16 MiB is for answers, and one answer may take all of it: the others get theirs one after the other."""
+    config = tmp_path / "millstream.toml"
+    config.write_text("inflight_bytes_max = 16777216\n")
+    flags = ("--flume", "127.0.0.1:0", "--config", str(config))
+    with ServedBroker(tmp_path / "data", *flags) as broker, contextlib.ExitStack() as stack:
+        address = broker.doors["flume"]
+        clients = [stack.enter_context(Flume(address)) for _ in range(12)]
+        payload = random.Random(3).randbytes(900_000)
+        for _ in range(8):
+            clients[0].produce("t", payload, partition=0)
+        greedy = stack.enter_context(Flume(address))
+        greedy.socket.sendall(greedy_for("t", 3))
+        for _ in range(3):  # frames that are half there, and hold on to their memory
+            stack.enter_context(Flume(address)).socket.sendall(struct.pack(">i", 50 << 20) + bytes(300_000))
+        assert clients[0].produce("t", payload, partition=1).error == flume.NONE, "there is memory for a frame"
+        greedy.close()
+        with ThreadPoolExecutor(len(clients)) as pool:
+            answers = list(pool.map(lambda client: client.fetch("t", 0, 0, 0x7FFFFFFF), clients))
+        assert all(len(answer.records) == 8 for answer in answers)
+        assert all(record == payload for _, record in answers[-1].records)
+        large = flume.request(flume.PRODUCE, 1, flume.produce_payload("t", bytes(40 << 20)))
+        clients[1].socket.settimeout(5)
+        with pytest.raises((EOFError, OSError)):  # no memory for it: it costs its connection
+            clients[1].socket.sendall(large)
+            clients[1].receive()
+        assert clients[2].produce("t", payload, partition=2).error == flume.NONE

@@ -1,0 +1,249 @@
+"""What doors of length-prefixed frames share, with a protocol of its own and a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.config import Address, Config
+from millstream.doors.framed.connection import Answer, FramedConnection, Large
+from millstream.doors.framed.door import FramedDoor
+from millstream.errors import ProtocolError, StartupError
+from millstream.metrics import Metrics
+from millstream.promise import Promise
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.memory import MemoryLogStore
+from millstream.testing.clock import VirtualClock
+
+
+class Toy(FramedConnection):
+    """Frames as FlowMQ has them: a command, a length, a payload.
+
+    e echoes, w waits for the test to say so (and overlaps with its kind), l echoes as a large answer, x is an error of
+    the protocol, b is a mistake of ours.
+    """
+
+    LENGTH_AT = 1
+
+    def overlaps(self, frame: memoryview) -> bool:
+        return frame[0] == ord("w")
+
+    def handle(self, frame: memoryview) -> Answer:
+        door = self._door
+        assert isinstance(door, ToyDoor)
+        command, payload = chr(frame[0]), bytes(frame[5:])
+        door.handled.append(command + payload.decode())
+        if command == "w":
+            promise: Promise[None] = Promise()
+            door.waiting.append(promise)
+            place = self.reserve()
+            promise.then(lambda done: self.fill(place, payload))
+            return None
+        if command == "l":
+            return Large(int(payload), lambda: payload)
+        if command == "x":
+            raise ProtocolError("x is not understood")
+        return payload if command == "e" else payload[9999]  # type: ignore[return-value]
+
+
+class ToyDoor(FramedDoor):
+    name = "toy"
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
+        self.handled: list[str] = []
+        self.waiting: list[Promise[None]] = []
+
+    def welcome(self, connected: socket.socket, peer: str) -> Toy:
+        return Toy(self, connected, peer)
+
+
+def frame(command: str, payload: bytes = b"") -> bytes:
+    return command.encode() + struct.pack(">i", len(payload)) + payload
+
+
+class Bench:
+    def __init__(self, **settings: Any) -> None:
+        self.clock = VirtualClock()
+        config = Config(**settings)
+        self.broker = Broker(config, MemoryLogStore(self.clock), MemoryMeta(), self.clock, Metrics())
+        self.door = ToyDoor(self.broker)
+        self.address = self.door.start(Address("127.0.0.1", 0))
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(self.address.host, self.address.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def until_handled(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.door.handled) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    async def until_connected(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while self.broker.metrics.connections_active != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    for writer in bench.writers:
+        writer.close()
+    await bench.door.close()
+    assert bench.door.frames.free == bench.door.frames.limit, "all memory was given back"
+    assert bench.door.answers.free == bench.door.answers.limit
+
+
+@pytest.mark.parametrize("piece", [1, 3, 5, 7, 1 << 20])
+async def test_any_split_of_the_bytes_gives_the_same_frames(bench: Bench, piece: int) -> None:
+    reader, writer = await bench.connect()
+    payloads = [b"", b"a", b"bc" * 10, b"d" * 300]
+    data = b"".join(frame("e", payload) for payload in payloads)
+    for at in range(0, len(data), piece):
+        writer.write(data[at : at + piece])
+        await writer.drain()
+        await asyncio.sleep(0)
+    expected = b"".join(payloads)
+    assert await asyncio.wait_for(reader.readexactly(len(expected)), 5) == expected
+
+
+async def test_large_frames_go_through_whatever_came_before_them(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    for size in (10, 70_000, 5_000_000, 3, 300_000, 70_000):
+        payload = bytes([size % 100]) * size
+        writer.write(frame("e", payload))
+        assert await asyncio.wait_for(reader.readexactly(size), 5) == payload
+
+
+async def test_others_are_handled_when_what_waits_is_answered_and_answers_keep_their_order(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    writer.write(frame("w", b"1") + frame("w", b"2") + frame("e", b"3") + frame("w", b"4") + frame("e", b"5"))
+    await bench.until_handled(2)
+    await asyncio.sleep(0.01)
+    assert bench.door.handled == ["w1", "w2"], "the echo waits for both"
+    bench.door.waiting[1].settle(None)
+    await asyncio.sleep(0.01)
+    assert bench.door.handled == ["w1", "w2"]
+    bench.door.waiting[0].settle(None)
+    await bench.until_handled(4)
+    assert await reader.readexactly(3) == b"123"
+    bench.door.waiting[2].settle(None)
+    assert await reader.readexactly(2) == b"45"
+
+
+async def test_who_stops_sending_still_gets_its_answers(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    writer.write(frame("w", b"1") + frame("e", b"2") + frame("e", b"3"))
+    writer.write_eof()
+    await bench.until_handled(1)
+    await asyncio.sleep(0.01)
+    bench.door.waiting[0].settle(None)
+    assert await asyncio.wait_for(reader.read(), 5) == b"123"
+    await bench.until_connected(0)
+
+
+async def test_what_was_answered_before_nonsense_arrives(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    writer.write(frame("e", b"1") + frame("x") + frame("e", b"2"))
+    assert await asyncio.wait_for(reader.read(), 5) == b"1"
+    assert bench.door.handled == ["e1", "x"]
+
+
+async def test_a_mistake_of_ours_costs_its_connection_only(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    (reader, writer), (other, others) = await bench.connect(), await bench.connect()
+    writer.write(frame("b"))
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert "IndexError" in caplog.text
+    others.write(frame("e", b"fine"))
+    assert await other.readexactly(4) == b"fine"
+
+
+@pytest.mark.parametrize("size", [-1, 0x7FFFFFFF, (100 << 20) + 1])
+async def test_a_length_out_of_bounds_costs_the_connection(bench: Bench, size: int) -> None:
+    reader, writer = await bench.connect()
+    writer.write(b"e" + struct.pack(">i", size) + b"..")
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_who_stops_in_the_middle_of_a_frame_is_closed_after_a_minute(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    await bench.until_connected(1)
+    writer.write(frame("e", b"12345")[:-1])
+    await writer.drain()
+    await asyncio.sleep(0.01)
+    bench.clock.advance(50)
+    assert bench.broker.metrics.connections_active == 1
+    bench.clock.advance(30)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+async def test_who_says_nothing_is_closed_after_ten_minutes_but_not_who_waits_for_us(bench: Bench) -> None:
+    (quiet, _), (_, writer) = await bench.connect(), await bench.connect()
+    writer.write(frame("w", b"1"))
+    await bench.until_handled(1)
+    bench.clock.advance(590)
+    assert bench.broker.metrics.connections_active == 2
+    bench.clock.advance(30)
+    assert await asyncio.wait_for(quiet.read(), 5) == b""
+    assert bench.broker.metrics.connections_active == 1
+    bench.door.waiting[0].settle(None)
+
+
+async def test_large_answers_wait_for_room_and_for_nothing_else(bench: Bench) -> None:
+    bench.door.answers.free = 0
+    (reader, writer), (other, others) = await bench.connect(), await bench.connect()
+    writer.write(frame("l", b"100"))
+    await bench.until_handled(1)
+    others.write(frame("e", b"small"))
+    assert await other.readexactly(5) == b"small"
+    assert not reader._buffer  # type: ignore[attr-defined]
+    bench.door.answers.give(bench.door.answers.limit)
+    assert await asyncio.wait_for(reader.readexactly(3), 5) == b"100"
+
+
+async def test_a_frame_waits_for_memory_before_it_starts(bench: Bench) -> None:
+    bench.door.frames.free = 1000
+    reader, writer = await bench.connect()
+    payload = b"p" * 200_000
+    writer.write(frame("e", payload))
+    await asyncio.sleep(0.02)
+    assert bench.door.handled == []
+    bench.door.frames.give(bench.door.frames.limit - 1000)
+    assert await asyncio.wait_for(reader.readexactly(len(payload)), 5) == payload
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_the_line(bench: Bench) -> None:
+    bench.door.answers.free = 0
+    (_, writer), (reader, staying) = await bench.connect(), await bench.connect()
+    writer.write(frame("l", b"100"))
+    await bench.until_handled(1)
+    writer.transport.abort()
+    staying.write(frame("l", b"200"))
+    await bench.until_handled(2)
+    bench.door.answers.give(bench.door.answers.limit)
+    assert await asyncio.wait_for(reader.readexactly(3), 5) == b"200"
+
+
+async def test_more_connections_than_allowed_are_closed_at_once() -> None:
+    bench = Bench(connections_max=2)
+    first, second, third = [await bench.connect() for _ in range(3)]
+    assert await asyncio.wait_for(third[0].read(), 5) == b""
+    for reader, writer in (first, second):
+        writer.write(frame("e", b"in"))
+        assert await reader.readexactly(2) == b"in"
+    await bench.door.close()
+
+
+async def test_a_port_in_use_stops_the_start_and_names_the_flag(bench: Bench) -> None:
+    with pytest.raises(StartupError, match="--toy HOST:PORT"):
+        ToyDoor(bench.broker).start(bench.address)
