@@ -328,6 +328,42 @@ async def test_in_order_by_key_a_record_waits_for_earlier_ones_of_its_key(kit: K
     assert values(await take(partition, member)) == [b"a3"]
 
 
+async def test_a_delayed_record_takes_its_place_among_its_key_when_its_time_has_come(kit: Kit) -> None:
+    await kit.topic()
+    later = {"millstream-deliver-at": str(kit.clock.now_ms() + 5_000)}
+    await kit.put(b"late", key=b"a", headers=later)
+    await kit.put(b"first", key=b"a")
+    queue, partition = await kit.queue(millstream__key__order="true")
+    member = queue.join("one")
+    (first,) = await take(partition, member)
+    assert first.record.value == b"first"
+    kit.clock.advance(5.1)
+    assert await take(partition, member) == []
+    accept(partition, member, first)
+    assert values(await take(partition, member)) == [b"late"]
+
+
+async def test_order_by_key_survives_a_restart_over_large_records_and_a_rest(kit: Kit) -> None:
+    await kit.topic(**{"max.message.bytes": "10000000"})
+    for number in range(100):
+        await kit.put(b"%d" % number + bytes(2_000), key=b"even" if number % 2 == 0 else b"odd")
+    queue, partition = await kit.queue(millstream__key__order="true")
+    member = queue.join("one")
+    even, odd = await take(partition, member)
+    say(partition, member, Verb.RELEASE, even, delay_ms=60_000)
+    say(partition, member, Verb.RELEASE, odd)
+    await settle()
+    await kit.restart()
+    queue, partition = await kit.queue()
+    member = queue.join("two")
+    seen = []
+    while taken := await take(partition, member):
+        assert len(taken) == 1, "the even ones wait for the one that rests, the odd ones for each other"
+        seen.append(taken[0].record.offset)
+        accept(partition, member, *taken)
+    assert seen == list(range(1, 100, 2))
+
+
 async def test_answers_and_attempts_survive_a_crash_and_leases_do_not(kit: Kit) -> None:
     await kit.topic()
     await kit.put(*(b"%d" % number for number in range(400)))

@@ -10,11 +10,12 @@ from collections import deque
 
 
 class KeyOrder:
-    __slots__ = ("_keys", "_lines")
+    __slots__ = ("_delayed", "_keys", "_lines")
 
     def __init__(self) -> None:
         self._lines: dict[bytes, deque[int]] = {}
         self._keys: dict[int, bytes] = {}
+        self._delayed: dict[int, bytes | None] = {}
 
     def join(self, offset: int, key: bytes | None) -> bool:
         """Whether the record may be given out; otherwise it is held."""
@@ -28,8 +29,17 @@ class KeyOrder:
         line.append(offset)
         return False
 
+    def delay(self, offset: int, key: bytes | None) -> None:
+        """The record's first delivery is not due yet."""
+        self._delayed[offset] = key
+
+    def due(self, offset: int) -> bool:
+        """A wait is over: whether the record may be given out. One that was released has kept its place."""
+        return self.join(offset, self._delayed.pop(offset)) if offset in self._delayed else True
+
     def leave(self, offset: int) -> int | None:
         """The record is done; answers with the one that it held, if there is one."""
+        self._delayed.pop(offset, None)
         key = self._keys.pop(offset, None)
         if key is None:
             return None

@@ -30,10 +30,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.journal import Entry
 from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, NEVER, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue_calendar import Calendar
 from millstream.broker.groups.queue_figures import QueueFigures
+from millstream.broker.groups.queue_keeper import Keeper
 from millstream.broker.groups.queue_keys import KeyOrder
 from millstream.broker.groups.queue_reading import Reading, first_due
 from millstream.broker.groups.queue_settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX, QueueSettings
@@ -43,7 +43,7 @@ from millstream.broker.topics import Topic
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
-from millstream.stores.base import Delete, Put
+from millstream.stores.base import Delete
 
 if TYPE_CHECKING:
     from millstream.broker.groups.queue import Queue
@@ -54,8 +54,6 @@ READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
 AGAIN_BYTES = 64 * 1024
 """To read at a place where something came back: the rest of a longer read would be records that are done."""
-SAVE_MS = 50
-"""How long a delivery may stay unwritten, unless an answer is written before."""
 
 
 class QueuePartition:
@@ -71,25 +69,16 @@ class QueuePartition:
         self.leases = 0
         self._queue = queue
         self._clock = queue.clock
-        self._shelf = shelf
+        self._keeper = Keeper(shelf, queue.journal, queue.clock, self, self._dead_end)
         self.reading = Reading(self.log)
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._open = 0
         self._listed: list[int] = []
         """A heap of blocks that may have something ready."""
-        self._due: list[tuple[int, int]] = []
-        """A heap of times at which a block should be looked at."""
-        self._alarm = Deadline(self._clock, self._look_at_due)
-        self._saver = Deadline(self._clock, self.save)
+        self._calendar = Calendar(self._clock, self._look_at_due)
         self._keys: KeyOrder | None = None
-        self._graves: dict[int, Grave] = {}
-        self._grave_writes: dict[str, Put | Delete] = {}
-        self._dirty: set[int] = set()
-        self._kept: set[int] = set()
-        self._queued: Entry | None = None
         self._wakers: dict[int, Callable[[], None]] = {}
         self._next_waker = 0
-        self.is_closed = False
         self._restore(stored)
         self._unwake = self.log.wake(self._wake)
 
@@ -228,16 +217,15 @@ class QueuePartition:
         for number, start, stop in _pieces(base, base + count - 1):
             block = self._block(number)
             block.lease_new(start, stop, member.id, until)
-            self._dirty.add(number)
+            self._keeper.changed.add(number)
             if block.due < block.alarm:
-                self._watch(number, block)
+                self._calendar.watch(number, block)
         self.next = base + count
         self._open += count
         self.leases += count
         queue.leases += count
         member.leases += count
-        if self._shelf is not None and not self._saver.armed:
-            self._saver.push(SAVE_MS)
+        self._keeper.save_soon()
         return taken
 
     def _first(self) -> int | None:
@@ -286,7 +274,7 @@ class QueuePartition:
                 block = self._block(number)
                 block.fill(start, stop, READY)
                 self._open += stop - start
-                self._dirty.add(number)
+                self._keeper.changed.add(number)
                 self._list(number, block)
             self._go_on(last + 1)
         else:
@@ -309,10 +297,12 @@ class QueuePartition:
             block = self._block(number)
             block.fill(at, at + 1, READY)
             self._open += 1
-            self._dirty.add(number)
+            self._keeper.changed.add(number)
             due = first_due(record, settings.delay_ms)
             if due > now:
                 self._wait(number, at, due)
+                if self._keys is not None:
+                    self._keys.delay(offset, record.key)
             elif self._keys is not None and not self._keys.join(offset, record.key):
                 block.put(at, HELD)
             else:
@@ -336,12 +326,12 @@ class QueuePartition:
                     runs[-1] = runs[-1]._replace(last=base + step.stop - 1)
                 else:
                     runs.append(Run(base + step.start, base + step.stop - 1, step.attempt))
-                self._dirty.add(number)
-            self._watch(number, block)
+                self._keeper.changed.add(number)
+            self._calendar.watch(number, block)
             if count_max <= 0:
                 break
-        if runs and self._shelf is not None and not self._saver.armed:
-            self._saver.push(SAVE_MS)
+        if runs:
+            self._keeper.save_soon()
         return runs
 
     def _count_leases(self, member: Member | None, count: int) -> None:
@@ -363,7 +353,7 @@ class QueuePartition:
                     block.renew(start, stop, until)
                     continue
                 self._count_leases(member, start - stop)
-                self._dirty.add(number)
+                self._keeper.changed.add(number)
                 if each.verb in (Verb.ACCEPT, Verb.GAP):
                     self._finish(number, block, start, stop)
                 else:
@@ -378,9 +368,9 @@ class QueuePartition:
         for number, block in list(self._blocks.items()):
             for at in block.leased_by(member.id):
                 self._count_leases(member, -1)
-                self._dirty.add(number)
+                self._keeper.changed.add(number)
                 self._fail(number, block, at, 0, reason)
-        if self._dirty:
+        if self._keeper.changed:
             self.save()
 
     def _check(self, member: Member, answers: Sequence[Answer]) -> None:
@@ -416,7 +406,7 @@ class QueuePartition:
             block.put(at, DYING)
             reason = reason or ("rejected" if is_final else "released")
             grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
-            self._graves[grave.offset] = grave
+            self._keeper.graves[grave.offset] = grave
             self.save().then(lambda done: self._bury() if done.error is None else None)
             return
         rest_ms = max(delay_ms, settings.rest_ms(attempts))
@@ -430,39 +420,27 @@ class QueuePartition:
     def _wait(self, number: int, at: int, until: int) -> None:
         block = self._blocks[number]
         block.put(at, WAITING, until)
-        self._watch(number, block)
-
-    def _watch(self, number: int, block: Block) -> None:
-        """Sees to it that the block is looked at when it is due; one time per block is enough."""
-        if block.due >= block.alarm:
-            return
-        block.alarm = block.due
-        heapq.heappush(self._due, (block.due, number))
-        if self._due[0][0] == block.due:
-            self._alarm.push(max(block.due - self._clock.now_ms(), 0))
+        self._calendar.watch(number, block)
 
     def _look_at_due(self) -> None:
         now = self._clock.now_ms()
-        numbers = set()
-        while self._due and self._due[0][0] <= now:
-            numbers.add(heapq.heappop(self._due)[1])
-        for number in sorted(numbers):
+        for number in self._calendar.take_due(now):
             block = self._blocks.get(number)
             if block is None:
                 continue
             block.alarm = NEVER
             for at in block.overdue(now):
-                self._dirty.add(number)
+                self._keeper.changed.add(number)
                 if block.states[at] == LEASED:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
                     self._fail(number, block, at, 0, "its lease ran out")
+                elif self._keys is not None and not self._keys.due(number * SIZE + at):
+                    block.put(at, HELD)
                 else:
                     self._offer(number, block, at)
-            self._watch(number, block)
-        if self._due:
-            self._alarm.push(max(self._due[0][0] - now, 0))
-        if self._dirty and not self._saver.armed:
-            self._saver.push(SAVE_MS)
+            self._calendar.watch(number, block)
+        if self._keeper.changed:
+            self._keeper.save_soon()
 
     def _offer(self, number: int, block: Block, at: int) -> None:
         block.put(at, READY)
@@ -513,7 +491,7 @@ class QueuePartition:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
                 block.drop(at)
                 self._open -= 1
-                self._dirty.add(number)
+                self._keeper.changed.add(number)
                 self._let_follow(number * SIZE + at)
             self._tidy(number, block)
         if start <= self.next < stop:
@@ -522,85 +500,49 @@ class QueuePartition:
     # Keeping
 
     def save(self) -> Promise[None]:
-        """Writes what has changed, with whatever else is being written; one write waits at a time."""
-        self._saver.stop()
-        if self._shelf is None:
-            return Promise.of(None)
-        if self._queued is None:
-            entry = self._queued = Entry(self._write)
-            if self._queue.journal.submit(entry).error is not None:  # too much waits to be written
-                self._queued = None
-            return entry.promise
-        return self._queued.promise
+        return self._keeper.save()
 
-    def _write(self) -> Iterator[Put | Delete]:
-        assert self._shelf is not None
-        entry, self._queued = self._queued, None
-        dirty, self._dirty = self._dirty, set()
-        graves, self._grave_writes = self._grave_writes, {}
-        for offset, grave in list(self._graves.items()):
-            if grave.after < 0:
-                self._graves[offset] = grave = grave._replace(after=self._queue.dead_letters.end(grave.to, self.index))
-                graves[self._shelf.grave_key(offset)] = self._shelf.grave(grave)
-        if entry is not None:
-            entry.promise.then(lambda done: self._written(done, dirty, graves))
-        if self.is_closed:
-            return
-        yield self._shelf.head(Head(self.topic.id.hex, self.next, self.done, self.dead, self.redelivered))
-        for number in dirty:
-            block = self._blocks.get(number)
-            if block is not None and block.open:
-                yield Put(self._shelf.block_key(number), block.encode())
-                self._kept.add(number)
-            elif number in self._kept:
-                yield Delete(self._shelf.block_key(number))
-                self._kept.discard(number)
-        yield from graves.values()
+    def head(self) -> Head:
+        return Head(self.topic.id.hex, self.next, self.done, self.dead, self.redelivered)
 
-    def _written(self, done: Promise[None], dirty: set[int], graves: dict[str, Put | Delete]) -> None:
-        if done.error is not None:  # all of it goes with the next write
-            self._kept |= dirty
-            self._dirty |= dirty
-            self._grave_writes = {**graves, **self._grave_writes}
+    def block(self, number: int) -> Block | None:
+        return self._blocks.get(number)
 
     def _restore(self, stored: Stored | None) -> None:
         head = stored.head if stored is not None else None
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
-            from_end = self._shelf is None or self.settings.reset == "latest"
+            from_end = self._keeper.is_private or self.settings.reset == "latest"
             self.next = self.log.durable if from_end else self.log.start
             return
         self.next, self.done, self.dead, self.redelivered = head[1:]
-        self._kept = set(stored.blocks)
+        self._keeper.restore(set(stored.blocks), stored.graves)
         last_chance = self.settings.attempts_max - 1
         for number, block in sorted(stored.blocks.items()):
             block.attempts[:] = bytes(min(attempts, last_chance) for attempts in block.attempts)
             self._blocks[number] = block
             self._open += block.open
             self._list(number, block)
-            self._watch(number, block)
-        for grave in stored.graves:
-            self._graves[grave.offset] = grave
+            self._calendar.watch(number, block)
         for number, block in self._blocks.items():
             for at in block.all_in(DYING):
-                if number * SIZE + at not in self._graves:  # cannot be: both are written together
+                if number * SIZE + at not in self._keeper.graves:  # cannot be: both are written together
                     block.put(at, READY)
         if self.next > self.log.end:
             logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
-        if self._graves:
+        if self._keeper.graves:
             self._bury()
 
     async def _restore_keys(self) -> None:
         """Order by key was switched on, or the broker was restarted: open records find their places again."""
         keys = KeyOrder()
         for number, block in list(self._blocks.items()):
-            first = number * SIZE
-            for header, batch in await self.reading.batches(first + block.first_open(), AGAIN_BYTES):
-                for offset, record in self.reading.records(header, batch).items():
-                    at = offset - first
-                    if not 0 <= at < SIZE or block.states[at] not in (READY, LEASED, HELD):
-                        continue
-                    if not keys.join(offset, record.key) and block.states[at] == READY:
-                        block.put(at, HELD)
+            offset, end = number * SIZE + block.first_open(), (number + 1) * SIZE
+            while offset < min(end, self.next) and (batches := await self.reading.batches(offset, AGAIN_BYTES)):
+                for header, batch in batches:
+                    for at, record in self.reading.records(header, batch).items():
+                        if offset <= at < end:
+                            _restore_key(keys, block, at, record.key)
+                offset = batches[-1][0].next_offset
         self._keys = keys
 
     # The dead
@@ -608,22 +550,24 @@ class QueuePartition:
     def _bury(self) -> None:
         self._queue.dead_letters.bury(self)
 
+    def _dead_end(self, grave: Grave) -> int:
+        return self._queue.dead_letters.end(grave.to, self.index)
+
     def graves(self) -> list[Grave]:
-        return [grave for grave in self._graves.values() if self._shelf is None or grave.after >= 0]
+        """Records that are durably given up, and not done yet."""
+        return self._keeper.durable_graves()
 
     def buried(self, graves: Sequence[Grave]) -> Promise[None]:
         """Their dead letters are durable."""
         for grave in graves:
-            self._graves.pop(grave.offset, None)
-            if self._shelf is not None:
-                self._grave_writes[self._shelf.grave_key(grave.offset)] = Delete(self._shelf.grave_key(grave.offset))
+            self._keeper.forget_grave(grave.offset)
             number, at = divmod(grave.offset, SIZE)
             block = self._blocks.get(number)
             if block is None or block.states[at] != DYING:
                 continue
             block.drop(at)
             self._open -= 1
-            self._dirty.add(number)
+            self._keeper.changed.add(number)
             self.dead += 1
             self._let_follow(grave.offset)
             self._tidy(number, block)
@@ -633,12 +577,13 @@ class QueuePartition:
         """For administrators: forgets everything and begins at an offset."""
         if self.leases:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are leased; stop the group's members first")
-        if self._graves:
+        if self._keeper.graves:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are on their way to the dead-letter topic; try again")
-        self._dirty |= set(self._blocks)
+        self._keeper.changed |= set(self._blocks)
         self._blocks.clear()
         self._open = 0
-        self._listed, self._due = [], []
+        self._listed = []
+        self._calendar.clear()
         self._keys = None
         self.next = offset
         await self.save()
@@ -646,27 +591,37 @@ class QueuePartition:
 
     def stop(self) -> None:
         """Gives nothing out any more."""
-        self._alarm.stop()
-        self._saver.stop()
+        self._calendar.clear()
+        self._keeper.stop()
         self._unwake()
         self._wake()
 
     def close(self) -> None:
         """Stops, and writes nothing any more either."""
-        self.is_closed = True
+        self._keeper.close()
         self.stop()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._keeper.is_closed
 
     def removal(self) -> list[Delete]:
         """What deletes all that is kept of it."""
-        if self._shelf is None:
-            return []
-        keys = [self._shelf.prefix + "head", *map(self._shelf.block_key, self._kept)]
-        return [Delete(key) for key in (*keys, *map(self._shelf.grave_key, self._graves))]
+        return self._keeper.removal()
 
     async def flush(self) -> None:
         """Before a clean stop: what was counted is written."""
-        if self._dirty:
+        if self._keeper.changed:
             await self.save()
+
+
+def _restore_key(keys: KeyOrder, block: Block, offset: int, key: bytes | None) -> None:
+    at = offset % SIZE
+    state = block.states[at]
+    if state == WAITING and not block.attempts[at]:
+        keys.delay(offset, key)
+    elif state not in (DONE, DYING) and not keys.join(offset, key) and state == READY:
+        block.put(at, HELD)
 
 
 def _extend(runs: list[tuple[int, int]], first: int, last: int) -> None:
