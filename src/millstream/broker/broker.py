@@ -68,6 +68,8 @@ class Broker:
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
+        await self._logs.start()
+        await self._meta.start()
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
         await self.groups.start()
@@ -144,5 +146,6 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()
+        self.topics.close()
         await self._logs.close()
         await self._meta.close()

@@ -1,4 +1,4 @@
-"""Store URLs: `file:DIR` and `memory:`."""
+"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
+from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
+from millstream.stores.table_store import TableLogStore
 
 
 def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) -> tuple[LogStore, MetaStore]:
@@ -24,4 +26,9 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync))
         logs.lock()
         return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
-    raise StartupError(f"the store {url} is not known: use file:DIR (or --data DIR) or memory:")
+    if scheme == "sqlite" and rest:
+        store = TableLogStore(SqliteDatabase(rest), clock)
+        return store, store.meta
+    raise StartupError(
+        f"the store {url} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… or memory:"
+    )
