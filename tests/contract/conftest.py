@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from millstream.log.config import LogConfig
@@ -15,10 +16,12 @@ from millstream.stores.base import LogStore, MetaStore, PartitionLog
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
+from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.stores.table_store import TableLogStore
 from millstream.testing.clock import VirtualClock
+from tests.postgres import postgres as postgres
 
 TOPIC, TOPIC_ID = "orders", "8c1f0e6a5d7b4f2e9a3c1b0d2e4f6a8c"
 
@@ -118,6 +121,22 @@ class SqliteDriver(Driver):
             await store.close()
 
 
+class PostgresDriver(SqliteDriver):
+    """One database for all tests of a process, emptied for each."""
+
+    def __init__(self, place: Path, clock: VirtualClock, url: str) -> None:
+        super().__init__(place, clock)
+        self.url = url
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA IF EXISTS millstream CASCADE")
+
+    def make_logs(self) -> LogStore:
+        return TableLogStore(PostgresDatabase(self.url), self.clock)
+
+    def make_meta(self) -> MetaStore:
+        return TableLogStore(PostgresDatabase(self.url), self.clock).meta
+
+
 DRIVERS = {"sqlite": SqliteDriver, "memory": MemoryDriver, "file": FileDriver}
 
 
@@ -126,9 +145,13 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=[*DRIVERS, "postgresql"])
 async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> AsyncIterator[Driver]:
-    driver = DRIVERS[request.param](tmp_path / "store", clock)
+    driver: Driver
+    if request.param == "postgresql":
+        driver = PostgresDriver(tmp_path, clock, request.getfixturevalue("postgres").url)
+    else:
+        driver = DRIVERS[request.param](tmp_path / "store", clock)
     yield driver
     await driver.close()
     await driver.bury()

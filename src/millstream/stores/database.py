@@ -76,9 +76,9 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
     def listen(
-        self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[], None], lost: Callable[[], None]
+        self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[int], None], lost: Callable[[], None]
     ) -> None:
-        """Whom to tell of others' changes: states of logs, that metadata changed, that some news may be missing."""
+        """Whom to tell of changes: states of logs, the revision of the metadata, that some news may be missing."""
 
     def room(self) -> tuple[int, int]: ...
 

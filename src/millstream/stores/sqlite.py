@@ -68,13 +68,12 @@ class SqliteDatabase:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._data_version = -1
         self._last_version = 0
-        self._told_revision = 0
         self._on_logs: Callable[[Sequence[LogState]], None] = lambda states: None
-        self._on_meta: Callable[[], None] = lambda: None
+        self._on_meta: Callable[[int], None] = lambda revision: None
         self._closed = False
 
     def listen(
-        self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[], None], lost: Callable[[], None]
+        self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[int], None], lost: Callable[[], None]
     ) -> None:
         self._on_logs, self._on_meta = logs, meta
 
@@ -90,7 +89,6 @@ class SqliteDatabase:
         self._poller = self._connect()
         self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
         self._last_version = self._poller.execute(_SQL["last_version"]).fetchone()[0]
-        self._told_revision = self._poller.execute(_SQL["revision"]).fetchone()[0]
         self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
         self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
 
@@ -177,9 +175,7 @@ class SqliteDatabase:
         if states:
             self._last_version = states[-1].version
             self._on_logs(states)
-        if revision > self._told_revision:
-            self._told_revision = revision
-            self._on_meta()
+        self._on_meta(revision)
 
     # -- logs --------------------------------------------------------------------------------------------------------
 

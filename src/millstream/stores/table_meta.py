@@ -33,8 +33,9 @@ class TableMeta:
         """The revision up to which watchers know everything."""
         self._known: dict[str, int] = {}
         """Keys under a watched prefix, with the revision last told: what a full comparison starts from."""
+        self._heard = 0
         self._catching_up = False
-        self._more_news = False
+        self._writing = False
 
     async def start(self) -> None:
         await self._database.start()
@@ -57,6 +58,14 @@ class TableMeta:
         return promise
 
     async def _write(self, group: list[tuple[Sequence[Operation], Promise[int]]]) -> None:
+        self._writing = True
+        try:
+            await self._write_group(group)
+        finally:
+            self._writing = False
+            self.news(0)
+
+    async def _write_group(self, group: list[tuple[Sequence[Operation], Promise[int]]]) -> None:
         watchers = self._next_watcher
         try:
             answers, changes = await self._database.transact(
@@ -95,24 +104,23 @@ class TableMeta:
     def _prefixes(self) -> list[str]:
         return sorted({prefix for prefix, _ in self._watchers.values()})
 
-    def news(self) -> None:
-        """Somebody may have changed something."""
-        if not self._watchers:
-            return
-        self._more_news = True
-        if not self._catching_up:
+    def news(self, revision: int) -> None:
+        """The metadata is at a revision now; by our own doing, perhaps, of which a transaction's answer tells more."""
+        self._heard = max(self._heard, revision)
+        if self._heard > self._told and self._watchers and not self._catching_up and not self._writing:
             self._catching_up = True
             promised(self._catch_up()).then(self._caught_up)
 
+    async def catch_up(self) -> None:
+        """Asks, where news may have been missed."""
+        self.news(await self._database.revision())
+
     async def _catch_up(self) -> None:
-        while self._more_news:
-            self._more_news = False
+        while self._heard > self._told:
             watchers = self._next_watcher
             changes = await self._database.changes(self._told, self._prefixes())
             if watchers == self._next_watcher:
                 await self._tell(changes)
-            else:
-                self._more_news = True
 
     def _caught_up(self, done: Promise[None]) -> None:
         self._catching_up = False

@@ -94,7 +94,7 @@ class TableLogStore:
 
     async def _catch_up(self) -> None:
         self._learn(await self.database.states(list(self._by_id)))
-        self.meta.news()
+        await self.meta.catch_up()
 
     def _note(self, error: BaseException | None) -> None:
         if error is not None:
