@@ -9,7 +9,6 @@ On uvloop, as the broker runs. The figures behind `docs/decisions/0008-asyncpg.m
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,12 +20,6 @@ from tests.serving import ServedBroker
 
 Unique = Callable[[str], str]
 ASSIGNORS = ("range", "uniform")
-
-
-@pytest.fixture
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with ServedBroker(tmp_path_factory.mktemp("groups")) as served:
-        yield served
 
 
 def numbered(first: int, count: int, partitions: int) -> list[Sent]:

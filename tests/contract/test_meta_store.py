@@ -94,7 +94,6 @@ class TestCompareAndSet:
         with pytest.raises(RevisionConflict):
             await meta.transact(Put("a", b"3", if_revision=first))
 
-
     async def test_a_check_holds_the_others_to_a_revision(self, meta: MetaStore) -> None:
         lease = await meta.transact(Put("lease", b"mine"))
         await meta.transact(Put("a", b"1"), Check("lease", lease))

@@ -17,6 +17,7 @@ from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topics
 from millstream.clock import Clock, Timer
+from millstream.cluster.base import Cluster, Node, Solo
 from millstream.config import Address, Config
 from millstream.errors import RevisionConflict
 from millstream.metrics import Metrics
@@ -28,8 +29,17 @@ CLUSTER_KEY = "cluster/id"
 
 
 class Broker:
-    def __init__(self, config: Config, logs: LogStore, meta: MetaStore, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        logs: LogStore,
+        meta: MetaStore,
+        clock: Clock,
+        metrics: Metrics,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.config = config
+        self.cluster = cluster or Solo(config.node_id)
         self.clock = clock
         self.metrics = metrics
         self.node_id = config.node_id
@@ -64,6 +74,7 @@ class Broker:
                 initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
                 offsets_retention_ms=config.offsets_retention_ms,
             ),
+            cluster=self.cluster,
         )
         self.producer_ids = ProducerIds(meta)
 
@@ -90,6 +101,10 @@ class Broker:
         if self._advertise is not None:
             return self._advertise.host, self._advertise.port
         return local_host, local_port
+
+    def nodes(self, local_host: str, local_port: int) -> list[Node]:
+        """All live brokers by their numbers, this one at the address by which the client came."""
+        return sorted([Node(self.node_id, *self.advertised(local_host, local_port)), *self.cluster.others()])
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
         return Fetch(self.topics, wanted, bytes_min, bytes_max)
@@ -146,6 +161,7 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()
+        await self.cluster.leave()
         self.topics.close()
         await self._logs.close()
         await self._meta.close()

@@ -154,9 +154,7 @@ class Fetch:
             return None
         return topic.partitions[wanted.partition].log
 
-    def _read(
-        self, wanted: Wanted, room: int, first: bool
-    ) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
+    def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
         """What a partition has, or where that takes its time: the promise of it, and the room that it may take."""
         log = self._log(wanted)
         if log is None:

@@ -24,8 +24,6 @@ from millstream.records.batch import BatchHeader
 class PartitionLog(Protocol):
     config: LogConfig
     """May be replaced at any time; the next append goes by the new one."""
-    failure: str | None
-    """Why the log is read-only, if it is."""
     start: int
     """The first offset that can be read."""
     durable: int
@@ -34,6 +32,10 @@ class PartitionLog(Protocol):
     """The offset after the last one appended; never below `durable`."""
     unsynced_bytes: int
     """Appended and not durable yet: what backpressure is measured by."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log is read-only, if it is."""
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         """Stores one checked batch, its offsets assigned by the log; settles when readers may see it.

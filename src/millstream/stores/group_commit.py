@@ -34,7 +34,8 @@ class GroupCommit(Generic[Item]):
 
     async def _run(self) -> None:
         while self._waiting:
-            group, size = [], 0
+            group: list[Item] = []
+            size = 0
             while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
                 item, more = self._waiting.popleft()
                 group.append(item)

@@ -19,9 +19,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg
 
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.errors import Code, RequestError, RevisionConflict, StartupError, code_of
 from millstream.log.producers import Producers
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
@@ -194,8 +194,9 @@ class PostgresDatabase:
             if code in (0, DUPLICATE):
                 outcomes.append(Stored(bases[at], code == DUPLICATE))
             else:
-                detail = _REFUSALS[Code(code)].format(header.producer_id, header.base_sequence)
-                outcomes.append(RequestError(Code(code), detail))
+                refusal = code_of(code) or Code.UNKNOWN_SERVER_ERROR
+                detail = _REFUSALS[refusal].format(header.producer_id, header.base_sequence)
+                outcomes.append(RequestError(refusal, detail))
             at += len(each.headers)
         return outcomes, [LogState(*states[at : at + 5]) for at in range(0, len(states), 5)]
 
@@ -228,7 +229,7 @@ class PostgresDatabase:
 
     async def _remove_below(self, log_id: int, offset: int | None) -> None:
         while (await self._fetch("remove_below", log_id, offset, STEP_ROWS))[0][0] >= STEP_ROWS:
-            await asyncio.sleep(0)
+            pass  # others have their turn in between
 
     async def _state(self, log_id: int) -> LogState:
         states = await self.states([log_id])
@@ -270,7 +271,7 @@ class PostgresDatabase:
         rows = await self._fetch("get", key)
         return Versioned(*rows[0]) if rows else None
 
-    async def list(self, prefix: str) -> list[tuple[str, Versioned]]:
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
         rows = await self._fetch("list", prefix)
         return [(key, Versioned(value, revision)) for key, value, revision in rows]
 

@@ -240,7 +240,7 @@ class SqliteDatabase:
     async def trim(self, log_id: int, offset: int) -> LogState:
         state = await self._write(lambda writer: writer.trim(log_id, offset))
         while await self._write(lambda writer: writer.remove_below_start(log_id)):
-            await asyncio.sleep(0)
+            pass  # others have their turn in between
         return (await self.states([log_id]) or [state])[0]
 
     async def truncate(self, log_id: int, offset: int) -> LogState:
@@ -259,7 +259,7 @@ class SqliteDatabase:
             log_id = state.id
             await self._write(lambda writer, log_id=log_id: writer.close_log(log_id))  # type: ignore[misc]
             while await self._write(lambda writer, log_id=log_id: writer.remove(log_id, 1 << 62)):  # type: ignore[misc]
-                await asyncio.sleep(0)
+                pass  # others have their turn in between
 
     async def topic_ids(self) -> set[str]:
         return await self._read(lambda each: {row[0] for row in each.execute(_SQL["topic_ids"])})
@@ -274,7 +274,7 @@ class SqliteDatabase:
         row = await self._read(lambda connection: connection.execute(_SQL["get"], (key,)).fetchone())
         return None if row is None else Versioned(*row)
 
-    async def list(self, prefix: str) -> list[tuple[str, Versioned]]:
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
         def find(connection: sqlite3.Connection) -> list[tuple[str, Versioned]]:
             rows = connection.execute(_SQL["list"], (prefix, len(prefix), prefix))
             return [(key, Versioned(value, revision)) for key, value, revision in rows]
@@ -357,9 +357,7 @@ class _Writer:
         self._states.update((state.id, state) for state in changed)
         return changed
 
-    def append(
-        self, appends: Sequence[Append], now_ms: int
-    ) -> tuple[list[Stored | RequestError], list[LogState]]:
+    def append(self, appends: Sequence[Append], now_ms: int) -> tuple[list[Stored | RequestError], list[LogState]]:
         outcomes: list[Stored | RequestError] = []
         rows: list[tuple[int, int, int, int, int, bytearray]] = []
         changed: dict[int, LogState] = {}
@@ -498,7 +496,9 @@ def open_file(path: str) -> sqlite3.Connection:
         # SQLite itself says only "unable to open database file" to all of these.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        text = "the file or its directory is read-only" if error.errno in (errno.EROFS, errno.EACCES) else error.strerror
+        text = (
+            "the file or its directory is read-only" if error.errno in (errno.EROFS, errno.EACCES) else error.strerror
+        )
         raise StartupError(f"{path} cannot be opened as a store: {text}") from error
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
     try:

@@ -48,7 +48,7 @@ class TableMeta:
         return promised(self._list(prefix))
 
     async def _list(self, prefix: str) -> Sequence[tuple[str, Versioned]]:
-        return await self._database.list(prefix)
+        return await self._database.list_keys(prefix)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class TableMeta:
         self._commits.put((operations, promise), sum(len(getattr(each, "value", b"")) + 100 for each in operations))
         return promise
 
-    async def _write(self, group: list[tuple[Sequence[Operation], Promise[int]]]) -> None:
+    async def _write(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:
         self._writing = True
         try:
             await self._write_group(group)
@@ -65,7 +65,7 @@ class TableMeta:
             self._writing = False
             self.news(0)
 
-    async def _write_group(self, group: list[tuple[Sequence[Operation], Promise[int]]]) -> None:
+    async def _write_group(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:
         watchers = self._next_watcher
         try:
             answers, changes = await self._database.transact(
@@ -74,13 +74,15 @@ class TableMeta:
             if watchers != self._next_watcher:  # who began to watch meanwhile is not in this answer
                 changes = await self._database.changes(self._told, self._prefixes())
             await self._tell(changes)
-        except Exception as error:
-            refusal = error
-            if not isinstance(error, RequestError):
-                logger.exception("a metadata transaction failed in a way that nobody thought of")
-                refusal = RequestError(Code.KAFKA_STORAGE_ERROR, f"the transaction failed: {type(error).__name__}")
+        except RequestError as error:
             for _, promise in group:
-                promise.fail(refusal)
+                promise.fail(error)
+            return
+        except Exception as error:
+            logger.exception("a metadata transaction failed in a way that nobody thought of")
+            for _, promise in group:
+                detail = f"the transaction failed: {type(error).__name__}"
+                promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
             return
         for (_, promise), answer in zip(group, answers, strict=True):
             if isinstance(answer, int):
@@ -98,10 +100,10 @@ class TableMeta:
         return lambda: self._watchers.pop(number, None) and None
 
     async def _remember(self, prefix: str) -> None:
-        for key, value in await self._database.list(prefix):
+        for key, value in await self._database.list_keys(prefix):
             self._known.setdefault(key, value.revision)
 
-    def _prefixes(self) -> list[str]:
+    def _prefixes(self) -> Sequence[str]:
         return sorted({prefix for prefix, _ in self._watchers.values()})
 
     def news(self, revision: int) -> None:
@@ -151,7 +153,7 @@ class TableMeta:
         revision = await self._database.revision()
         found: dict[str, Versioned] = {}
         for prefix in self._prefixes():
-            found.update(await self._database.list(prefix))
+            found.update(await self._database.list_keys(prefix))
         self._told = max(self._told, revision)
         for key in [key for key in self._known if key not in found]:
             self._tell_one(key, None)

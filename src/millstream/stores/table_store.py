@@ -68,15 +68,13 @@ class TableLogStore:
         group.sort(key=lambda waiting: waiting.log.id)  # the order in which every process takes its locks
         try:
             outcomes, states = await self.database.append([each.append for each in group], self._clock.now_ms())
+            self._learn(states)
+        except RequestError as error:
+            outcomes = [error] * len(group)
         except Exception as error:
-            refusal = error
-            if not isinstance(error, RequestError):
-                logger.exception("an append failed in a way that nobody thought of")
-                refusal = RequestError(Code.KAFKA_STORAGE_ERROR, f"the append failed: {type(error).__name__}")
-            for waiting in group:
-                waiting.log.landed(waiting, refusal)
-            return
-        self._learn(states)
+            logger.exception("an append failed in a way that nobody thought of")
+            detail = f"the append failed: {type(error).__name__}"
+            outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
         for waiting, outcome in zip(group, outcomes, strict=True):
             waiting.log.landed(waiting, outcome)
 
@@ -128,7 +126,7 @@ class TableLogStore:
         A topic's key is there before its logs are, so looking at the logs first cannot mistake a new one.
         """
         found = await self.database.topic_ids()
-        topics = await self.database.list(TOPICS_PREFIX)
+        topics = await self.database.list_keys(TOPICS_PREFIX)
         live = {json.loads(stored.value)["id"].replace("-", "") for _, stored in topics}
         for topic_id in found - live - {key[0] for key in self._logs} - {key[0] for key in self._prepared}:
             await self.database.discard(topic_id)

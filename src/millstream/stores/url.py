@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 
 from millstream.clock import Clock
+from millstream.config import without_secrets
 from millstream.errors import StartupError
 from millstream.log.flusher import Flusher
 from millstream.stores.base import LogStore, MetaStore
+from millstream.stores.database import Database
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
@@ -29,6 +31,25 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
     if scheme == "sqlite" and rest:
         store = TableLogStore(SqliteDatabase(rest), clock)
         return store, store.meta
+    if scheme in ("postgresql", "postgres"):
+        store = TableLogStore(_postgres(url), clock)
+        return store, store.meta
     raise StartupError(
-        f"the store {url} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… or memory:"
+        f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
+        "or memory:"
     )
+
+
+def is_shared(url: str) -> bool:
+    """Whether several brokers may be at work over such a store."""
+    return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
+
+
+def _postgres(url: str) -> Database:
+    try:
+        from millstream.stores.postgres import PostgresDatabase
+    except ImportError as error:
+        raise StartupError(
+            "a postgresql:// store needs the driver asyncpg: pip install 'millstream[postgres]'"
+        ) from error
+    return PostgresDatabase(url)

@@ -35,7 +35,12 @@ async def _describe(name: str, index: int, context: Context) -> Fields:
     try:
         producers = await topic.partitions[index].log.known_producers()
     except RequestError as error:
-        return {"partition_index": index, "error_code": error.code, "error_message": error.detail, "active_producers": []}
+        return {
+            "partition_index": index,
+            "error_code": error.code,
+            "error_message": error.detail,
+            "active_producers": [],
+        }
     return {
         "partition_index": index,
         "error_code": Code.NONE,
