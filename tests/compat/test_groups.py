@@ -223,6 +223,7 @@ def test_the_commit_of_a_stale_epoch_is_refused(broker: ServedBroker, unique: Un
     raw.create_topic(broker.address, topic, 2)
     with Raw(broker.address) as wire:
         one, two = str(uuid.uuid4()), str(uuid.uuid4())
+        assert wire.ask(raw.request(10, 3, {"key": group, "key_type": 0})).error_code == 0  # as every client does
         joined = heartbeat(wire, group, one, 0, topic)
         assert joined.error_code == 0 and joined.member_epoch > 0
         assert commit_newer(wire, group, topic, one, joined.member_epoch) == Code.NONE
