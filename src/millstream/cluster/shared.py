@@ -121,7 +121,10 @@ class SharedCluster:
         if not self._holds_lease:
             raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the broker cannot reach its database")
         if shard not in self._own and self._living_owner(shard) is None:
-            await self._claim([shard])
+            try:
+                await self._claim([shard])
+            except RequestError as error:
+                raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, error.detail) from error
         if shard in self._own:
             return None
         owner = self._living_owner(shard)
