@@ -37,14 +37,15 @@ def understand(url: str) -> PostgresUrl:
     try:
         parts = urlsplit(url)
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        ports = [host.rpartition(":")[2] for host in parts.netloc.rpartition("@")[2].split(",")]
     except ValueError:
         raise mistake from None  # what it says may hold a part of the password
     if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not url.partition(":")[2].startswith("//"):
         raise mistake
     hosts = parts.netloc.rpartition("@")[2]
-    if any(not port.isdigit() for host, port in zip(hosts.split(","), ports, strict=True) if ":" in host[-6:]):
-        raise mistake
+    for host in hosts.split(","):
+        _, colon, port = host.rpartition("]")[2].rpartition(":")
+        if colon and not port.isdigit():
+            raise mistake
     seconds = CONNECT_SECONDS
     for name, value in options:
         if name == "connect_timeout":
