@@ -5,7 +5,7 @@ Until then it is parked: it holds no data, only a wake-up call on each log that 
 since a read answers with a range and not with bytes.
 
 A store that answers at once is read from within one call. Reads from a database take their time: those of one round run
-beside each other, each with room set aside for all that it may bring, and the fetch is judged when the last of them is
+beside each other, each with room set aside for what it may bring, and the fetch is judged when the last of them is
 there. Whatever wakes it meanwhile makes for another round.
 """
 
@@ -114,7 +114,7 @@ class Fetch:
                 promise, log, limit = one
                 promise.then(partial(self._one_is_there, len(fetched), wanted, log, found == 0, limit))
                 found += 1
-                room -= limit
+                room -= min(limit, log.size_bytes())
                 self._reading += 1
                 one = Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
             fetched.append(one)

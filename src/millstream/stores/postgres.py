@@ -119,6 +119,7 @@ class PostgresDatabase:
                 if connection is None:
                     connection = await self._connect()
                     await connection.add_listener(CHANNEL, self._heard)
+                    self._start_over()
                     logger.info("%s is back", self.location)
                     self._on_lost()
                 while True:
@@ -129,11 +130,16 @@ class PostgresDatabase:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
                     connection.terminate()
                     connection = None
+                    self._start_over()
                 await asyncio.sleep(RECONNECT_SECONDS)
             except asyncio.CancelledError:
                 if connection is not None:
                     connection.terminate()
                 raise
+
+    def _start_over(self) -> None:
+        for pool in (self._appends, self._meta, self._reads):
+            pool.start_over()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         kind, *numbers = payload.split()

@@ -21,8 +21,16 @@ STATEMENT_SECONDS_MAX = 60.0
 
 Connection = Any
 """asyncpg has no types of its own."""
-UNREACHABLE = (OSError, asyncio.TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError,
-               asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)  # fmt: skip
+UNREACHABLE = (
+    OSError,
+    asyncio.TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # what it says of a connection on which the server said goodbye
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
 
 
 class Pool:
@@ -42,6 +50,8 @@ class Pool:
             try:
                 connection = await self._get()
                 yield connection
+            except asyncpg.DataError:
+                raise  # an argument of ours that does not fit: no fault of the server
             except UNREACHABLE as error:
                 self._drop(connection)
                 connection = None
@@ -78,6 +88,13 @@ class Pool:
     def _drop(self, connection: Connection | None) -> None:
         if connection is not None and not connection.is_closed():
             connection.terminate()
+
+    def start_over(self) -> None:
+        """The server went, or is back: whoever comes next connects anew."""
+        self._retry_at = 0.0
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            self._drop(connection)
 
     async def close(self) -> None:
         self._closed = True

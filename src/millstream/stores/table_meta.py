@@ -7,6 +7,7 @@ and an own one before its promise settles.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ from millstream.stores.group_commit import GroupCommit
 logger = logging.getLogger(__name__)
 
 Watcher = Callable[[str, Versioned | None], None]
+RETRY_SECONDS = 0.5
 DELETIONS_KEPT = 10_000
 """Revisions for which it is remembered what was deleted. Who was away for longer compares everything."""
 
@@ -126,8 +128,9 @@ class TableMeta:
 
     def _caught_up(self, done: Promise[None]) -> None:
         self._catching_up = False
-        if done.error is not None:  # the engine says `lost` when the database is back, and this runs again
-            logger.warning("could not look for changes of the metadata: %s", done.error)
+        if done.error is not None:
+            logger.warning("could not look for changes of the metadata, and will try again: %s", done.error)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.news, 0)
 
     async def _tell(self, changes: Changes) -> None:
         if not changes.complete:
@@ -168,5 +171,6 @@ class TableMeta:
         await self._commits.drained()
 
     async def close(self) -> None:
+        self._watchers.clear()
         await self.drained()
         await self._database.close()

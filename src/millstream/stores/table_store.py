@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 """How long a producer that is silent is remembered; as long as its batches are kept by default."""
+RETRY_SECONDS = 0.5
 TOPICS_PREFIX = "topics/"
 
 
@@ -33,6 +35,7 @@ class TableLogStore:
         self._by_id: dict[int, TableLog] = {}
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
         self.meta = TableMeta(database)
+        self._catching_up: asyncio.Task[None] | None = None
         database.listen(self._learn, self.meta.news, self._lost)
 
     async def start(self) -> None:
@@ -87,16 +90,20 @@ class TableLogStore:
                 log.learn(state)
 
     def _lost(self) -> None:
-        """Some news did not come: the state of everything is asked for."""
-        promised(self._catch_up()).then(lambda done: self._note(done.error))
+        """Some news did not come: the state of everything is asked for, until there is an answer."""
+        if self._catching_up is None:
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        self._learn(await self.database.states(list(self._by_id)))
-        await self.meta.catch_up()
-
-    def _note(self, error: BaseException | None) -> None:
-        if error is not None:
-            logger.warning("could not catch up with the database; it is tried again when it is back: %s", error)
+        while True:
+            try:
+                self._learn(await self.database.states(list(self._by_id)))
+                await self.meta.catch_up()
+                break
+            except RequestError as error:
+                logger.warning("could not catch up with %s, and will try again: %s", self.location, error)
+                await asyncio.sleep(RETRY_SECONDS)
+        self._catching_up = None
 
     # -- housekeeping ------------------------------------------------------------------------------------------------
 
@@ -110,15 +117,14 @@ class TableLogStore:
 
     async def housekeep(self) -> None:
         now_ms = self._clock.now_ms()
-        for log in self._every_log():
-            try:
+        try:
+            for log in self._every_log():
                 await log.expire(now_ms)
-            except RequestError as error:
-                logger.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
-                return
-        await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
-        await self.meta.housekeep()
-        await self._remove_orphans()
+            await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
+            await self.meta.housekeep()
+            await self._remove_orphans()
+        except RequestError as error:
+            logger.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
 
     async def _remove_orphans(self) -> None:
         """Logs whose topic is gone: a process that deleted one may have died before it was done.
@@ -135,6 +141,9 @@ class TableLogStore:
         return iter(list(self._logs.values()))
 
     async def close(self) -> None:
+        """What waits is written first."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         await self._commits.drained()
         await self.meta.drained()
         await self.database.close()
