@@ -13,17 +13,17 @@ CREATE TABLE logs (
 );
 CREATE INDEX logs_by_version ON logs (version);
 
--- One row per batch, found by the last offset that it reaches. The bytes stand last, so that looking at the other
--- columns does not read them.
+-- One row per batch, in the order in which they came, so that a transaction over many logs writes neighbouring pages.
+-- The index finds a batch by the last offset that it reaches, and answers questions about time and size alone.
 CREATE TABLE batches (
     log_id        INTEGER NOT NULL,
     last_offset   INTEGER NOT NULL,
     base_offset   INTEGER NOT NULL,
     max_timestamp INTEGER NOT NULL,
     size          INTEGER NOT NULL,
-    data          BLOB    NOT NULL,
-    PRIMARY KEY (log_id, last_offset)
-) WITHOUT ROWID;
+    data          BLOB    NOT NULL
+);
+CREATE UNIQUE INDEX batches_by_offset ON batches (log_id, last_offset, base_offset, max_timestamp, size);
 
 -- The last batches of each idempotent producer, as log/producers.py keeps them: [[first, last, offset], ...].
 CREATE TABLE producers (
