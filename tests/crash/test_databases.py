@@ -5,6 +5,8 @@ Whatever dies, every record that an idempotent producer was told of is there, on
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -207,6 +209,8 @@ def test_requests_get_a_retriable_error_while_the_database_is_away(tmp_path: Pat
             assert fetched.responses[0].partitions[0].error_code == KafkaError.KAFKA_STORAGE_ERROR
             found = wire.ask(raw.request(10, 3, {"key": "anybody", "key_type": 0}))
             assert found.error_code == KafkaError.COORDINATOR_NOT_AVAILABLE
+            given = wire.ask(raw.request(22, 2, {"transactional_id": None, "transaction_timeout": 1000}))
+            assert given.error_code == KafkaError.COORDINATOR_NOT_AVAILABLE
             killable.restart()
             deadline = time.monotonic() + 20
             while wire.ask(raw.produce(TOPIC, raw.batch(b"after"))).responses[0].partition_responses[0].error_code:
@@ -215,5 +219,69 @@ def test_requests_get_a_retriable_error_while_the_database_is_away(tmp_path: Pat
             while wire.ask(raw.request(10, 3, {"key": "anybody", "key_type": 0})).error_code:
                 assert time.monotonic() < deadline, "the broker is no coordinator again"
                 time.sleep(0.05)
+        while "is back" not in broker.errors():
+            assert time.monotonic() < deadline, "the broker does not listen again"
+            time.sleep(0.05)
         errors = broker.errors()
-    assert "Traceback" not in errors and "is away" in errors and "is back" in errors
+    assert "Traceback" not in errors and "is away" in errors
+
+
+def commit(wire: raw.Raw, offset: int) -> int:
+    """Of a consumer without a group protocol, for partition 0; the code that is answered."""
+    partition = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    fields = {
+        "group_id": "readers",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": TOPIC, "partitions": [partition]}],
+    }
+    answer = wire.ask(raw.request(8, 7, fields))
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+@pytest.mark.timeout(120)
+def test_a_coordinator_that_slept_past_its_lease_commits_nothing_more(
+    tmp_path: Path, killable: PrivatePostgres
+) -> None:
+    url = killable.new_database()
+    config = tmp_path / "brokers.toml"
+    config.write_text(f"lease_ms = {LEASE_MS}\n")
+    flags = "--config", str(config)
+    ask = raw.request(10, 3, {"key": "readers", "key_type": 0})
+    with (
+        ServedBroker(tmp_path / "1", *flags, "--node-id", "1", store=url) as one,
+        ServedBroker(tmp_path / "2", *flags, "--node-id", "2", store=url) as two,
+    ):
+        create_topic(one.address)
+        with raw.Raw(one.address) as to_one, raw.Raw(two.address) as to_two:
+            assert to_one.ask(ask).node_id == 1
+            assert to_two.ask(ask).node_id == 1
+            assert commit(to_one, 5) == 0
+            assert commit(to_two, 6) == KafkaError.NOT_COORDINATOR
+            os.kill(one.pid, signal.SIGSTOP)
+            try:
+                deadline = time.monotonic() + 30
+                while to_two.ask(ask).node_id != 2:
+                    assert time.monotonic() < deadline, "nobody took over"
+                    time.sleep(0.05)
+                assert commit(to_two, 7) == 0
+            finally:
+                os.kill(one.pid, signal.SIGCONT)
+            refused = commit(to_one, 4)
+            assert refused in (
+                KafkaError.NOT_COORDINATOR,
+                KafkaError.COORDINATOR_NOT_AVAILABLE,
+            )
+            while to_one.ask(ask).node_id != 2:
+                assert time.monotonic() < deadline, "the sleeper does not know who took over"
+                time.sleep(0.05)
+        consumer = Consumer({"bootstrap.servers": one.address, "group.id": "readers"})
+        [place] = consumer.committed([TopicPartition(TOPIC, 0)], timeout=10)
+        consumer.close()
+        assert place.offset == 7

@@ -30,6 +30,7 @@ UNREACHABLE = (
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.ReadOnlySQLTransactionError,  # it became a replica: another host of the URL may lead by now
 )
 
 

@@ -81,6 +81,8 @@ class TableLog:
         if refusal is not None:
             return Promise.failed(refusal)
         size = sum(map(len, batches))
+        if not self._store.has_room(size):
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already"))
         waiting = Waiting(self, Append(self.id, list(map(bytearray, batches)), headers), size)
         self.unsynced_bytes += size
         self._store.put(waiting)
@@ -231,9 +233,10 @@ class TableLog:
         config = self.config
         if self.closed or not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
             return
-        while True:
+        count = 1  # mostly the oldest batch stays, and with it all others
+        while self.size_bytes():
             size, keep_from = self.size_bytes(), self.start
-            rows = await self._store.database.rows(self.id, self.start, EXPIRE_ROWS)
+            rows = await self._store.database.rows(self.id, self.start, count)
             for row in rows:
                 too_old = config.retention_ms >= 0 and row.max_timestamp < now_ms - config.retention_ms
                 too_much = 0 <= config.retention_bytes <= size - row.size
@@ -243,5 +246,6 @@ class TableLog:
                 keep_from = row.last_offset + 1
             if keep_from > self.start:
                 self.learn(await self._store.database.trim(self.id, keep_from))
-            if len(rows) < EXPIRE_ROWS or keep_from <= rows[-1].last_offset:
+            if len(rows) < count or keep_from <= rows[-1].last_offset:
                 return
+            count = EXPIRE_ROWS

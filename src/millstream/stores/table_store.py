@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 """How long a producer that is silent is remembered; as long as its batches are kept by default."""
+WAITING_BYTES_MAX = 256 << 20
+"""Of all appends on their way. They are in memory, unlike those that wait for a file's sync: more are to come again."""
 RETRY_SECONDS = 0.5
 TOPICS_PREFIX = "topics/"
 
@@ -35,6 +37,7 @@ class TableLogStore:
         self._by_id: dict[int, TableLog] = {}
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
         self.meta = TableMeta(database)
+        self._waiting_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
         database.listen(self._learn, self.meta.news, self._lost)
 
@@ -64,7 +67,11 @@ class TableLogStore:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
+    def has_room(self, size: int) -> bool:
+        return self._waiting_bytes + size <= WAITING_BYTES_MAX or not self._waiting_bytes
+
     def put(self, waiting: Waiting) -> None:
+        self._waiting_bytes += waiting.size
         self._commits.put(waiting, waiting.size)
 
     async def _write(self, group: list[Waiting]) -> None:
@@ -78,6 +85,7 @@ class TableLogStore:
             logger.exception("an append failed in a way that nobody thought of")
             detail = f"the append failed: {type(error).__name__}"
             outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
+        self._waiting_bytes -= sum(waiting.size for waiting in group)
         for waiting, outcome in zip(group, outcomes, strict=True):
             waiting.log.landed(waiting, outcome)
 

@@ -57,6 +57,8 @@ class Journal:
         self._waiting_max = waiting_max
         self._waiting: deque[Entry] = deque()
         self._busy = False
+        self._era = 0
+        """Counts how often all groups were lost: what was on its way then changes memory no more."""
 
     def submit(self, entry: Entry) -> Promise[None]:
         if len(self._waiting) >= self._waiting_max:
@@ -71,7 +73,8 @@ class Journal:
             self._busy = True
             batch, operations = self._gather()
             durable = self._meta.transact(*operations, *self._cluster.guards()) if operations else Promise.of(0)
-            durable.then(lambda done, batch=batch: self._landed(batch, done))  # type: ignore[misc]
+            era = self._era
+            durable.then(lambda done, batch=batch, era=era: self._landed(batch, era, done))  # type: ignore[misc]
 
     def _gather(self) -> tuple[list[Entry], list[Operation]]:
         batch: list[Entry] = []
@@ -91,11 +94,13 @@ class Journal:
         return batch, list(by_key.values())
 
     def drop_waiting(self, error: RequestError) -> None:
+        """All groups are lost."""
+        self._era += 1
         waiting, self._waiting = self._waiting, deque()
         for entry in waiting:
             entry.promise.fail(error)
 
-    def _landed(self, batch: list[Entry], done: Promise[int]) -> None:
+    def _landed(self, batch: list[Entry], era: int, done: Promise[int]) -> None:
         if isinstance(done.error, RevisionConflict):
             self._cluster.fenced()
         for entry in batch:
@@ -103,7 +108,7 @@ class Journal:
                 entry.promise.fail(_unavailable(f"the group's state could not be stored: {done.error}"))
                 continue
             try:
-                if entry.apply is not None:
+                if entry.apply is not None and era == self._era:
                     entry.apply()
             except Exception as error:
                 _log.exception("a durable change to a group could not be applied")
