@@ -99,6 +99,18 @@ class TestLogs:
         with pytest.raises(RequestError):
             await two.read(3, 1000)
 
+    async def test_news_that_overtake_the_opening_of_a_log_are_kept(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        one, two = stores
+        await one.prepare("late", 1)
+        await two.prepare("late", 1)
+        writer = two.open("late", "late", 0, LogConfig())
+        await append(writer, batch(b"a"))
+        [state] = await one.database.states([writer.id])
+        one._learn([state])  # as a notification would, between preparing and opening
+        assert one.open("late", "late", 0, LogConfig()).durable == 1
+
     async def test_a_refresh_shows_what_was_answered_elsewhere(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
         one, two = logs
         await append(one, batch(b"a"))

@@ -77,7 +77,7 @@ class PostgresDatabase:
         connection = await asyncpg.connect(
             self._url.dsn, timeout=self._url.connect_seconds, command_timeout=STATEMENT_SECONDS_MAX
         )
-        await connection.execute(_SQL["durable_commits"])
+        await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
         return connection
 
     async def start(self) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 """How long a producer that is silent is remembered; as long as its batches are kept by default."""
+EARLY_MAX = 20_000
 WAITING_BYTES_MAX = 256 << 20
 """Of all appends on their way. They are in memory, unlike those that wait for a file's sync: more are to come again."""
 RETRY_SECONDS = 0.5
@@ -33,6 +34,8 @@ class TableLogStore:
         self.location = database.location
         self._clock = clock
         self._prepared: dict[tuple[str, int], LogState] = {}
+        self._preparing = 0
+        self._early: dict[int, LogState] = {}
         self._logs: dict[tuple[str, int], TableLog] = {}
         self._by_id: dict[int, TableLog] = {}
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
@@ -48,15 +51,24 @@ class TableLogStore:
         return promised(self._prepare(topic_id, partitions))
 
     async def _prepare(self, topic_id: str, partitions: int) -> None:
-        for index, state in enumerate(await self.database.open_logs(topic_id, partitions)):
+        self._preparing += 1
+        try:
+            states = await self.database.open_logs(topic_id, partitions)
+        finally:
+            self._preparing -= 1
+        for index, state in enumerate(states):
             if (topic_id, index) not in self._logs:
                 self._prepared[topic_id, index] = state
+                self._learn_early(state)
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> TableLog:
         key = topic_id, partition
         if key not in self._logs:
             log = TableLog(f"{topic}-{partition}", self._prepared.pop(key), config, self)
             self._logs[key] = self._by_id[log.id] = log
+            early = self._early.pop(log.id, None)
+            if early is not None:
+                log.learn(early)
         return self._logs[key]
 
     def opened_all(self) -> None:
@@ -96,6 +108,16 @@ class TableLogStore:
             log = self._by_id.get(state.id)
             if log is not None:
                 log.learn(state)
+            elif self._preparing or self._prepared:
+                self._learn_early(state)
+
+    def _learn_early(self, state: LogState) -> None:
+        """News of a log that is about to be opened may overtake the answer that opens it."""
+        known = self._early.get(state.id)
+        if known is None or known.version < state.version:
+            self._early[state.id] = state
+        if len(self._early) > EARLY_MAX:
+            del self._early[next(iter(self._early))]
 
     def _lost(self) -> None:
         """Some news did not come: the state of everything is asked for, until there is an answer."""

@@ -7,8 +7,10 @@ SELECT to_regnamespace('millstream') IS NOT NULL, to_regclass('millstream.schema
 -- name: schema_version
 SELECT max(version) FROM millstream.schema_version
 
--- name: durable_commits
-SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+-- name: session
+SELECT set_config('default_transaction_isolation', 'read committed', false),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+                                        ELSE current_setting('synchronous_commit') END, false)
 
 -- name: make_logs
 INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
