@@ -5,8 +5,7 @@ spark-read    every column of every record to Spark's `noop` sink, which asks fo
 spark-value   sum(length(value)) with one column: `.schema("value BINARY")` for us, since Spark does not prune the
               columns of Python sources. Parquet's reader prunes by itself.
 spark-arrow   what Arrow is good for: the same source, but yielding a tuple per record, as most Python sources do.
-              It fetches the same answers and decodes them with the same kernel into records. A quarter of the
-              records on both sides: tuples take their time.
+              It fetches the same answers and decodes them with the same kernel into records.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from typing import TYPE_CHECKING
 
 from bench import spark_session
 from bench.measure import Measure, Scale, Side, Sides
-from bench.spark_session import PARTITIONS, RECORD_BYTES, TOPIC, Ground
+from bench.spark_session import RECORD_BYTES, Ground
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TUPLES_PART = 4
-TUPLES_MIN = 1_250_000
-"""With fewer, ours would spend most of a sample on starting the query."""
 PARQUET = "Spark reading Parquet"
 
 
@@ -75,12 +71,10 @@ def _arrow(ground: Ground) -> tuple[Side, Side]:
     from bench.spark_tuples import TupleSource
 
     ground.spark.dataSource.register(TupleSource)
-    records = max(ground.records // TUPLES_PART, TUPLES_MIN)
-    ends = ",".join(f'"{partition}": {records // PARTITIONS}' for partition in range(PARTITIONS))
-    options = ground.source(endingOffsets=f'{{"{TOPIC}": {{{ends}}}}}')
+    records = ground.records
 
     def rows(source: str) -> DataFrame:
-        return ground.spark.read.format(source).options(**options).load()
+        return ground.spark.read.format(source).options(**ground.source()).load()
 
     if (found := rows(TupleSource.name()).count()) != records:
         raise RuntimeError(f"{records} tuples were to be read, not {found}")

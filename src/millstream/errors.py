@@ -87,7 +87,11 @@ class Code(enum.IntEnum):
     UNRELEASED_INSTANCE_ID = 111, False, "another member still holds this group.instance.id"
     UNSUPPORTED_ASSIGNOR = 112, False, "the group's assignor is not one the broker has"
     STALE_MEMBER_EPOCH = 113, False, "the member's epoch is stale; it must learn the new one first"
+    INVALID_RECORD_STATE = 121, False, "the record is not leased to this member now"
+    SHARE_SESSION_NOT_FOUND = 122, True, "the broker does not know the share session; begin a new one"
+    INVALID_SHARE_SESSION_EPOCH = 123, True, "the epoch of the share session is not the one that comes next"
     INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
+    SHARE_SESSION_LIMIT_REACHED = 133, True, "there are as many share sessions as there may be"
 
 
 _BY_NUMBER = {int(code): code for code in Code}

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterator
 
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.groups import Groups
+from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
 from millstream.broker.partition import Partition
@@ -64,18 +65,17 @@ class Broker:
             default_partitions=config.default_partitions,
             auto_create=config.auto_create_topics,
         )
-        self.groups = Groups(
-            meta,
-            clock,
-            self.topics,
-            GroupSettings(
-                session_timeout_min_ms=config.session_timeout_min_ms,
-                session_timeout_max_ms=config.session_timeout_max_ms,
-                initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
-                offsets_retention_ms=config.offsets_retention_ms,
-            ),
-            cluster=self.cluster,
+        settings = GroupSettings(
+            session_timeout_min_ms=config.session_timeout_min_ms,
+            session_timeout_max_ms=config.session_timeout_max_ms,
+            initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
+            offsets_retention_ms=config.offsets_retention_ms,
         )
+        self.queues = Queues(
+            meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed(), self.cluster
+        )
+        self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
+        self.queues.is_taken = self.groups.is_stream
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
@@ -84,6 +84,7 @@ class Broker:
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
         await self.groups.start()
+        await self.queues.start()
         self._schedule_housekeeping()
 
     async def _load_cluster_id(self) -> str:
@@ -161,6 +162,7 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()
+        await self.queues.close()
         await self.cluster.leave()
         self.topics.close()
         await self._logs.close()

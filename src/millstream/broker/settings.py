@@ -6,6 +6,7 @@ follows the broker's configuration, and changes with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,16 @@ from millstream.log.config import FlushPolicy, LogConfig
 
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
+DAY_MS = 86_400_000
 
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 """Kafka's numbers for the types of settings."""
 
 Check = Callable[[str], Any]
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def _integer(low: int, high: int) -> Check:
+def integer(low: int, high: int) -> Check:
     def check(text: str) -> int:
         value = int(text)
         if not low <= value <= high:
@@ -39,7 +42,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _choice(*choices: str) -> Check:
+def choice(*choices: str) -> Check:
     def check(text: str) -> str:
         if text not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}")
@@ -70,38 +73,102 @@ class Setting:
     text: str
 
 
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise RequestError(
+            Code.INVALID_TOPIC_EXCEPTION,
+            f"{name[:60]!r} is no valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
+        )
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _topic_name(text: str) -> str:
+    try:
+        check_name(text)
+    except RequestError as error:
+        raise ValueError(error.detail) from error
+    return text
+
+
+GROUP_SETTINGS: dict[str, Setting] = {
+    "errors.deadletterqueue.topic.name": Setting(
+        "__dlq__", STRING, _topic_name, "where records go that a queue has given up"
+    ),
+    "millstream.key.order": Setting(
+        "false", BOOLEAN, _boolean, "whether a queue gives out a record only when earlier ones of its key are done"
+    ),
+    "millstream.retry.backoff.max.ms": Setting("60000", LONG, integer(0, DAY_MS), "the longest backoff of a queue"),
+    "millstream.retry.backoff.ms": Setting(
+        "0", LONG, integer(0, DAY_MS), "how long a record rests after its first failed delivery; doubles with each"
+    ),
+    "share.auto.offset.reset": Setting(
+        "latest", STRING, choice("latest", "earliest"), "where a new queue begins to read a topic"
+    ),
+    "share.delivery.count.limit": Setting("3", INT, integer(1, 25), "failed deliveries after which a record is dead"),
+    "share.heartbeat.interval.ms": Setting("5000", INT, integer(100, 3_600_000), "how often a member says it lives"),
+    "share.partition.max.record.locks": Setting(
+        "10000", INT, integer(1, 1_000_000), "records of one partition that may be leased at a time"
+    ),
+    "share.record.lock.duration.ms": Setting(
+        "30000", INT, integer(100, 3_600_000), "how long a record is leased to a member"
+    ),
+    "share.session.timeout.ms": Setting("45000", INT, integer(1_000, 3_600_000), "silence that ends a membership"),
+}
+"""Of groups that are queues, under the names that Kafka has for share groups where it has one. A topic may have them
+too, with `group.` in front: for groups that do not set their own.
+"""
+
 SETTINGS: dict[str, Setting] = {
     "cleanup.policy": Setting("delete", LIST, _policy, "delete old segments, compact by key, or both"),
     "compression.type": Setting(
-        "producer", STRING, _choice("producer"), "batches keep the compression that their producer chose"
+        "producer", STRING, choice("producer"), "batches keep the compression that their producer chose"
     ),
     "delete.retention.ms": Setting(
-        "86400000", LONG, _integer(0, LONG_MAX), "how long compaction keeps the marker of a deleted key"
+        "86400000", LONG, integer(0, LONG_MAX), "how long compaction keeps the marker of a deleted key"
     ),
     "flush": Setting("always", STRING, _flush, "when an append is synced: always, os, every=N, every=Tms, every=N,Tms"),
     "index.interval.bytes": Setting(
-        "4096", INT, _integer(64, INT_MAX), "about how many bytes lie between two entries of a segment's index"
+        "4096", INT, integer(64, INT_MAX), "about how many bytes lie between two entries of a segment's index"
     ),
-    "max.message.bytes": Setting("1048588", INT, _integer(0, INT_MAX), "largest record batch that is taken"),
+    "max.message.bytes": Setting("1048588", INT, integer(0, INT_MAX), "largest record batch that is taken"),
     "message.timestamp.type": Setting(
-        "CreateTime", STRING, _choice("CreateTime", "LogAppendTime"), "whose clock stamps a record: producer or broker"
+        "CreateTime", STRING, choice("CreateTime", "LogAppendTime"), "whose clock stamps a record: producer or broker"
     ),
     "min.cleanable.dirty.ratio": Setting(
         "0.5", DOUBLE, _ratio, "which part of the closed segments must be new before compaction runs"
     ),
-    "min.compaction.lag.ms": Setting("0", LONG, _integer(0, LONG_MAX), "how long a record stays out of compaction"),
-    "min.insync.replicas": Setting("1", INT, _integer(1, 1), "this broker keeps one copy"),
-    "retention.bytes": Setting("-1", LONG, _integer(-1, LONG_MAX), "size of a partition above which segments go"),
-    "retention.ms": Setting("604800000", LONG, _integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
-    "segment.bytes": Setting("1073741824", INT, _integer(1024, INT_MAX), "size at which a new segment begins"),
-    "segment.ms": Setting("86400000", LONG, _integer(1, LONG_MAX), "age at which a new segment begins"),
+    "min.compaction.lag.ms": Setting("0", LONG, integer(0, LONG_MAX), "how long a record stays out of compaction"),
+    "millstream.delay.ms": Setting("0", LONG, integer(0, 366 * DAY_MS), "how long queues keep every record back"),
+    "millstream.retention.done.ms": Setting(
+        "-1", LONG, integer(-1, LONG_MAX), "how long a record stays when every group is done with it; -1: as any other"
+    ),
+    "min.insync.replicas": Setting("1", INT, integer(1, 1), "this broker keeps one copy"),
+    "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "size of a partition above which segments go"),
+    "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
+    "segment.bytes": Setting("1073741824", INT, integer(1024, INT_MAX), "size at which a new segment begins"),
+    "segment.ms": Setting("86400000", LONG, integer(1, LONG_MAX), "age at which a new segment begins"),
+    **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
 }
 
 
 class TopicSettings:
     """What was set for one topic, over the broker's defaults; parsed once, read often."""
 
-    __slots__ = ("defaults", "log", "log_append_time", "message_bytes_max", "needs_more_checks", "overrides")
+    __slots__ = (
+        "defaults",
+        "delay_ms",
+        "done_retention_ms",
+        "log",
+        "log_append_time",
+        "message_bytes_max",
+        "needs_more_checks",
+        "overrides",
+    )
 
     def __init__(self, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> None:
         self.overrides = dict(overrides)
@@ -110,6 +177,8 @@ class TopicSettings:
         policy = values["cleanup.policy"]
         self.message_bytes_max: int = values["max.message.bytes"]
         self.log_append_time = values["message.timestamp.type"] == "LogAppendTime"
+        self.delay_ms: int = values["millstream.delay.ms"]
+        self.done_retention_ms: int = values["millstream.retention.done.ms"]
         self.log = LogConfig(
             segment_bytes=values["segment.bytes"],
             segment_ms=values["segment.ms"],
@@ -138,13 +207,15 @@ class TopicSettings:
         return SETTINGS[name].check(self.value(name))
 
 
-def check_overrides(overrides: Mapping[str, str | None]) -> None:
+def check_overrides(
+    overrides: Mapping[str, str | None], settings: Mapping[str, Setting] = SETTINGS, of: str = "topic"
+) -> None:
     """Raises INVALID_CONFIG for the first setting that is not known or has a value it cannot have."""
     for name, text in overrides.items():
-        setting = SETTINGS.get(name)
+        setting = settings.get(name)
         if setting is None:
-            known = ", ".join(SETTINGS)
-            raise RequestError(Code.INVALID_CONFIG, f"{name} is not a topic setting; known are {known}")
+            known = ", ".join(settings)
+            raise RequestError(Code.INVALID_CONFIG, f"{name} is not a {of} setting; known are {known}")
         try:
             setting.check(text if text is not None else "")
         except ValueError as error:

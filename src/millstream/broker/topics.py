@@ -15,12 +15,11 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from millstream.broker.partition import Partition
-from millstream.broker.settings import TopicSettings, check_overrides
+from millstream.broker.settings import TopicSettings, check_name, check_overrides
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.promise import Promise, promised
 from millstream.stores.base import Delete, LogStore, MetaStore, Put, Versioned
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "topics/"
 RETRY_SECONDS = 1.0
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class Topic:
@@ -119,6 +117,11 @@ class Topics:
         self._following = False
         if done.error is not None:
             logger.warning("could not follow a change of the topics: %s", done.error)
+
+    async def follow(self, name: str) -> Topic | None:
+        """A topic that is not known here, if the store has it: another broker may have made it a moment ago."""
+        await self._follow(name, None)
+        return self._by_name.get(name)
 
     async def _follow(self, name: str, known: Topic | None) -> None:
         versioned = await self._meta.get(PREFIX + name)
@@ -229,7 +232,7 @@ class Topics:
                 raise
         # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
         if name not in self._by_name:
-            await self._follow(name, None)
+            await self.follow(name)
         return self._require(name)
 
     async def delete(self, name: str) -> Awaitable[None]:
@@ -323,14 +326,6 @@ class Topics:
         self.changes += 1
         for watcher in list(self._watchers.values()):
             watcher()
-
-
-def check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise RequestError(
-            Code.INVALID_TOPIC_EXCEPTION,
-            f"{name[:60]!r} is no valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
-        )
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -113,9 +113,14 @@ def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = Tru
     kernel.validate(_open_one(batch, bytes_max, check_crc))
 
 
+def contains(batch: Buffer, needle: bytes, bytes_max: int = BYTES_MAX) -> bool:
+    """Whether some bytes are anywhere among the records of one whole batch."""
+    return needle in bytes(_open_one(batch, bytes_max, False).body)
+
+
 def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:
     """Every record of batches that follow each other. Control batches are passed over, a partial last one ends it."""
-    for header, batch in _split(data):
+    for header, batch in split(data):
         if not header.is_control:
             yield from kernel.decode(_open(header, batch, bytes_max, check_crc))
 
@@ -131,7 +136,7 @@ def decode_columns(
     def sections() -> Iterator[Section]:
         nonlocal next_offset
         total = 0
-        for header, batch in _split(data):
+        for header, batch in split(data):
             if not header.is_control:
                 section = _open(header, batch, bytes_max, check_crc)
                 total += len(section.body)
@@ -232,7 +237,7 @@ def _close(
     return out
 
 
-def _split(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+def split(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Whole batches, one after the other. Fetch responses may be cut anywhere, so a partial last one is no error."""
     view = memoryview(data)
     position = 0

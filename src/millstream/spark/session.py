@@ -37,7 +37,7 @@ ARCHIVES = "spark.archives"
 WORKERS_PATH = "spark.executorEnv.PYTHONPATH"
 
 ARROW_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java's Arrow looks at bounds and nulls for every value it gets; Spark has asked for both before. A tenth of a read."""
+"""Java's Arrow looks at bounds and nulls for every value it gets; Spark has asked before. A tenth of a read."""
 
 DEFAULTS = {
     LOG_LEVEL: "ERROR",
@@ -46,7 +46,6 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.defaultJavaOptions": ARROW_UNCHECKED,
     "spark.executor.defaultJavaOptions": ARROW_UNCHECKED,
 }

@@ -1,0 +1,145 @@
+"""The way of given-up records into their dead-letter topic.
+
+A dead letter is the record with its key, value and headers, and then:
+
+    millstream-dead-topic, -partition, -offset     where it was
+    millstream-dead-group                          who gave it up
+    millstream-dead-attempts, -reason, -at         how often it was tried, why it is here, since when
+
+Rules
+-----
+1. What is here is marked as dying in the queue, durably, with where the dead-letter topic ended then (`Grave.after`).
+2. A grave that a crash left behind is looked for in the dead-letter topic from there on, and written if missing.
+3. A queue that reads the dead-letter topic itself leaves what it gives up where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.queue_shelf import Grave
+from millstream.broker.topics import Topic, Topics
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.records import codec
+from millstream.records.batch import read_header
+from millstream.records.record import Headers, Record
+from millstream.stores.base import PartitionLog
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue_partition import QueuePartition
+
+logger = logging.getLogger(__name__)
+
+HEADER = "millstream-dead-"
+RETENTION_MS = 30 * 24 * 3_600_000
+BATCH_RECORDS_MAX = 500
+READ_BYTES = 1 << 20
+RETRY_SECONDS = 1.0
+
+IDENTITY = ("topic", "partition", "offset", "group")
+Identity = tuple[bytes, ...]
+
+
+class DeadLetters:
+    def __init__(self, topics: Topics, clock: Clock, in_background: Callable[[Awaitable[None]], None]) -> None:
+        self._topics = topics
+        self._clock = clock
+        self._in_background = in_background
+        self._busy: set[QueuePartition] = set()
+
+    def end(self, name: str, index: int) -> int:
+        """Where the dead letters of a partition will be written at the earliest."""
+        topic = self._topics.get(name)
+        return 0 if topic is None else topic.partitions[index % topic.partition_count].log.end
+
+    def bury(self, partition: QueuePartition) -> None:
+        """Writes the dead letters of a partition, one step at a time, until there are none left."""
+        if partition not in self._busy and not partition.is_closed:
+            self._busy.add(partition)
+            self._in_background(self._run(partition))
+
+    async def _run(self, partition: QueuePartition) -> None:
+        try:
+            while (graves := partition.graves()[:BATCH_RECORDS_MAX]) and not partition.is_closed:
+                for name, group in groupby(sorted(graves, key=lambda grave: grave.to), key=lambda grave: grave.to):
+                    await self._write(partition, name, list(group))
+        except RequestError as error:
+            logger.error(
+                "dead letters of %s-%d cannot be written yet: %s", partition.topic.name, partition.index, error
+            )
+            self._clock.call_later(RETRY_SECONDS, lambda: self.bury(partition))
+        finally:
+            self._busy.discard(partition)
+
+    async def _write(self, partition: QueuePartition, name: str, graves: list[Grave]) -> None:
+        if name != partition.topic.name:
+            target = await self._ensure(name)
+            log = target.partitions[partition.index % target.partition_count].log
+            written = await self._find(log, partition, graves)
+            missing = [grave for grave in graves if self._identity(partition, grave) not in written]
+            letters = await self._letters(partition, missing)
+            if letters:
+                batch = memoryview(codec.encode(letters))
+                await log.append(batch, read_header(batch))
+        await partition.buried(graves)
+
+    async def _ensure(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic
+        try:
+            return await self._topics.create(name, self._topics.default_partitions, {"retention.ms": str(RETENTION_MS)})
+        except RequestError as error:
+            topic = self._topics.get(name)
+            if error.code == Code.TOPIC_ALREADY_EXISTS and topic is not None:
+                return topic
+            raise
+
+    async def _find(self, log: PartitionLog, partition: QueuePartition, graves: Sequence[Grave]) -> set[Identity]:
+        """Which of them are in the dead-letter topic already: only a crash or a failed write can be the reason."""
+        wanted = {self._identity(partition, grave) for grave in graves}
+        found: set[Identity] = set()
+        if min(grave.after for grave in graves) < 0:  # a private queue, which no crash outlives
+            return found
+        offset = max(min(grave.after for grave in graves), log.start)
+        while offset < log.durable:
+            slice_ = await log.read(offset, READ_BYTES)
+            for record in codec.iterate(slice_.to_bytes(), check_crc=False):
+                headers = dict(record.headers)
+                found.add(tuple(headers.get(HEADER + part) or b"" for part in IDENTITY))
+            offset = slice_.next_offset
+        return found & wanted
+
+    async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> list[Record]:
+        """A record that is gone from the log has no dead letter: retention was faster."""
+        letters = []
+        for grave in sorted(graves):
+            for header, batch in await partition.reading.batches(grave.offset, 1):
+                record = partition.reading.records(header, batch).get(grave.offset)
+                if record is not None:
+                    headers = record.headers + self._headers(partition, grave)
+                    letters.append(Record(0, record.timestamp, record.key, record.value, headers))
+                break
+        return letters
+
+    def _headers(self, partition: QueuePartition, grave: Grave) -> Headers:
+        topic, index, offset, group = self._identity(partition, grave)
+        at = datetime.fromtimestamp(grave.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        return (
+            (HEADER + "topic", topic),
+            (HEADER + "partition", index),
+            (HEADER + "offset", offset),
+            (HEADER + "group", group),
+            (HEADER + "attempts", str(grave.attempts).encode()),
+            (HEADER + "reason", grave.reason.encode()),
+            (HEADER + "at", at.encode()),
+        )
+
+    def _identity(self, partition: QueuePartition, grave: Grave) -> Identity:
+        parts = partition.topic.name, str(partition.index), str(grave.offset), partition.group_id
+        return tuple(part.encode() for part in parts)

@@ -1,0 +1,113 @@
+"""A group with the `queue` discipline: its members, its settings, and its place in every partition it reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_settings import QueueSettings, clean
+from millstream.broker.groups.queue_shelf import Shelf, Stored
+from millstream.broker.groups.queue_verbs import Member
+from millstream.broker.settings import TopicSettings
+from millstream.broker.topics import Topic
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.dead_letters import DeadLetters
+
+MEMBERS_MAX = 10_000
+
+
+class Queue:
+    def __init__(
+        self,
+        group_id: str,
+        journal: Journal,
+        clock: Clock,
+        dead_letters: DeadLetters,
+        overrides: Mapping[str, str],
+        *,
+        durable: bool,
+        on_member_left: Callable[[Queue], None] | None = None,
+    ) -> None:
+        self.id = group_id
+        self.journal = journal
+        self.clock = clock
+        self.dead_letters = dead_letters
+        self.is_durable = durable
+        self.overrides = clean(overrides)
+        self.leases = 0
+        self.members: dict[int, Member] = {}
+        self._numbers = itertools.count(1)
+        self._partitions: dict[tuple[str, int], QueuePartition] = {}
+        self._settings: dict[str, tuple[TopicSettings, QueueSettings]] = {}
+        self._on_member_left = on_member_left
+
+    def join(self, name: str) -> Member:
+        if len(self.members) >= MEMBERS_MAX:
+            raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
+        member = Member(next(self._numbers), name)
+        self.members[member.id] = member
+        return member
+
+    def leave(self, member: Member, reason: str = "its consumer went away") -> None:
+        """What it has leased may be given out again at once; those deliveries failed."""
+        if self.members.pop(member.id, None) is None:
+            return
+        if member.leases:
+            for partition in self.partitions():
+                partition.release(member, reason)
+        if self._on_member_left is not None:
+            self._on_member_left(self)
+
+    def owner(self, number: int) -> Member | None:
+        return self.members.get(number)
+
+    async def partition(self, topic: Topic, index: int) -> QueuePartition:
+        """The queue's place in a partition; where it begins is durable before anything is given out."""
+        found = self.opened(topic, index)
+        if found is not None:
+            return found
+        if not 0 <= index < topic.partition_count:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} has no partition {index}")
+        made = self.restore(topic, index, None)
+        await made.save()
+        return made
+
+    def opened(self, topic: Topic, index: int) -> QueuePartition | None:
+        """The same, if it was there before."""
+        found = self._partitions.get((topic.name, index))
+        return found if found is not None and found.topic is topic else None
+
+    def restore(self, topic: Topic, index: int, stored: Stored | None) -> QueuePartition:
+        shelf = Shelf(self.id, topic.name, index) if self.is_durable else None
+        old = self._partitions.get((topic.name, index))
+        if old is not None:
+            old.close()
+        partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, shelf, stored)
+        return partition
+
+    def partitions(self) -> Iterator[QueuePartition]:
+        return iter(list(self._partitions.values()))
+
+    def forget(self, partition: QueuePartition) -> None:
+        partition.close()
+        self._partitions.pop((partition.topic.name, partition.index), None)
+
+    def settings_for(self, topic: Topic) -> QueueSettings:
+        found = self._settings.get(topic.name)
+        if found is None or found[0] is not topic.settings:
+            found = self._settings[topic.name] = (topic.settings, QueueSettings.of(self.overrides, topic.settings))
+        return found[1]
+
+    def configured(self, overrides: dict[str, str]) -> None:
+        self.overrides = overrides
+        self._settings.clear()
+
+    def close(self) -> None:
+        for partition in self.partitions():
+            partition.close()

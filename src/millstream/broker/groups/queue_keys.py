@@ -1,0 +1,45 @@
+"""Order by key: of the open records of one key only the first may be given out.
+
+A record whose first delivery is delayed joins its key when its time has come, behind those that are there. One that was
+released stays first, so what follows it waits for it to rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class KeyOrder:
+    __slots__ = ("_keys", "_lines")
+
+    def __init__(self) -> None:
+        self._lines: dict[bytes, deque[int]] = {}
+        self._keys: dict[int, bytes] = {}
+
+    def join(self, offset: int, key: bytes | None) -> bool:
+        """Whether the record may be given out; otherwise it is held."""
+        if key is None:
+            return True
+        line = self._lines.get(key)
+        self._keys[offset] = key
+        if line is None:
+            self._lines[key] = deque((offset,))
+            return True
+        line.append(offset)
+        return False
+
+    def leave(self, offset: int) -> int | None:
+        """The record is done; answers with the one that it held, if there is one."""
+        key = self._keys.pop(offset, None)
+        if key is None:
+            return None
+        line = self._lines[key]
+        was_first = line[0] == offset
+        if was_first:
+            line.popleft()
+        else:
+            line.remove(offset)
+        if not line:
+            del self._lines[key]
+            return None
+        return line[0] if was_first else None

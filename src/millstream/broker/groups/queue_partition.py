@@ -1,0 +1,623 @@
+"""A queue's place in one partition: which record is in which state, and who moves it on.
+
+                       acquire                     accept
+    (never seen) ----> LEASED ------------------------------------------> DONE
+                        |  ^                                                ^
+        release, or     v  | acquire                                       | dead letter written
+        the lease ends  READY / WAITING (backoff, delay) / HELD (key)      |
+                        |                                                  |
+                        +--- rejected, or failed too often ---> DYING -----+
+
+Rules
+-----
+1. Records are looked at in order of offset, up to `next`; what lies before `next` and in no block is done. Memory and
+   disk are bounded by the records that are not done, however long the log.
+2. An answer is settled when it is durable. A delivery is written down soon after, not before: what a crash forgets is
+   at most the last moment's count, never an answer.
+3. Leases do not outlive the broker, attempts do. A delivery that a restart cut short counts, but never as the last one:
+   the record gets one more.
+4. A record that is given up is DYING, durably and with the reason, before its dead letter is written, and done only
+   when that is durable. After a crash in between it is looked for among the dead letters: there is one, whatever
+   happens.
+5. A member answers for what it has leased now. Late answers, and those for others' records, are refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.journal import Entry
+from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, NEVER, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue_figures import QueueFigures
+from millstream.broker.groups.queue_keys import KeyOrder
+from millstream.broker.groups.queue_reading import Reading, first_due
+from millstream.broker.groups.queue_settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX, QueueSettings
+from millstream.broker.groups.queue_shelf import Grave, Head, Shelf, Stored
+from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, TakenRecord, Verb
+from millstream.broker.topics import Topic
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.records.batch import BatchHeader
+from millstream.stores.base import Delete, Put
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+READS_MAX = 32
+"""Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
+AGAIN_BYTES = 64 * 1024
+"""To read at a place where something came back: the rest of a longer read would be records that are done."""
+SAVE_MS = 50
+"""How long a delivery may stay unwritten, unless an answer is written before."""
+
+
+class QueuePartition:
+    def __init__(self, queue: Queue, topic: Topic, index: int, shelf: Shelf | None, stored: Stored | None) -> None:
+        self.group_id = queue.id
+        self.topic = topic
+        self.index = index
+        self.log = topic.partitions[index].log
+        self.next = 0
+        """The first record that was never looked at."""
+        self.done = self.dead = self.redelivered = 0
+        self.leases = 0
+        self._queue = queue
+        self._clock = queue.clock
+        self._shelf = shelf
+        self.reading = Reading(self.log)
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._open = 0
+        self._listed: list[int] = []
+        """A heap of blocks that may have something ready."""
+        self._due: list[tuple[int, int]] = []
+        """A heap of times at which a block should be looked at."""
+        self._alarm = Deadline(self._clock, self._look_at_due)
+        self._saver = Deadline(self._clock, self.save)
+        self._keys: KeyOrder | None = None
+        self._graves: dict[int, Grave] = {}
+        self._grave_writes: dict[str, Put | Delete] = {}
+        self._dirty: set[int] = set()
+        self._kept: set[int] = set()
+        self._queued: Entry | None = None
+        self._wakers: dict[int, Callable[[], None]] = {}
+        self._next_waker = 0
+        self.is_closed = False
+        self._restore(stored)
+        self._unwake = self.log.wake(self._wake)
+
+    @property
+    def settings(self) -> QueueSettings:
+        return self._queue.settings_for(self.topic)
+
+    @property
+    def low(self) -> int:
+        """All below is done."""
+        for number, block in self._blocks.items():
+            if block.open:
+                return number * SIZE + block.first_open()
+        return self.next
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when something may have become available; the answer ends it."""
+        number = self._next_waker
+        self._next_waker += 1
+        self._wakers[number] = callback
+        return lambda: self._wakers.pop(number, None) and None
+
+    def figures(self) -> QueueFigures:
+        blocks = self._blocks.values()
+        leased, waiting, dying, held = (
+            sum(block.states.count(state) for block in blocks) for state in (LEASED, WAITING, DYING, HELD)
+        )
+        fresh = max(self.log.durable - max(self.next, self.log.start), 0)
+        available = sum(block.ready for block in blocks) + held + fresh
+        first = self._first()
+        oldest = None if first is None else self.reading.timestamp_at(first)
+        age_ms = 0 if oldest is None else max(self._clock.now_ms() - oldest, 0)
+        counts = self.done, self.dead, dying, self.redelivered
+        return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
+
+    # Giving out
+
+    async def acquire(self, member: Member, records_max: int, bytes_max: int, *, whole_batches: bool = False) -> Taken:
+        """Leases what is available now, and answers with the batches it is in; empty if there is nothing.
+
+        With `whole_batches` the last batch is leased to its end although that is more than asked for: a client that
+        has to be sent the batch anyway may as well work on it. But a batch that alone has more than was asked for is
+        shared: one worker would otherwise get ten thousand jobs at once, and the others none.
+        """
+        chunks: list[bytes] = []
+        runs: list[Run] = []
+        count = size = 0
+        for _ in range(READS_MAX):
+            first = self._first()
+            if first is None or count >= records_max or size >= bytes_max or self._room(member) <= 0:
+                break
+            for header, batch in await self._read(first, bytes_max - size):
+                if count >= records_max or (chunks and size + len(batch) > bytes_max):
+                    break
+                wanted = self._room(member)
+                if not whole_batches or header.count > records_max:
+                    wanted = min(wanted, records_max - count)
+                self._look_at(header, batch, wanted)
+                leased = self._lease(member, header.base_offset, header.last_offset, wanted)
+                if leased:
+                    chunks.append(bytes(batch))
+                    size += len(batch)
+                    count += sum(run.last - run.first + 1 for run in leased)
+                    runs += leased
+        return Taken(b"".join(chunks), runs)
+
+    async def take(self, member: Member, records_max: int, bytes_max: int) -> list[TakenRecord]:
+        """The same as records, for doors that hand them out one by one. What is missing in the log is done."""
+        taken: list[TakenRecord] = []
+        size = 0
+        for _ in range(READS_MAX):
+            first = self._first()
+            if first is None or len(taken) >= records_max or size >= bytes_max or self._room(member) <= 0:
+                break
+            batches = await self._read(first, AGAIN_BYTES)
+            for header, batch in batches:
+                if len(taken) >= records_max or size >= bytes_max:
+                    break
+                records = self.reading.records(header, batch)
+                wanted = min(self._room(member), records_max - len(taken))
+                self._look_at(header, batch, wanted)
+                for run in self._lease(member, header.base_offset, header.last_offset, wanted):
+                    for offset in range(run.first, run.last + 1):
+                        record = records.get(offset)
+                        if record is None:
+                            self.answer(member, [Answer(offset, offset, Verb.GAP)])
+                            continue
+                        taken.append(TakenRecord(record, run.attempt))
+                        size += len(record.value or b"")
+        return taken
+
+    @property
+    def has_some(self) -> bool:
+        """Whether it is worth asking for something."""
+        return self._first() is not None
+
+    def _first(self) -> int | None:
+        """The lowest offset that may be given out."""
+        while self._listed:
+            number = self._listed[0]
+            block = self._blocks.get(number)
+            if block is not None and block.ready:
+                return number * SIZE + block.states.find(READY)
+            heapq.heappop(self._listed)
+            if block is not None:
+                block.is_listed = False
+        return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
+
+    def _room(self, member: Member) -> int:
+        return min(
+            self.settings.leases_max - self.leases,
+            LEASES_MEMBER_MAX - member.leases,
+            LEASES_GROUP_MAX - self._queue.leases,
+        )
+
+    async def _read(self, first: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
+        """Batches from the one that holds `first`, or the next there is; what is gone from the log is done."""
+        if first < self.log.start:
+            self._pass_over(self.log.start)
+            first = max(self._first() or self.next, self.log.start)
+        if self.settings.key_order and self._keys is None:
+            await self._restore_keys()
+        batches = await self.reading.batches(first, bytes_max if first >= self.next else min(bytes_max, AGAIN_BYTES))
+        if batches and batches[0][0].base_offset > first:
+            self._pass_over(batches[0][0].base_offset, first)
+        return batches
+
+    def _look_at(self, header: BatchHeader, batch: memoryview, count_max: int) -> None:
+        """Gives records that were never seen their first state: as many as are wanted, where they are alike."""
+        first, last = max(header.base_offset, self.next), header.last_offset
+        if last < self.next:
+            return
+        settings = self.settings
+        is_plain = header.count == last - header.base_offset + 1 and not settings.key_order and not settings.delay_ms
+        if header.is_control:
+            self._go_on(last + 1)
+        elif is_plain and not self.reading.has_delays(batch):
+            last = min(last, first + count_max - 1)
+            for number, start, stop in _pieces(first, last):
+                block = self._block(number)
+                block.fill(start, stop, READY)
+                self._open += stop - start
+                self._dirty.add(number)
+                self._list(number, block)
+            self._go_on(last + 1)
+        else:
+            self._look_at_each(header, batch, first)
+            self._go_on(last + 1)
+
+    def _go_on(self, offset: int) -> None:
+        number, self.next = self.next // SIZE, offset
+        block = self._blocks.get(number)
+        if block is not None:
+            self._tidy(number, block)
+
+    def _look_at_each(self, header: BatchHeader, batch: memoryview, first: int) -> None:
+        settings = self.settings
+        now = self._clock.now_ms()
+        for offset, record in self.reading.records(header, batch).items():
+            if offset < first:
+                continue
+            number, at = divmod(offset, SIZE)
+            block = self._block(number)
+            block.fill(at, at + 1, READY)
+            self._open += 1
+            self._dirty.add(number)
+            due = first_due(record, settings.delay_ms)
+            if due > now:
+                self._wait(number, at, due)
+            elif self._keys is not None and not self._keys.join(offset, record.key):
+                block.put(at, HELD)
+            else:
+                self._list(number, block)
+
+    def _lease(self, member: Member, first: int, last: int, count_max: int) -> list[Run]:
+        until = self._clock.now_ms() + self.settings.lease_ms
+        runs: list[Run] = []
+        for number, start, stop in _pieces(first, last):
+            block = self._blocks.get(number)
+            if block is None or not block.ready:
+                continue
+            base = number * SIZE
+            for step in list(block.lease(start, stop, count_max, member.id, until)):
+                count = step.stop - step.start
+                count_max -= count
+                self._count_leases(member, count)
+                if step.attempt > 1:
+                    self.redelivered += count
+                if runs and runs[-1].last == base + step.start - 1 and runs[-1].attempt == step.attempt:
+                    runs[-1] = runs[-1]._replace(last=base + step.stop - 1)
+                else:
+                    runs.append(Run(base + step.start, base + step.stop - 1, step.attempt))
+                self._dirty.add(number)
+            self._watch(number, block)
+            if count_max <= 0:
+                break
+        if runs and self._shelf is not None and not self._saver.armed:
+            self._saver.push(SAVE_MS)
+        return runs
+
+    def _count_leases(self, member: Member | None, count: int) -> None:
+        self.leases += count
+        self._queue.leases += count
+        if member is not None:
+            member.leases += count
+
+    # Taking answers
+
+    def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
+        """Settles when durable; raises `RequestError`, with nothing changed, unless all of them are the member's."""
+        self._check(member, answers)
+        until = self._clock.now_ms() + self.settings.lease_ms
+        for each in answers:
+            for number, start, stop in _pieces(each.first, each.last):
+                block = self._blocks[number]
+                if each.verb == Verb.RENEW:
+                    block.renew(start, stop, until)
+                    continue
+                self._count_leases(member, start - stop)
+                self._dirty.add(number)
+                if each.verb in (Verb.ACCEPT, Verb.GAP):
+                    self._finish(number, block, start, stop)
+                else:
+                    for at in range(start, stop):
+                        self._fail(number, block, at, each.delay_ms, each.reason, each.verb == Verb.REJECT)
+        if all(each.verb == Verb.RENEW for each in answers):
+            return Promise.of(None)
+        return self.save()
+
+    def release(self, member: Member, reason: str) -> None:
+        """The member is gone: what it had leased may be given out again."""
+        for number, block in list(self._blocks.items()):
+            for at in block.leased_by(member.id):
+                self._count_leases(member, -1)
+                self._dirty.add(number)
+                self._fail(number, block, at, 0, reason)
+        if self._dirty:
+            self.save()
+
+    def _check(self, member: Member, answers: Sequence[Answer]) -> None:
+        after = -1
+        for each in answers:
+            if not after < each.first <= each.last:
+                raise RequestError(Code.INVALID_REQUEST, "the offsets of an acknowledgement must rise")
+            after = each.last
+            if each.last - each.first > OPEN_MAX:
+                raise RequestError(Code.INVALID_RECORD_STATE, "so many records cannot be leased")
+            for number, start, stop in _pieces(each.first, each.last):
+                block = self._blocks.get(number)
+                if block is None or not block.is_leased(start, stop, member.id):
+                    raise RequestError(
+                        Code.INVALID_RECORD_STATE,
+                        f"not all of the records {each.first} to {each.last} are leased to this member now",
+                    )
+
+    def _finish(self, number: int, block: Block, start: int, stop: int) -> None:
+        block.finish(start, stop)
+        self._open -= stop - start
+        self.done += stop - start
+        if self._keys is not None:
+            for at in range(start, stop):
+                self._let_follow(number * SIZE + at)
+        self._tidy(number, block)
+
+    def _fail(self, number: int, block: Block, at: int, delay_ms: int, reason: str, is_final: bool = False) -> None:
+        """A delivery did not end in an acceptance. The caller has counted the lease off."""
+        settings = self.settings
+        attempts = block.attempts[at]
+        if is_final or attempts >= settings.attempts_max:
+            block.put(at, DYING)
+            reason = reason or ("rejected" if is_final else "released")
+            grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
+            self._graves[grave.offset] = grave
+            self.save().then(lambda done: self._bury() if done.error is None else None)
+            return
+        rest_ms = max(delay_ms, settings.rest_ms(attempts))
+        if rest_ms > 0:
+            self._wait(number, at, self._clock.now_ms() + rest_ms)
+        else:
+            self._offer(number, block, at)
+
+    # Time
+
+    def _wait(self, number: int, at: int, until: int) -> None:
+        block = self._blocks[number]
+        block.put(at, WAITING, until)
+        self._watch(number, block)
+
+    def _watch(self, number: int, block: Block) -> None:
+        """Sees to it that the block is looked at when it is due; one time per block is enough."""
+        if block.due >= block.alarm:
+            return
+        block.alarm = block.due
+        heapq.heappush(self._due, (block.due, number))
+        if self._due[0][0] == block.due:
+            self._alarm.push(max(block.due - self._clock.now_ms(), 0))
+
+    def _look_at_due(self) -> None:
+        now = self._clock.now_ms()
+        numbers = set()
+        while self._due and self._due[0][0] <= now:
+            numbers.add(heapq.heappop(self._due)[1])
+        for number in sorted(numbers):
+            block = self._blocks.get(number)
+            if block is None:
+                continue
+            block.alarm = NEVER
+            for at in block.overdue(now):
+                self._dirty.add(number)
+                if block.states[at] == LEASED:
+                    self._count_leases(self._queue.owner(block.owners[at]), -1)
+                    self._fail(number, block, at, 0, "its lease ran out")
+                else:
+                    self._offer(number, block, at)
+            self._watch(number, block)
+        if self._due:
+            self._alarm.push(max(self._due[0][0] - now, 0))
+        if self._dirty and not self._saver.armed:
+            self._saver.push(SAVE_MS)
+
+    def _offer(self, number: int, block: Block, at: int) -> None:
+        block.put(at, READY)
+        self._list(number, block)
+        self._wake()
+
+    def _list(self, number: int, block: Block) -> None:
+        if not block.is_listed:
+            block.is_listed = True
+            heapq.heappush(self._listed, number)
+
+    def _let_follow(self, offset: int) -> None:
+        """A record is done; the one of its key that it held may go."""
+        follower = self._keys.leave(offset) if self._keys is not None else None
+        if follower is not None:
+            number, at = divmod(follower, SIZE)
+            block = self._blocks[number]
+            if block.states[at] == HELD:
+                self._offer(number, block, at)
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers.values()):
+            waker()
+
+    # Blocks
+
+    def _block(self, number: int) -> Block:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = Block()
+        return block
+
+    def _tidy(self, number: int, block: Block) -> None:
+        """Lets go of a block that is done. The last one stays: more records are about to come to it."""
+        if not block.open and (number + 1) * SIZE <= self.next:
+            del self._blocks[number]
+
+    def _pass_over(self, stop: int, start: int = 0) -> None:
+        """Records in a range are no longer in the log: retention or compaction took them. They are done."""
+        for number, block in list(self._blocks.items()):
+            if number * SIZE >= stop:
+                break
+            for at in range(max(start - number * SIZE, 0), min(stop - number * SIZE, SIZE)):
+                state = block.states[at]
+                if state in (DONE, DYING):
+                    continue
+                if state == LEASED:
+                    self._count_leases(self._queue.owner(block.owners[at]), -1)
+                block.drop(at)
+                self._open -= 1
+                self._dirty.add(number)
+                self._let_follow(number * SIZE + at)
+            self._tidy(number, block)
+        if start <= self.next < stop:
+            self._go_on(stop)
+
+    # Keeping
+
+    def save(self) -> Promise[None]:
+        """Writes what has changed, with whatever else is being written; one write waits at a time."""
+        self._saver.stop()
+        if self._shelf is None:
+            return Promise.of(None)
+        if self._queued is None:
+            entry = self._queued = Entry(self._write)
+            if self._queue.journal.submit(entry).error is not None:  # too much waits to be written
+                self._queued = None
+            return entry.promise
+        return self._queued.promise
+
+    def _write(self) -> Iterator[Put | Delete]:
+        assert self._shelf is not None
+        entry, self._queued = self._queued, None
+        dirty, self._dirty = self._dirty, set()
+        graves, self._grave_writes = self._grave_writes, {}
+        for offset, grave in list(self._graves.items()):
+            if grave.after < 0:
+                self._graves[offset] = grave = grave._replace(after=self._queue.dead_letters.end(grave.to, self.index))
+                graves[self._shelf.grave_key(offset)] = self._shelf.grave(grave)
+        if entry is not None:
+            entry.promise.then(lambda done: self._written(done, dirty, graves))
+        if self.is_closed:
+            return
+        yield self._shelf.head(Head(self.topic.id.hex, self.next, self.done, self.dead, self.redelivered))
+        for number in dirty:
+            block = self._blocks.get(number)
+            if block is not None and block.open:
+                yield Put(self._shelf.block_key(number), block.encode())
+                self._kept.add(number)
+            elif number in self._kept:
+                yield Delete(self._shelf.block_key(number))
+                self._kept.discard(number)
+        yield from graves.values()
+
+    def _written(self, done: Promise[None], dirty: set[int], graves: dict[str, Put | Delete]) -> None:
+        if done.error is not None:  # all of it goes with the next write
+            self._kept |= dirty
+            self._dirty |= dirty
+            self._grave_writes = {**graves, **self._grave_writes}
+
+    def _restore(self, stored: Stored | None) -> None:
+        head = stored.head if stored is not None else None
+        if stored is None or head is None or head.topic_id != self.topic.id.hex:
+            from_end = self._shelf is None or self.settings.reset == "latest"
+            self.next = self.log.durable if from_end else self.log.start
+            return
+        self.next, self.done, self.dead, self.redelivered = head[1:]
+        self._kept = set(stored.blocks)
+        last_chance = self.settings.attempts_max - 1
+        for number, block in sorted(stored.blocks.items()):
+            block.attempts[:] = bytes(min(attempts, last_chance) for attempts in block.attempts)
+            self._blocks[number] = block
+            self._open += block.open
+            self._list(number, block)
+            self._watch(number, block)
+        for grave in stored.graves:
+            self._graves[grave.offset] = grave
+        for number, block in self._blocks.items():
+            for at in block.all_in(DYING):
+                if number * SIZE + at not in self._graves:  # cannot be: both are written together
+                    block.put(at, READY)
+        if self.next > self.log.end:
+            logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
+        if self._graves:
+            self._bury()
+
+    async def _restore_keys(self) -> None:
+        """Order by key was switched on, or the broker was restarted: open records find their places again."""
+        keys = KeyOrder()
+        for number, block in list(self._blocks.items()):
+            first = number * SIZE
+            for header, batch in await self.reading.batches(first + block.first_open(), AGAIN_BYTES):
+                for offset, record in self.reading.records(header, batch).items():
+                    at = offset - first
+                    if not 0 <= at < SIZE or block.states[at] not in (READY, LEASED, HELD):
+                        continue
+                    if not keys.join(offset, record.key) and block.states[at] == READY:
+                        block.put(at, HELD)
+        self._keys = keys
+
+    # The dead
+
+    def _bury(self) -> None:
+        self._queue.dead_letters.bury(self)
+
+    def graves(self) -> list[Grave]:
+        return [grave for grave in self._graves.values() if self._shelf is None or grave.after >= 0]
+
+    def buried(self, graves: Sequence[Grave]) -> Promise[None]:
+        """Their dead letters are durable."""
+        for grave in graves:
+            self._graves.pop(grave.offset, None)
+            if self._shelf is not None:
+                self._grave_writes[self._shelf.grave_key(grave.offset)] = Delete(self._shelf.grave_key(grave.offset))
+            number, at = divmod(grave.offset, SIZE)
+            block = self._blocks.get(number)
+            if block is None or block.states[at] != DYING:
+                continue
+            block.drop(at)
+            self._open -= 1
+            self._dirty.add(number)
+            self.dead += 1
+            self._let_follow(grave.offset)
+            self._tidy(number, block)
+        return self.save()
+
+    async def seek(self, offset: int) -> None:
+        """For administrators: forgets everything and begins at an offset."""
+        if self.leases:
+            raise RequestError(Code.NON_EMPTY_GROUP, "records are leased; stop the group's members first")
+        if self._graves:
+            raise RequestError(Code.NON_EMPTY_GROUP, "records are on their way to the dead-letter topic; try again")
+        self._dirty |= set(self._blocks)
+        self._blocks.clear()
+        self._open = 0
+        self._listed, self._due = [], []
+        self._keys = None
+        self.next = offset
+        await self.save()
+        self._wake()
+
+    def stop(self) -> None:
+        """Gives nothing out any more."""
+        self._alarm.stop()
+        self._saver.stop()
+        self._unwake()
+        self._wake()
+
+    def close(self) -> None:
+        """Stops, and writes nothing any more either."""
+        self.is_closed = True
+        self.stop()
+
+    def removal(self) -> list[Delete]:
+        """What deletes all that is kept of it."""
+        if self._shelf is None:
+            return []
+        keys = [self._shelf.prefix + "head", *map(self._shelf.block_key, self._kept)]
+        return [Delete(key) for key in (*keys, *map(self._shelf.grave_key, self._graves))]
+
+    async def flush(self) -> None:
+        """Before a clean stop: what was counted is written."""
+        if self._dirty:
+            await self.save()
+
+
+def _pieces(first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """A range of offsets, block by block: the block's number, and where in it."""
+    while first <= last:
+        number, start = divmod(first, SIZE)
+        stop = min(SIZE, start + last - first + 1)
+        yield number, start, stop
+        first += stop - start

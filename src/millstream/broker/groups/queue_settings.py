@@ -1,0 +1,64 @@
+"""What a queue goes by in one topic: the group's own settings, else the topic's, else the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.broker.settings import GROUP_SETTINGS, TopicSettings, check_overrides
+
+LEASES_MEMBER_MAX = 200_000
+LEASES_GROUP_MAX = 1_000_000
+OPEN_MAX = 1_000_000
+"""Records of one partition that a queue keeps a state for: leased, released, delayed. It looks no further ahead."""
+
+PREFIX = "group."
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    lease_ms: int
+    attempts_max: int
+    leases_max: int
+    reset: str
+    dead_topic: str
+    key_order: bool
+    backoff_ms: int
+    backoff_max_ms: int
+    delay_ms: int
+
+    @classmethod
+    def of(cls, group: Mapping[str, str], topic: TopicSettings) -> QueueSettings:
+        def value(name: str) -> Any:
+            text = group.get(name, topic.value(PREFIX + name))
+            return GROUP_SETTINGS[name].check(text)
+
+        return cls(
+            lease_ms=value("share.record.lock.duration.ms"),
+            attempts_max=value("share.delivery.count.limit"),
+            leases_max=value("share.partition.max.record.locks"),
+            reset=value("share.auto.offset.reset"),
+            dead_topic=value("errors.deadletterqueue.topic.name"),
+            key_order=value("millstream.key.order"),
+            backoff_ms=value("millstream.retry.backoff.ms"),
+            backoff_max_ms=value("millstream.retry.backoff.max.ms"),
+            delay_ms=topic.delay_ms,
+        )
+
+    def rest_ms(self, attempts: int) -> int:
+        """How long a record rests after so many failed deliveries."""
+        return min(self.backoff_ms << min(attempts - 1, 40), self.backoff_max_ms) if self.backoff_ms else 0
+
+
+def group_value(overrides: Mapping[str, str], name: str) -> Any:
+    """A setting that no topic has a say in."""
+    setting = GROUP_SETTINGS[name]
+    return setting.check(overrides.get(name, setting.default))
+
+
+def clean(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Checked, and under Kafka's names for groups; those for brokers, with `group.` in front, are taken as well."""
+    named = {name.removeprefix(PREFIX): text for name, text in overrides.items()}
+    check_overrides(named, GROUP_SETTINGS, "group")
+    return named

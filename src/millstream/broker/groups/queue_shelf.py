@@ -1,0 +1,107 @@
+"""Where a queue keeps its place in one partition.
+
+    queues/<group>/settings                        the group's own settings
+    queues/<group>/<topic>/<partition>/head        where it has read up to, and its counts
+    queues/<group>/<topic>/<partition>/b<number>   the states of 128 records, while one of them is not done
+    queues/<group>/<topic>/<partition>/d<offset>   a record that was given up and is not a dead letter yet
+
+What lies before the head and in no block is done, so ten million done records cost one head.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from millstream.broker.groups.queue_block import Block
+from millstream.stores.base import Put
+
+QUEUES_PREFIX = "queues/"
+SETTINGS = "settings"
+
+
+class Head(NamedTuple):
+    topic_id: str
+    next: int
+    done: int = 0
+    dead: int = 0
+    redelivered: int = 0
+
+
+class Grave(NamedTuple):
+    """A record that has been given up."""
+
+    offset: int
+    attempts: int
+    reason: str
+    at_ms: int
+    to: str
+    """The dead-letter topic."""
+    after: int = -1
+    """If the dead letter was written, it is there at or behind this offset; -1: it cannot have been."""
+
+
+class Shelf:
+    __slots__ = ("prefix",)
+
+    def __init__(self, group: str, topic: str, partition: int) -> None:
+        self.prefix = f"{QUEUES_PREFIX}{quote(group, safe='')}/{topic}/{partition}/"
+
+    def head(self, head: Head) -> Put:
+        return Put(self.prefix + "head", _json(head._asdict()))
+
+    def block_key(self, number: int) -> str:
+        return f"{self.prefix}b{number}"
+
+    def grave_key(self, offset: int) -> str:
+        return f"{self.prefix}d{offset}"
+
+    def grave(self, grave: Grave) -> Put:
+        return Put(self.grave_key(grave.offset), _json(grave._asdict()))
+
+
+class Stored:
+    """What was found of one partition."""
+
+    __slots__ = ("blocks", "graves", "head", "keys")
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.blocks: dict[int, Block] = {}
+        self.graves: list[Grave] = []
+        self.keys: list[str] = []
+
+    def take(self, key: str, part: str, value: bytes) -> None:
+        self.keys.append(key)
+        if part == "head":
+            self.head = Head(**json.loads(value))
+        elif part.startswith("b"):
+            self.blocks[int(part[1:])] = Block.decode(value)
+        else:
+            self.graves.append(Grave(**json.loads(value)))
+
+
+def settings_put(group: str, overrides: dict[str, str]) -> Put:
+    return Put(f"{QUEUES_PREFIX}{quote(group, safe='')}/{SETTINGS}", _json(overrides))
+
+
+def read_settings(value: bytes) -> dict[str, str]:
+    return dict(json.loads(value))
+
+
+def group_prefix(group: str) -> str:
+    return f"{QUEUES_PREFIX}{quote(group, safe='')}/"
+
+
+def split_key(key: str) -> tuple[str, tuple[str, int, str] | None]:
+    """Group; topic, partition and part, or None for the group's settings."""
+    group, *rest = key.removeprefix(QUEUES_PREFIX).split("/")
+    if rest == [SETTINGS]:
+        return unquote(group), None
+    topic, partition, part = rest
+    return unquote(group), (topic, int(partition), part)
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
