@@ -216,8 +216,7 @@ def test_requests_get_a_retriable_error_while_the_database_is_away(tmp_path: Pat
             assert produced.responses[0].partition_responses[0].error_code == KafkaError.KAFKA_STORAGE_ERROR
             fetched = wire.ask(raw.fetch(TOPIC, 0))
             assert fetched.responses[0].partitions[0].error_code == KafkaError.KAFKA_STORAGE_ERROR
-            found = wire.ask(raw.request(10, 3, {"key": "anybody", "key_type": 0}))
-            assert found.error_code == KafkaError.COORDINATOR_NOT_AVAILABLE
+            assert commit(wire, 1) == KafkaError.COORDINATOR_NOT_AVAILABLE
             given = wire.ask(raw.request(22, 2, {"transactional_id": None, "transaction_timeout": 1000}))
             assert given.error_code == KafkaError.COORDINATOR_NOT_AVAILABLE
             killable.restart()
@@ -225,7 +224,7 @@ def test_requests_get_a_retriable_error_while_the_database_is_away(tmp_path: Pat
             while wire.ask(raw.produce(TOPIC, raw.batch(b"after"))).responses[0].partition_responses[0].error_code:
                 assert time.monotonic() < deadline, "the broker did not find its database again"
                 time.sleep(0.05)
-            while wire.ask(raw.request(10, 3, {"key": "anybody", "key_type": 0})).error_code:
+            while commit(wire, 1):
                 assert time.monotonic() < deadline, "the broker is no coordinator again"
                 time.sleep(0.05)
         while "is back" not in broker.errors():
