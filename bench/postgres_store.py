@@ -77,9 +77,13 @@ async def _read_bare(url: str) -> float:
     """MB/s."""
     connection = await asyncpg.connect(url)
     per_read = READ_BYTES // len(store_writers.make_batch())
-    query = "SELECT last_offset, data FROM millstream.batches WHERE last_offset >= $1 ORDER BY last_offset LIMIT $2"
+    log_id = await connection.fetchval("SELECT id FROM millstream.logs")
+    query = (
+        "SELECT last_offset, data FROM millstream.batches WHERE log_id = $1 AND last_offset >= $2 "
+        "ORDER BY last_offset LIMIT $3"
+    )
     at, size, start = 0, 0, time.perf_counter()
-    while rows := await connection.fetch(query, at, per_read):
+    while rows := await connection.fetch(query, log_id, at, per_read):
         at = rows[-1][0] + 1
         size += sum(len(row[1]) for row in rows)
     figure = size / 1e6 / (time.perf_counter() - start)
