@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests import stores
 from tests.compat.client_confluent import Confluent
-from tests.compat.clients import FROM_START, Sent, Start, by_partition, settle, shared_evenly
+from tests.compat.clients import FROM_START, Sent, Start, by_partition, settle, shared_evenly, wait_for
 from tests.serving import ServedBroker
 
 Unique = Callable[[str], str]
@@ -73,3 +74,30 @@ def test_topics_are_made_grown_configured_and_deleted(served: ServedBroker, uniq
     with client.reader(topic, [0], FROM_START) as reader:
         client.produce(topic, [Sent(b"new", partition=0)])
         assert [record.value for record in reader.read(1)] == [b"new"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_what_goes_in_through_one_broker_comes_out_through_another(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = stores.store_url(kind, tmp_path, request)
+    with (
+        ServedBroker(tmp_path / "1", "--node-id", "1", store=url) as one,
+        ServedBroker(tmp_path / "2", "--node-id", "2", store=url) as two,
+    ):
+        here, there = Confluent(one.address), Confluent(two.address)
+        here.create_topic("orders", 3)
+        wait_for(lambda: "orders" in AdminClient({"bootstrap.servers": two.address}).list_topics().topics, "the topic")
+        with there.reader("orders", [0, 1, 2], FROM_START) as reader, there.member("readers", "orders") as member:
+            here.produce("orders", numbered(), idempotent=True)
+            there.produce("orders", numbered(first=RECORDS), idempotent=True)
+            for found in (reader.read(2 * RECORDS), member.read(2 * RECORDS)):
+                assert sorted(int(record.value or b"") for record in found) == list(range(2 * RECORDS))
+                for records in by_partition(found).values():
+                    assert [record.offset for record in records] == list(range(len(records)))
+            member.commit()
+        for client in (here, there):
+            with client.member("readers", "orders") as again:
+                settle([again], shared_evenly(3))
+                assert again.poll(0.3) == []
+        assert "Traceback" not in one.errors() + two.errors()
