@@ -26,6 +26,7 @@ from bench import (
     luxun,
     memory,
     peer,
+    postgres_store,
     produce,
     queue,
     report,
@@ -34,6 +35,7 @@ from bench import (
     spark_session,
     spark_stream,
     spark_write,
+    sqlite_store,
 )
 from bench.measure import Measure, Result, Scale, run
 
@@ -49,6 +51,8 @@ MODULES = (
     luxun,
     decode,
     memory,
+    sqlite_store,
+    postgres_store,
     spark_read,
     spark_stream,
     spark_write,

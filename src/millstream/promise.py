@@ -84,6 +84,15 @@ class Promise(Generic[T]):
         return self.value()
 
 
+_running: set[asyncio.Future[Any]] = set()
+"""The loop itself keeps no task from being collected."""
+
+
+def promised(work: Coroutine[Any, Any, T]) -> Promise[T]:
+    """Runs work as a task on the loop, for whoever needs one (database drivers do); the promise settles as it ends."""
+    return _settled_by(asyncio.ensure_future(work), Promise())
+
+
 def begin(work: Coroutine[Any, Any, T]) -> Promise[T]:
     """Runs a coroutine at once, up to where it has to wait; often it has not, and the promise is settled already.
 
@@ -98,15 +107,19 @@ def begin(work: Coroutine[Any, Any, T]) -> Promise[T]:
         return promise
     except Exception as error:
         return Promise.failed(error)
-    task = asyncio.ensure_future(_Begun(steps, waiting_for))
+    return _settled_by(asyncio.ensure_future(_Begun(steps, waiting_for)), promise)
 
+
+def _settled_by(task: asyncio.Future[T], promise: Promise[T]) -> Promise[T]:
     def finish(task: asyncio.Future[T]) -> None:
+        _running.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             promise.fail(error)
         else:
             promise.settle(task.result())
 
+    _running.add(task)
     task.add_done_callback(finish)
     return promise
 

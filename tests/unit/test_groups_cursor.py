@@ -12,6 +12,7 @@ from millstream.broker.groups.cursor import Cursors
 from millstream.broker.outlet import Outlet
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock
+from millstream.cluster.base import Solo
 from millstream.errors import Code
 from millstream.records import codec
 from millstream.records.record import Record
@@ -25,7 +26,7 @@ class Bench:
         self.clock: Clock = VirtualClock()
         self.meta = HeldMeta()
         self.topics = Topics(self.meta, MemoryLogStore(self.clock), {}, 100, 1, True)
-        self.cursors = Cursors(self.meta, self.topics, Outlet())
+        self.cursors = Cursors(self.meta, self.topics, Outlet(), Solo(0))
 
     async def topic(self, count: int, name: str = "t") -> Topic:
         topic = await self.topics.create(name, 1, {})
@@ -40,15 +41,15 @@ class Bench:
 
     async def restart(self) -> None:
         await self.cursors.close()
-        self.cursors = Cursors(self.meta, self.topics, Outlet())
-        await self.cursors.start()
+        self.cursors = Cursors(self.meta, self.topics, Outlet(), Solo(0))
+        await self.cursors.adopt(lambda fanout_id: True)
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     await bench.topics.start()
-    await bench.cursors.start()
+    await bench.cursors.adopt(lambda fanout_id: True)
     yield bench
     await bench.cursors.close()
 
@@ -123,8 +124,8 @@ async def test_a_crash_between_the_write_and_the_answer_skips_and_does_not_repea
     operations, _ = bench.meta.held.pop()
     bench.meta.holding = False
     await bench.meta.transact(*operations)  # durable, and then the broker is gone: nobody hears of it
-    bench.cursors = Cursors(bench.meta, bench.topics, Outlet())
-    await bench.cursors.start()
+    bench.cursors = Cursors(bench.meta, bench.topics, Outlet(), Solo(0))
+    await bench.cursors.adopt(lambda fanout_id: True)
     assert numbers(await bench.cursors.read("a", topic, 2)) == [4, 5]
 
 
@@ -143,8 +144,8 @@ async def test_a_topic_deleted_while_the_broker_was_down_leaves_no_cursor(bench:
     await bench.cursors.close()
     await (await bench.topics.delete("t"))
     again = await bench.topic(5)
-    bench.cursors = Cursors(bench.meta, bench.topics, Outlet())
-    await bench.cursors.start()
+    bench.cursors = Cursors(bench.meta, bench.topics, Outlet(), Solo(0))
+    await bench.cursors.adopt(lambda fanout_id: True)
     assert bench.cursors.position("a", again) == 0 and not await bench.meta.list("cursors/")
 
 

@@ -28,6 +28,7 @@ from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_of
 from millstream.broker.outlet import Outlet
 from millstream.broker.topics import Topic, Topics
+from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.record import Record
@@ -61,34 +62,48 @@ class _Cursor:
 
 
 class Cursors:
-    def __init__(self, meta: MetaStore, topics: Topics, outlet: Outlet) -> None:
+    def __init__(self, meta: MetaStore, topics: Topics, outlet: Outlet, cluster: Cluster) -> None:
         self._meta = meta
+        self._cluster = cluster
         self._topics = topics
         self._outlet = outlet
-        self._journal = Journal(meta, WRITES_WAITING_MAX)
+        self._journal = Journal(meta, WRITES_WAITING_MAX, cluster)
         self._cursors: dict[tuple[str, str], _Cursor] = {}
         """By fanout id and topic name."""
         self._rounds: set[asyncio.Task[None]] = set()
         self._unwatch = topics.watch(self._drop_orphans)
 
-    async def start(self) -> None:
-        """Loads what an earlier broker stored. Topics must be there: cursors of those that are not are dropped."""
+    async def adopt(self, owns: Owns) -> None:
+        """Loads what an earlier broker, or another one, stored of some fanout ids. Cursors of topics that are gone are
+        dropped.
+        """
         for key, stored in await self._meta.list(CURSORS_PREFIX):
             fanout_id, topic = cursor_of(key)
-            value = json.loads(stored.value)
-            self._cursors[fanout_id, topic] = _Cursor(fanout_id, UUID(hex=value["topic_id"]), value["position"])
-        self._drop_orphans()
+            if owns(fanout_id):
+                value = json.loads(stored.value)
+                self._cursors[fanout_id, topic] = _Cursor(fanout_id, UUID(hex=value["topic_id"]), value["position"])
+        if isinstance(self._cluster, Solo):
+            self._drop_orphans()
+
+    def release(self) -> None:
+        """Another broker looks after them now: nothing that is known here counts any more."""
+        error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the fanout id")
+        self._journal.drop_waiting(error)
+        self._refuse_waiting(error)
+        self._cursors.clear()
 
     async def close(self) -> None:
         """Answers all who wait."""
         self._unwatch()
-        stopping = RequestError(Code.NOT_COORDINATOR, "the broker is stopping")
+        self._refuse_waiting(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
+        if self._rounds:
+            await asyncio.wait(self._rounds, timeout=10)
+
+    def _refuse_waiting(self, error: RequestError) -> None:
         for cursor in self._cursors.values():
             waiting, cursor.waiting = cursor.waiting, deque()
             for reader in waiting:
-                reader.answer.fail(stopping)
-        if self._rounds:
-            await asyncio.wait(self._rounds, timeout=10)
+                reader.answer.fail(error)
 
     def position(self, fanout_id: str, topic: Topic) -> int:
         """The next record that a reader of this fanout id would get."""
@@ -120,6 +135,7 @@ class Cursors:
     def _find(self, fanout_id: str, topic: Topic) -> _Cursor:
         if not fanout_id or len(fanout_id.encode()) > FANOUT_ID_BYTES_MAX:
             raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
+        self._cluster.check(fanout_id)
         place = fanout_id, topic.name
         cursor = self._cursors.get(place)
         if cursor is None or cursor.topic_id != topic.id:

@@ -21,6 +21,7 @@ from millstream.broker.groups.queue_shelf import (
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
+from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore
 
@@ -37,12 +38,14 @@ class Queues:
         settings: GroupSettings,
         in_background: Callable[[Awaitable[None]], None],
         committed: Committed,
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster = cluster or Solo(0)
         self._meta = meta
         self._clock = clock
         self._topics = topics
         self._settings = settings
-        self._journal = Journal(meta, settings.writes_waiting_max)
+        self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
         self._queues: dict[str, Queue] = {}
         self._dead_letters = DeadLetters(topics, clock, in_background)
         self._retention = DoneRetention(topics, clock, self.partitions, committed)
@@ -51,11 +54,21 @@ class Queues:
         """Whether a group id belongs to a group of another discipline."""
 
     async def start(self) -> None:
-        """Opens every queue that an earlier broker kept. Topics must be there: what was kept of others is dropped."""
+        """A broker alone opens every queue there is; one of several those that the cluster gives it."""
+        if isinstance(self._cluster, Solo):
+            await self.adopt(lambda group_id: True)
+            self._retention.start()  # one of several does not see how far the others' groups are
+
+    async def adopt(self, owns: Owns) -> None:
+        """Opens some of the queues that an earlier broker kept, or another one. What belongs to topics that are gone is
+        dropped.
+        """
         found: dict[tuple[str, str, int], Stored] = {}
         settings: dict[str, dict[str, str]] = {}
         for key, stored in await self._meta.list(QUEUES_PREFIX):
             group_id, rest = split_key(key)
+            if not owns(group_id):
+                continue
             settings.setdefault(group_id, {})
             if rest is None:
                 settings[group_id] = read_settings(stored.value)
@@ -66,16 +79,25 @@ class Queues:
             self._make(group_id, overrides, durable=True)
         orphans: list[str] = []
         for (group_id, name, index), kept in found.items():
-            topic = self._topics.get(name)
+            topic = self._topics.get(name) or await self._topics.follow(name)
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
                 orphans += kept.keys
             else:
                 self._queues[group_id].restore(topic, index, kept)
         self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
-        self._retention.start()
+
+    def release(self) -> None:
+        """Another broker looks after them now: nothing that is known here counts any more, and nothing is written."""
+        self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
+        queues = [queue for queue in self._queues.values() if queue.is_durable]
+        for queue in queues:
+            del self._queues[queue.id]
+            queue.close()
 
     def open(self, group_id: str, *, durable: bool = True, settings: Mapping[str, str] | None = None) -> Queue:
         """The group, made if it is new; `settings` are those of a new one."""
+        if durable:
+            self._cluster.check(group_id)
         queue = self._queues.get(group_id)
         if queue is not None:
             return queue
