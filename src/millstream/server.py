@@ -9,19 +9,20 @@ import logging
 import resource
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from millstream.broker.broker import Broker
 from millstream.clock import Clock, SystemClock
 from millstream.config import Address, Config, check_listeners
-from millstream.doors.flume.door import FlumeDoor
-from millstream.doors.framed.door import FramedDoor
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
-from millstream.doors.luxun.door import LuxunDoor
 from millstream.metrics import GroupFigures, Metrics, PartitionFigures, Scrape
 from millstream.stores.url import open_store
+
+if TYPE_CHECKING:
+    from millstream.doors.framed.door import FramedDoor
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +54,26 @@ class Server:
             await self._broker.start()
             self._kafka = KafkaDoor(self._broker)
             self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
-            self._open(FlumeDoor, self.config.flume_address)
-            self._open(LuxunDoor, self.config.luxun_address)
+            self._open_framed()
             await self._open_http()
         except BaseException:
             await self.stop()
             raise
 
-    def _open(self, kind: type[FramedDoor], address: Address | None) -> None:
-        if address is not None:
-            door = kind(self.broker)
-            self._framed.append(door)
-            self.addresses[door.name] = door.start(address)
+    def _open_framed(self) -> None:
+        """Doors that most brokers keep closed are imported where they are opened: a broker starts fast without them."""
+        if (address := self.config.flume_address) is not None:
+            from millstream.doors.flume.door import FlumeDoor
+
+            self._open(FlumeDoor(self.broker), address)
+        if (address := self.config.luxun_address) is not None:
+            from millstream.doors.luxun.door import LuxunDoor
+
+            self._open(LuxunDoor(self.broker), address)
+
+    def _open(self, door: FramedDoor, address: Address) -> None:
+        self._framed.append(door)
+        self.addresses[door.name] = door.start(address)
 
     async def _open_http(self) -> None:
         address = self.config.http_address
