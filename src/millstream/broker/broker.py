@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Awaitable, Iterator
 
 from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
-from millstream.broker.topics import Topics
+from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock, Timer
 from millstream.config import Address, Config
 from millstream.errors import RevisionConflict
@@ -96,6 +97,10 @@ class Broker:
         if partition.inlet is None:
             partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
         return partition.inlet
+
+    def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
+        """A new member of an exclusive group, to be opened."""
+        return ExclusiveMember(self._meta, self.clock, self.topics, topic, group, uuid.uuid4().hex, settings)
 
     async def delete_topic(self, name: str) -> None:
         self.in_background(await self.topics.delete(name))
