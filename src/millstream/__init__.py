@@ -37,20 +37,12 @@ if TYPE_CHECKING:
         Unsupported,
     )
 
-_WHERE = {
-    "open": ("millstream.client.embedded", "Embedded"),
-    "connect": ("millstream.client.remote", "Remote"),
-    **{name: ("millstream.client.api", name) for name in "Exclusive Millstream Queue Reading Stream Streams".split()},
-    **{name: ("millstream.client.records", name) for name in "Event Job Message Record Sent".split()},
-    "Sender": ("millstream.client.sending", "Sender"),
-    **{
-        name: ("millstream.errors", name)
-        for name in (
-            "BufferFull Closed LeaseLost MillstreamError NotActive NotMember OutOfRange RequestError SendFailed TooLarge "
-            "TopicExists Undecodable UnknownTopic Unreachable Unsupported"
-        ).split()
-    },
+_MODULES = {
+    "millstream.client.api": ("Exclusive", "Millstream", "Queue", "Reading", "Stream", "Streams"),
+    "millstream.client.records": ("Event", "Job", "Message", "Record", "Sent"),
+    "millstream.client.sending": ("Sender",),
 }
+_RENAMED = {"open": ("millstream.client.embedded", "Embedded"), "connect": ("millstream.client.remote", "Remote")}
 
 __all__ = [
     "BufferFull",
@@ -87,11 +79,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'millstream' has no attribute {name!r}")
     if name == "sync":
         return importlib.import_module("millstream.sync")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'millstream' has no attribute {name!r}")
-    module, attribute = _WHERE[name]
+    homes = (module for module, names in _MODULES.items() if name in names)
+    module, attribute = _RENAMED.get(name) or (next(homes, "millstream.errors"), name)
     found = getattr(importlib.import_module(module), attribute)
     globals()[name] = found
     return found

@@ -8,9 +8,9 @@
 What a verb promises
 
     send        returns when the record is durable, with where it went
-    send_many   records of one partition are one batch: all of them or none. Across partitions and topics that holds where
-                the store has transactions over all of its logs (see `atomic_across`); elsewhere all are checked before
-                any is written, and a failure of the store in between can leave a part
+    send_many   records of one partition are one batch: all of them or none. Across partitions and topics that holds
+                where the store has transactions over all of its logs (see `atomic_across`); elsewhere all are checked
+                before any is written, and a failure of the store in between can leave a part
     read        no group: from a position or a time, as often as one likes
     stream      the members of a group share the partitions; progress is committed as records are processed
     queue       any worker of a group gets any record; each is answered on its own
@@ -480,8 +480,8 @@ class Millstream(abc.ABC):
                 except Exception as error:
                     await job.reject(reason=str(error))
 
-        `prefetch` jobs are leased at a time; `start` and `settings` (Kafka's names for share groups) are for a group that
-        is new. Jobs that come back count as delivered, so `prefetch` stays small where a delivery is dear.
+        `prefetch` jobs are leased at a time; `start` and `settings` (Kafka's names for share groups) are for a group
+        that is new. Jobs that come back count as delivered, so `prefetch` stays small where a delivery is dear.
         """
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")

@@ -5,8 +5,8 @@
     async for record in ms.stream("orders", group="g"): ...   # closed when the loop ends, or when it is left
     record = await stream.receive(timeout=1.0)                # None when nothing came: control is back
 
-An iterator opens when it is first used. It belongs to one task at a time; what several tasks shall share is made several
-times (`streams`). Nothing is fetched ahead of what a single read brings, so a slow reader slows nobody and holds little.
+An iterator opens when it is first used. It belongs to one task at a time; what several tasks shall share is made
+several times (`streams`). Nothing is fetched ahead of what a single read brings: a slow reader holds little.
 
 A task that is cancelled while it waits loses nothing: what was on its way is given to whoever asks next.
 """

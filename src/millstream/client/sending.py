@@ -4,12 +4,12 @@
 
 Rules
 -----
-1. What is buffered and what is on its way are bounded together, by `buffer_bytes_max`. When that is full `send` waits or
-   raises `BufferFull`, as asked; a record larger than the buffer goes alone.
+1. What is buffered and what is on its way are bounded together, by `buffer_bytes_max`. When that is full `send` waits
+   or raises `BufferFull`, as asked; a record larger than the buffer goes alone.
 2. Records of one partition keep their order. A batch leaves when it has `records_max` records or `bytes_max` bytes, or
    `linger` seconds after its first record came.
-3. `flush` and `close` return when everything taken before is durable. What could not be stored is told to `on_sent`, and
-   the next `flush` or `close` raises `SendFailed`: nothing is lost silently.
+3. `flush` and `close` return when everything taken before is durable. What could not be stored is told to `on_sent`,
+   and the next `flush` or `close` raises `SendFailed`: nothing is lost silently.
 4. A `close` that is cancelled has lost nothing either; it can be called again.
 """
 

@@ -97,6 +97,13 @@ def _parts(field: messages.Planned, request: Any) -> list[Any]:
         return []
     arrays = request.arrays()
     named = arrays.get(field.name)
-    if named is None and field.name in ("responses", "topics", "partitions", "partition_responses", "groups", "results"):
+    if named is None and field.name in (
+        "responses",
+        "topics",
+        "partitions",
+        "partition_responses",
+        "groups",
+        "results",
+    ):
         named = next(iter(arrays.values()), None)
     return named or []
