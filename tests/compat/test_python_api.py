@@ -529,4 +529,4 @@ async def test_an_event_of_an_earlier_term_cannot_be_committed(
 
 async def _fence(broker: Any, group: str) -> None:
     [member] = broker.groups.consumer_describe(group).members
-    broker.groups.leave(group, [(member.member_id, None)])
+    broker.groups.leave(group, [(member.id, None)])

@@ -168,6 +168,9 @@ class RemoteStream(Stream[V]):
 
     async def commit(self) -> None:
         self._process_last()
+        await self._commit_all()
+
+    async def _commit_all(self) -> None:
         try:
             await self._worker.call(self._commit, self._progress())
         except RequestError as error:
@@ -181,7 +184,7 @@ class RemoteStream(Stream[V]):
         await self._polling.stop()
         try:
             if self._consumer is not None:
-                await self.commit()
+                await self._commit_all()
         except NotMember as error:
             logger.warning("%s", error)
         finally:
