@@ -37,7 +37,7 @@ test-all: setup check  ## every test
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer
-	MILLSTREAM_KILLS=12 $(PYTEST) -s tests/spark/test_exactly_once.py
+	SOAK_KILLS=12 $(PYTEST) -s tests/spark/test_exactly_once.py
 
 check: setup  ## format, lint, strict types, import directions, generated documents
 	$(BIN)/ruff format --check src tests bench

@@ -91,6 +91,7 @@ class Code(enum.IntEnum):
     SHARE_SESSION_NOT_FOUND = 122, True, "the broker does not know the share session; begin a new one"
     INVALID_SHARE_SESSION_EPOCH = 123, True, "the epoch of the share session is not the one that comes next"
     INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
+    SHARE_SESSION_LIMIT_REACHED = 133, True, "there are as many share sessions as there may be"
 
 
 _BY_NUMBER = {int(code): code for code in Code}

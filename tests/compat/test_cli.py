@@ -17,6 +17,7 @@ import pytest
 
 from millstream.cli.position import Kind, Position
 from millstream.cli.template import compile_template
+from tests.compat.share_workers import Worker, configure
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")}
 
@@ -195,6 +196,33 @@ def test_groups_are_listed_described_moved_and_deleted(cli: Cli, topic: str) -> 
         assert (row["committed"], row["lag"]) == (committed, 4 - committed), to
     assert cli("consume", topic, "--group", group, "-n", "1") == "a\n"
     assert "LAG" in cli("group", "describe", group)
+    assert cli("group", "delete", group) == f"Deleted {group}\n"
+    assert "there is no group" in cli.fails("group", "describe", group)
+
+
+def test_share_groups_are_listed_described_moved_and_deleted(cli: Cli, topic: str) -> None:
+    group = f"workers-{topic}"
+    cli("produce", topic, stdin=b"a\nb\nc\nd\n")
+    configure(cli.address, group)
+    with Worker(cli.address, group, topic) as worker:
+        worker.take(4)
+        worker.commit()
+        (row,) = [row for row in cli.json("group", "list") if row["group"] == group]
+        assert row == {"group": group, "state": "stable", "protocol": "share"}
+        described = cli.json("group", "describe", group)
+        assert (described["state"], described["lag"]) == ("stable", 0)
+        assert [member["topics"] for member in described["members"]] == [topic]
+        assert "a share group with 1 members, 0 records not done" in cli("group", "describe", group)
+        assert "stop" in cli.fails("group", "delete", group)
+        assert "members" in cli.fails("group", "seek", group, "--topic", topic, "--to", "start")
+    assert cli.json("group", "describe", group)["state"] == "empty"
+    moved = cli.json("group", "seek", group, "--topic", topic, "--to", "start", "--dry-run")
+    assert sum(row["from"] - row["to"] for row in moved["partitions"]) == 4
+    cli("group", "seek", group, "--topic", topic, "--to", "start")
+    assert cli.json("group", "describe", group)["lag"] == 4
+    with Worker(cli.address, group, topic) as worker:
+        assert sorted(message.value() for message in worker.take(4)) == [b"a", b"b", b"c", b"d"]
+        worker.commit()
     assert cli("group", "delete", group) == f"Deleted {group}\n"
     assert "there is no group" in cli.fails("group", "describe", group)
 

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,12 +26,15 @@ from millstream.wire.kafka import messages
 from tests.compat import raw
 from tests.compat.random_messages import Maker
 from tests.compat.raw import Raw
+from tests.compat.share_frames import topic_id
 from tests.serving import ServedBroker
 
 FRAMES = 100_000
 THREADS = 4
 PIPELINED = 24
 RSS_GROWTH_MAX = 64 << 20
+TOPIC_IDS: list[uuid.UUID] = []
+"""Of the topics that are attacked."""
 HUGE = [struct.pack(">i", number) for number in (0x7FFF_FFFF, -1, -0x8000_0000, 1 << 24, 0x0FFF_FFFF)]
 HUGE += [
     b"\xff\xff\xff\xff\x0f",
@@ -52,6 +56,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
         raw.create_topic(served.address, "orders", 3)
         raw.create_topic(served.address, "compacted", 1, cleanup_policy="compact")
         raw.create_topic(served.address, "precious", 1)
+        TOPIC_IDS[:] = [topic_id(served.address, name) for name in ("orders", "compacted")]
         yield served
 
 
@@ -75,10 +80,20 @@ def hints() -> dict[str, list[Any]]:
         "name": ["orders", "compacted"],
         "topic": ["orders", "compacted"],
         "topic_names": ["gone"],
-        "resource_name": ["orders", "compacted"],
-        "resource_type": [2, 4],
+        "topic_id": TOPIC_IDS,
+        "resource_name": ["orders", "compacted", "sharers"],
+        "resource_type": [2, 4, 32],
         "config_operation": [0, 1, 2, 3],
-        "group_id": ["readers", "others"],
+        "group_id": ["readers", "others", "sharers", "sharers"],
+        "member_id": ["member-1", "member-2"],
+        "member_epoch": [0, 0, 1, 2, -1],
+        "share_session_epoch": [0, 0, 1, 2, -1],
+        "subscribed_topic_names": ["orders"],
+        "first_offset": [0, 1, 2],
+        "last_offset": [0, 1, 2, 9],
+        "acknowledge_types": [0, 1, 2, 3, 4],
+        "max_records": [1, 10, 500],
+        "start_offset": [0, 1],
         "groups": ["readers"],
         "group_ids": ["readers"],
         "groups_names": ["readers"],

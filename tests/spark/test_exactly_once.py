@@ -28,8 +28,10 @@ pytestmark = pytest.mark.slow
 
 JOB = Path(__file__).parent / "jobs" / "pipelines.py"
 RECORDS = 20_000
+"""To begin with."""
+TRICKLE_RECORDS, TRICKLE_SECONDS = 50, 0.5
 KEYS = 100
-DRIVER_KILLS = TASK_KILLS = int(os.environ.get("MILLSTREAM_KILLS", "2"))
+DRIVER_KILLS = TASK_KILLS = int(os.environ.get("SOAK_KILLS", "2"))
 """At least so many of each: `make soak` has twelve and twelve, which takes some minutes."""
 ROUND_SECONDS_MAX = 120.0
 
@@ -120,7 +122,7 @@ def test_lake_and_table_have_every_record_once_after_kills_at_random_moments(
     broker: ServedBroker, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
     topic = unique("events")
-    values = fill(broker, topic)
+    trickle = Trickle(broker, topic)
     files = []
     for name, text in (("decoded", DECODED), ("moved", MOVED)):
         files.append(tmp_path / f"{name}.toml")
@@ -145,6 +147,7 @@ def test_lake_and_table_have_every_record_once_after_kills_at_random_moments(
         driver_kills += 1
         batches += driver.batches
         assert driver_kills < 4 * DRIVER_KILLS
+    values = trickle.stop()
     last = Driver(broker.address, "once", files, tmp_path)
     try:
         last.process.wait(240)
@@ -156,16 +159,36 @@ def test_lake_and_table_have_every_record_once_after_kills_at_random_moments(
     assert_everything_once(tmp_path, values)
 
 
-def fill(broker: ServedBroker, topic: str) -> list[bytes]:
-    admin = AdminClient({"bootstrap.servers": broker.address})
-    admin.create_topics([NewTopic(topic, 4)])[topic].result()
-    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 10, "compression.type": "lz4"})
-    values = [json.dumps({"id": number, "key": number * 7919 % KEYS}).encode() for number in range(RECORDS)]
-    for number, value in enumerate(values):
-        producer.produce(topic, value, partition=number % 4)
-        producer.poll(0)
-    assert producer.flush(30) == 0
-    return values
+class Trickle:
+    """Records from a producer that does not stop before it is told to: every life of the driver has work."""
+
+    def __init__(self, broker: ServedBroker, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        for made in admin.create_topics([NewTopic(topic, 4), NewTopic(f"{topic}.dead", 1)]).values():
+            made.result()
+        self._topic = topic
+        self._producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 10, "compression.type": "lz4"})
+        self._values: list[bytes] = []
+        self._stopping = threading.Event()
+        self._send(RECORDS)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _send(self, count: int) -> None:
+        for number in range(len(self._values), len(self._values) + count):
+            self._values.append(json.dumps({"id": number, "key": number * 7919 % KEYS}).encode())
+            self._producer.produce(self._topic, self._values[-1], partition=number % 4)
+        assert self._producer.flush(30) == 0
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TRICKLE_SECONDS):
+            self._send(TRICKLE_RECORDS)
+
+    def stop(self) -> list[bytes]:
+        """All that was sent."""
+        self._stopping.set()
+        self._thread.join()
+        return self._values
 
 
 def assert_everything_once(directory: Path, values: list[bytes]) -> None:

@@ -62,8 +62,9 @@ class Broker:
             initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
             offsets_retention_ms=config.offsets_retention_ms,
         )
-        self.groups = Groups(meta, clock, self.topics, settings)
-        self.queues = Queues(meta, clock, self.topics, settings, self.in_background, self.groups.committed)
+        self.queues = Queues(meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed())
+        self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues)
+        self.queues.is_taken = self.groups.is_stream
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
@@ -147,7 +148,7 @@ class Broker:
             await asyncio.wait(self._tasks, timeout=10)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        await self.queues.close()
         self.groups.close()
+        await self.queues.close()
         await self._logs.close()
         await self._meta.close()

@@ -10,11 +10,12 @@ from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.failure import Failure, explain
 from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import Partition, Position, resolve, spans
+from millstream.cli.share import ShareGroups
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import ConsumerGroupDescription
 
-app = typer.Typer(help="List, describe, move and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="List, describe, move and delete consumer groups and share groups.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(show_default=False)]
 
@@ -26,8 +27,12 @@ def list_groups(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
     listing = connection.settle(connection.admin.list_consumer_groups())
     rows = [
         {"group": group.group_id, "state": _word(group, "state"), "protocol": _word(group, "type")}
-        for group in sorted(listing.valid, key=lambda group: group.group_id)
+        for group in listing.valid
     ]
+    rows += [
+        {"group": name, "state": state, "protocol": "share"} for name, state in ShareGroups(connection).states().items()
+    ]
+    rows.sort(key=lambda row: row["group"])
     if output is Format.JSON:
         show_json(rows)
     else:
@@ -45,6 +50,10 @@ def _word(group: Any, attribute: str) -> str:
 def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
     """Show how far a group is in each partition, and its members."""
     connection = Connection(broker)
+    shared = ShareGroups(connection).group(name)
+    if shared is not None:
+        shared.show(output is Format.JSON)
+        return
     group = _description(connection, name)
     committed = _committed(connection, name)
     owners = {
@@ -108,7 +117,7 @@ def seek(
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Move a group's committed offsets. Its consumers must be stopped."""
+    """Move a group's committed offsets, or where a share group begins. Its consumers must be stopped."""
     position = Position.parse(to)
     connection = Connection(broker)
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
@@ -116,14 +125,20 @@ def seek(
     numbers = connection.topic(topic).partitions
     if partition is not None and partition not in numbers:
         raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
-    committed = _committed(connection, name)
+    shared = ShareGroups(connection).group(name)
+    if shared is not None:
+        committed = {where: start for where, (start, _) in shared.offsets().items()}
+    else:
+        committed = _committed(connection, name)
     wanted = [(topic, number) for number in sorted(numbers) if partition in (None, number)]
     targets = resolve(connection, position, wanted, base=committed)
     rows = [
         {"topic": where[0], "partition": where[1], "from": committed.get(where), "to": targets[where]}
         for where in wanted
     ]
-    if not dry_run:
+    if shared is not None and not dry_run:
+        shared.seek(targets)
+    elif not dry_run:
         offsets = [TopicPartition(*where, offset) for where, offset in targets.items()]
         request = ConsumerGroupTopicPartitions(name, offsets)
         answer = connection.settle(connection.admin.alter_consumer_group_offsets([request])[name], name)
@@ -143,7 +158,7 @@ def delete(
     names: Annotated[list[str], typer.Argument(show_default=False)],
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete groups and their committed offsets."""
+    """Delete groups and their committed offsets, or what they know of records."""
     connection = Connection(broker)
     for name, future in connection.admin.delete_consumer_groups(names).items():
         connection.settle(future, name)

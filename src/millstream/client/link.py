@@ -10,7 +10,7 @@ import socket
 from struct import Struct
 
 from millstream.errors import MillstreamError, ProtocolError
-from millstream.wire.kafka import requests
+from millstream.wire.kafka import messages, requests
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.requests import VERSIONS
 
@@ -68,6 +68,16 @@ class Link:
             self.close()
             raise LinkBroken(f"{self._address} answered request {correlation_id}, not {self._correlation_id}")
         return reader
+
+    def ask(self, key: int, low: int, high: int, fields: messages.Fields) -> messages.Message:
+        """Any API, in the highest version from `low` to `high` that the broker has: for what is asked now and then."""
+        served_low, served_high = self._served.get(key, (0, -1))
+        version = min(high, served_high)
+        if version < max(low, served_low):
+            raise LinkBroken(f"the broker at {self._address} does not serve API {key}")
+        tags = b"\0" if messages.is_flexible(key, version) else b""
+        reader = self.call(key, tags + messages.encode_request(key, version, fields), version=version)
+        return messages.decode_response(key, version, reader)
 
     def _receive(self) -> memoryview:
         (size,) = _SIZE.unpack(self._receive_exactly(bytearray(4)))

@@ -22,7 +22,7 @@ JOINING = 0
 LEAVING = -1
 LEAVING_FOR_A_WHILE = -2
 """A static member that means to come back: its partitions wait for it until its session ends."""
-_MEMBER_ID_CHARS_MAX = 512
+MEMBER_ID_CHARS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Beat:
             raise _invalid(f"there is no member epoch {self.epoch}")
         if not self.member_id and (self.epoch != JOINING or self.id_required):
             raise _invalid("the member id is missing")
-        if len(self.member_id) > _MEMBER_ID_CHARS_MAX:
-            raise _invalid(f"a member id has {_MEMBER_ID_CHARS_MAX} characters at most")
+        if len(self.member_id) > MEMBER_ID_CHARS_MAX:
+            raise _invalid(f"a member id has {MEMBER_ID_CHARS_MAX} characters at most")
         if self.instance_id == "" or (self.instance_id is None and self.epoch == LEAVING_FOR_A_WHILE):
             raise _invalid("the instance id is missing")
         if self.epoch == JOINING:

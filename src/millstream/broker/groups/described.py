@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from uuid import UUID
 
 from millstream.broker.groups.assignors import Partition
 
@@ -55,3 +56,24 @@ class ConsumerView:
     target_epoch: int
     assignor: str
     members: list[ConsumerMemberView] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMemberView:
+    id: str
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    epoch: int
+    topics: list[str]
+    assigned: dict[UUID, int]
+    """Topics, with how many partitions of each: all there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareView:
+    state: str
+    epoch: int
+    target_epoch: int
+    assignor: str
+    members: list[ShareMemberView] = field(default_factory=list)

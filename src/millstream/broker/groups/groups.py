@@ -1,12 +1,15 @@
 """The registry of groups: finds or makes the group that a request is about, and keeps what outlives its members.
 
-A group id names one group of one kind. While it has no members it may change kind: offsets and the epoch go along, so
-that a client can be switched to the consumer protocol and back by restarting it.
+A group id names one group of one kind. While it has no members it may change between the classic and the consumer kind:
+offsets and the epoch go along, so that a client can be switched to the consumer protocol and back by restarting it. A
+share group stays one while its queue remembers something, and a group with committed offsets cannot become one: neither
+could make sense of what the other knows. A queue that another door made is a share group here as well.
 
     what                      lives                                       goes
     members                   in memory                                   with their session, or the broker
     generation / epoch        in the store, written before it is told     with the group
     committed offsets         in the store, mirrored in memory            deleted, with their topic, or expired
+    a share group's queue     `queues`                                    with the group, when somebody deletes it
 
 Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty; while the
 group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
@@ -17,8 +20,8 @@ Methods raise `RequestError` for what concerns the whole request and answer with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 from millstream.broker.groups.assignors import ASSIGNORS, Assignor
@@ -29,7 +32,8 @@ from millstream.broker.groups.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.offsets import Committed, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.kinds import Group, Kinds
+from millstream.broker.groups.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
 from millstream.broker.groups.record import (
     GROUPS_PREFIX,
     OFFSETS_PREFIX,
@@ -40,7 +44,9 @@ from millstream.broker.groups.record import (
     offset_key,
 )
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.view import TopicLike, TopicsView
+from millstream.broker.groups.share import ShareGroup
+from millstream.broker.groups.share_member import ShareBeat
+from millstream.broker.groups.view import NoQueues, QueuesView, TopicLike, TopicsView
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore
@@ -54,21 +60,13 @@ __all__ = [
     "Join",
     "Joined",
     "PartitionCommit",
+    "ShareBeat",
     "Synced",
     "TopicCommit",
     "TopicLike",
     "TopicsView",
 ]
-
-Group = ClassicGroup | ConsumerGroup
-
-
-class Fetched(NamedTuple):
-    """What is committed for one topic."""
-
-    topic: str
-    topic_id: UUID
-    partitions: list[tuple[int, Committed | None, Code]]
+G = TypeVar("G", ClassicGroup, ConsumerGroup, ShareGroup)
 
 
 class Groups:
@@ -79,13 +77,15 @@ class Groups:
         topics: TopicsView,
         settings: GroupSettings | None = None,
         assignors: Mapping[str, Assignor] = ASSIGNORS,
+        queues: QueuesView | None = None,
     ) -> None:
         self._meta = meta
         self._clock = clock
         self._topics = topics
         self._settings = settings or GroupSettings()
-        self._assignors = assignors
+        self._queues = queues or NoQueues()
         self._journal = Journal(meta, self._settings.writes_waiting_max)
+        self._kinds = Kinds(self._journal, clock, topics, self._settings, assignors, self._queues)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
         self._sweeper = Deadline(clock, self._sweep)
@@ -94,11 +94,12 @@ class Groups:
     async def start(self) -> None:
         """Loads what an earlier broker stored. Topics must be there: offsets of those that are not are dropped."""
         for key, stored in await self._meta.list(GROUPS_PREFIX):
-            self._restore(group_of(key), decode_group(stored.value))
+            group_id = group_of(key)
+            self._groups[group_id] = self._kinds.restore(group_id, decode_group(stored.value))
         for key, stored in await self._meta.list(OFFSETS_PREFIX):
             group_id = self._offsets.load(key, stored.value)
             if group_id not in self._groups:
-                self._restore(group_id, GroupRecord(ClassicGroup.type, 0))
+                self._groups[group_id] = self._kinds.classic(group_id, None)
         self._offsets.remove(self._offsets.orphans)
         self._sweeper.push(self._settings.offsets_check_ms)
 
@@ -114,13 +115,15 @@ class Groups:
     async def join(self, request: Join) -> Joined:
         self._check_id(request.group_id)
         self._check_join(request)
-        group = self._groups.get(request.group_id)
+        group = self._find(request.group_id)
         if isinstance(group, ConsumerGroup) and group.members:
             raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, "the group's members use the consumer protocol")
+        if isinstance(group, ShareGroup) and not group.vacant:
+            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, f"{request.group_id} is a share group")
         if not isinstance(group, ClassicGroup):
             if request.member_id:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
-            group = self._make_classic(request.group_id)
+            group = self._make(self._kinds.classic, request.group_id)
         return await group.join(request)
 
     async def sync(
@@ -146,15 +149,39 @@ class Groups:
     async def consumer_heartbeat(self, beat: Beat) -> BeatAnswer:
         self._check_id(beat.group_id)
         beat.check()
-        group = self._groups.get(beat.group_id)
+        group = self._find(beat.group_id)
         if isinstance(group, ClassicGroup) and group.members:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {beat.group_id} has members of the classic protocol")
+        if isinstance(group, ShareGroup) and not group.vacant:
+            raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is a share group")
         if not isinstance(group, ConsumerGroup):
             if beat.epoch != JOINING:
                 # Kafka says GROUP_ID_NOT_FOUND, on which clients stop for good; this makes them join again.
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
-            group = self._make_consumer(beat.group_id)
+            group = self._make(self._kinds.consumer, beat.group_id)
         return await group.beat(beat)
+
+    # Members of share groups
+
+    async def share_heartbeat(self, beat: ShareBeat) -> BeatAnswer:
+        self._check_id(beat.group_id)
+        beat.check()
+        group = self._find(beat.group_id)
+        if not isinstance(group, ShareGroup):
+            if self.is_stream(beat.group_id):
+                raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is not a share group")
+            if beat.epoch != JOINING:
+                raise RequestError(Code.UNKNOWN_MEMBER_ID)
+            group = self._make(self._kinds.share, beat.group_id)
+        return await group.beat(beat)
+
+    def share(self, group_id: str) -> ShareGroup:
+        self._check_id(group_id)
+        group = self._find(group_id)
+        if isinstance(group, ShareGroup):
+            return group
+        reason = "does not exist" if group is None else "is not a share group"
+        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     # Offsets
 
@@ -164,16 +191,16 @@ class Groups:
         self._check_id(group_id, may_be_empty=True)
 
         def fence() -> None:
-            group = self._groups.get(group_id)
+            group = self._find(group_id)
             if group is None:
                 if epoch >= 0 or member_id:
                     raise RequestError(Code.ILLEGAL_GENERATION, f"there is no group {group_id}")
-                group = self._make_classic(group_id)
+                group = self._make(self._kinds.classic, group_id)
             group.fence(member_id, instance_id, epoch)
 
         codes = await self._offsets.commit(group_id, fence, commits)
         if group_id not in self._groups:  # deleted while this was on its way
-            self._restore(group_id, GroupRecord(ClassicGroup.type, 0))
+            self._groups[group_id] = self._kinds.classic(group_id, None)
         return codes
 
     def fetch(
@@ -184,20 +211,17 @@ class Groups:
         epoch: int = -1,
     ) -> list[Fetched]:
         """What is committed for some partitions, or for all (`topics` is None)."""
-        group = self._groups.get(group_id)
+        group = self._find(group_id)
         if group is not None:
             group.fence_read(member_id, epoch)
-        if topics is None:
-            topics = [(name, sorted(partitions)) for name, partitions in self._offsets.of(group_id).items()]
-            return [each for each in (self._fetch(group_id, *topic) for topic in topics) if each.topic_id.int]
-        return [self._fetch(group_id, *topic) for topic in topics]
+        return self._offsets.fetch(group_id, topics)
 
     async def delete_offsets(self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]]) -> list[list[Code]]:
         codes: list[list[Code]] = []
 
         def choose() -> Iterator[Place]:
-            group = self._groups.get(group_id)
-            if group is None:
+            group = self._find(group_id)
+            if group is None or isinstance(group, ShareGroup):
                 raise RequestError(Code.GROUP_ID_NOT_FOUND)
             if group.members and group.protocol_type != CONSUMER:
                 raise RequestError(Code.NON_EMPTY_GROUP)
@@ -240,6 +264,8 @@ class Groups:
         """All groups, or those in one of some states and of one of some types."""
         wanted_states = {state.lower() for state in states}
         wanted_types = {kind.lower() for kind in types}
+        for group_id in self._queues.names():
+            self._find(group_id)
         listed = [
             Listed(each.id, each.protocol_type, each.state, each.type, len(each.members))
             for each in self._groups.values()
@@ -253,6 +279,9 @@ class Groups:
 
     async def delete(self, group_id: str) -> None:
         places: list[Place] = []
+        found = self._find(group_id)
+        if isinstance(found, ShareGroup) and not found.vacant and not found.members:
+            await self._queues.delete(group_id)
 
         def prepare() -> list[Delete]:
             group = self._groups.get(group_id)
@@ -260,7 +289,7 @@ class Groups:
                 raise RequestError(Code.GROUP_ID_NOT_FOUND)
             if group.members:
                 raise RequestError(Code.NON_EMPTY_GROUP)
-            places.extend(place for place, _ in self._offsets_of(group_id))
+            places.extend(place for place, _ in self._offsets.places(group_id))
             return [Delete(group_key(group_id)), *(Delete(offset_key(*place)) for place in places)]
 
         def apply() -> None:
@@ -299,42 +328,38 @@ class Groups:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
         return group
 
-    def _make_classic(self, group_id: str) -> ClassicGroup:
-        group = ClassicGroup(group_id, self._journal, self._clock, self._settings, self._inherit(group_id))
-        self._groups[group_id] = group
+    def _find(self, group_id: str) -> Group | None:
+        """The group of this id. A queue that has no group yet gets one."""
+        group, queue = self._groups.get(group_id), self._queues.get(group_id)
+        if queue is not None and queue.is_durable and not isinstance(group, ShareGroup):
+            group = self._groups[group_id] = self._kinds.share(group_id, None)
         return group
 
-    def _make_consumer(self, group_id: str) -> ConsumerGroup:
-        record = self._inherit(group_id)
-        group = ConsumerGroup(
-            group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
-        )
+    def is_stream(self, group_id: str) -> bool:
+        """Whether the id belongs to a group that commits offsets."""
+        group = self._groups.get(group_id)
+        if group is None or isinstance(group, ShareGroup):
+            return False
+        return not group.vacant or bool(self._offsets.of(group_id))
+
+    def _make(self, kind: Callable[[str, GroupRecord | None], G], group_id: str) -> G:
+        group = kind(group_id, self._inherit(group_id))
         self._groups[group_id] = group
         return group
 
     def _inherit(self, group_id: str) -> GroupRecord | None:
-        """Makes place for a group. One of the other kind, without members, passes its epoch on."""
+        """Makes place for a group. One of another kind, without members, passes its epoch on."""
         group = self._groups.get(group_id)
         if group is not None:
             group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
-            return GroupRecord(group.type, group.epoch, group.protocol_type, group.emptied_ms)
+            protocol_type = "" if isinstance(group, ShareGroup) else group.protocol_type
+            return GroupRecord(group.type, group.epoch, protocol_type, group.emptied_ms)
         if len(self._groups) >= self._settings.groups_max:
             self._drop_unused(even_if_recent=True)
         if len(self._groups) >= self._settings.groups_max:
             text = f"the broker keeps {self._settings.groups_max} groups already; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, text)
         return None
-
-    def _restore(self, group_id: str, record: GroupRecord) -> None:
-        """Members did not survive: a group that had some became empty now."""
-        if record.protocol_type and record.emptied_ms is None:
-            record = record._replace(emptied_ms=self._clock.now_ms())
-        if record.type == ConsumerGroup.type:
-            self._groups[group_id] = ConsumerGroup(
-                group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
-            )
-        else:
-            self._groups[group_id] = ClassicGroup(group_id, self._journal, self._clock, self._settings, record)
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> Code:
         try:
@@ -350,35 +375,16 @@ class Groups:
 
     # Offsets that come and go
 
-    def _fetch(self, group_id: str, asked: str | UUID, partitions: Sequence[int]) -> Fetched:
-        topic = self._topics.by_id(asked) if isinstance(asked, UUID) else self._topics.get(asked)
-        if topic is None:
-            code = Code.UNKNOWN_TOPIC_ID if isinstance(asked, UUID) else Code.NONE
-            name, topic_id = ("", asked) if isinstance(asked, UUID) else (asked, UUID(int=0))
-            return Fetched(name, topic_id, [(partition, None, code) for partition in partitions])
-        known = self._offsets.of(group_id).get(topic.name, {})
-        found = ((partition, known.get(partition)) for partition in partitions)
-        return Fetched(
-            topic.name,
-            topic.id,
-            [(number, each if each and each.topic_id == topic.id else None, Code.NONE) for number, each in found],
-        )
-
     def _check_unused(self, group: Group, topic: str) -> Code:
         if self._topics.get(topic) is None:
             return Code.UNKNOWN_TOPIC_OR_PARTITION
         return Code.GROUP_SUBSCRIBED_TO_TOPIC if group.subscribes(topic) else Code.NONE
 
-    def _offsets_of(self, group_id: str) -> Iterator[tuple[Place, Committed]]:
-        for topic, partitions in self._offsets.of(group_id).items():
-            for partition, committed in partitions.items():
-                yield (group_id, topic, partition), committed
-
     def _topics_changed(self) -> None:
         if self._offsets.lost_a_topic():
             self._offsets.remove(self._offsets.orphans)
         for group in list(self._groups.values()):
-            if isinstance(group, ConsumerGroup):
+            if not isinstance(group, ClassicGroup):
                 group.topics_changed()
 
     def _sweep(self) -> None:
@@ -389,7 +395,7 @@ class Groups:
         limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
         for group in self._groups.values():
             if not group.members and (group.emptied_ms or 0) <= limit_ms:
-                for place, committed in self._offsets_of(group.id):
+                for place, committed in self._offsets.places(group.id):
                     if committed.committed_ms <= limit_ms:
                         yield place
 

@@ -45,6 +45,14 @@ class TopicCommit(NamedTuple):
     partitions: Sequence[PartitionCommit]
 
 
+class Fetched(NamedTuple):
+    """What is committed for one topic."""
+
+    topic: str
+    topic_id: UUID
+    partitions: list[tuple[int, Committed | None, Code]]
+
+
 Place = tuple[str, str, int]
 """Group, topic name, partition."""
 
@@ -66,6 +74,32 @@ class Offsets:
 
     def of(self, group: str) -> Mapping[str, Mapping[int, Committed]]:
         return self._groups.get(group, {})
+
+    def places(self, group: str) -> Iterator[tuple[Place, Committed]]:
+        for topic, partitions in self.of(group).items():
+            for partition, committed in partitions.items():
+                yield (group, topic, partition), committed
+
+    def fetch(self, group: str, topics: Sequence[tuple[str | UUID, Sequence[int]]] | None) -> list[Fetched]:
+        """What is committed for some partitions, or for all (`topics` is None)."""
+        if topics is None:
+            every = [(name, sorted(partitions)) for name, partitions in self.of(group).items()]
+            return [each for each in (self._fetch(group, *topic) for topic in every) if each.topic_id.int]
+        return [self._fetch(group, *topic) for topic in topics]
+
+    def _fetch(self, group: str, asked: str | UUID, partitions: Sequence[int]) -> Fetched:
+        topic = self._topics.by_id(asked) if isinstance(asked, UUID) else self._topics.get(asked)
+        if topic is None:
+            code = Code.UNKNOWN_TOPIC_ID if isinstance(asked, UUID) else Code.NONE
+            name, topic_id = ("", asked) if isinstance(asked, UUID) else (asked, UUID(int=0))
+            return Fetched(name, topic_id, [(partition, None, code) for partition in partitions])
+        known = self.of(group).get(topic.name, {})
+        found = ((partition, known.get(partition)) for partition in partitions)
+        return Fetched(
+            topic.name,
+            topic.id,
+            [(number, each if each and each.topic_id == topic.id else None, Code.NONE) for number, each in found],
+        )
 
     def __iter__(self) -> Iterator[tuple[Place, Committed]]:
         for group, topics in self._groups.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 
 from millstream.errors import RequestError
 from millstream.records import codec
@@ -12,6 +13,8 @@ from millstream.stores.base import PartitionLog
 
 DELIVER_AT = "millstream-deliver-at"
 """The header of a record that is not to be delivered before a time: milliseconds since 1970, in decimal."""
+READ_BYTES_MAX = 128 * 1024
+"""Of one look at the log. It is kept until the next one, and there may be many queues."""
 _MARK = DELIVER_AT.encode()
 _DIGITS_MAX = 16
 
@@ -24,19 +27,21 @@ class Reading:
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self._kept: list[tuple[BatchHeader, memoryview]] = []
-        """What was read last: records are often taken one by one."""
+        """What was read last, from where it was used last: records are often taken one by one."""
         self._records: tuple[int, dict[int, Record]] = (-1, {})
 
     async def batches(self, offset: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
-        """From the batch that holds an offset, or the next there is."""
-        kept = [each for each in self._kept if each[0].last_offset >= offset]
-        if not (kept and kept[0][0].base_offset <= offset):
+        """A piece of the log, whole batches: from the one that holds an offset, or the next there is."""
+        kept = self._kept
+        if not (kept and kept[0][0].base_offset <= offset <= kept[-1][0].last_offset):
             try:
-                slice_ = await self._log.read(offset, bytes_max)
+                slice_ = await self._log.read(offset, min(bytes_max, READ_BYTES_MAX))
             except RequestError:  # trimmed meanwhile: the next look sees where the log begins now
                 return []
-            kept = list(codec.split(slice_.to_bytes()))
-        self._kept = kept[:1]
+            self._kept = kept = list(codec.split(slice_.to_bytes()))
+        elif kept[0][0].last_offset < offset:
+            start = bisect_left(kept, offset, key=lambda each: each[0].last_offset)
+            self._kept = kept = kept[start:]
         return kept
 
     def records(self, header: BatchHeader, batch: memoryview) -> dict[int, Record]:

@@ -1,10 +1,15 @@
-"""What groups need to know about topics, and nothing more: the broker's topic registry satisfies it."""
+"""What groups need to know about topics and queues, and nothing more: the broker's registries satisfy it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
+
+from millstream.errors import Code, RequestError
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue import Queue
 
 
 class TopicLike(Protocol):
@@ -27,3 +32,34 @@ class TopicsView(Protocol):
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back after a topic was created, deleted or grown; the answer ends the watch."""
+
+
+class QueuesView(Protocol):
+    def open(self, group_id: str) -> Queue: ...
+
+    def get(self, group_id: str) -> Queue | None: ...
+
+    def names(self) -> Iterable[str]: ...
+
+    def overrides(self, group_id: str) -> Mapping[str, str]: ...
+
+    async def delete(self, group_id: str) -> None: ...
+
+
+class NoQueues:
+    """For a broker that keeps none: there are no share groups, and none can be made."""
+
+    def open(self, group_id: str) -> Queue:
+        raise RequestError(Code.POLICY_VIOLATION, "this broker keeps no queues")
+
+    def get(self, group_id: str) -> Queue | None:
+        return None
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def overrides(self, group_id: str) -> Mapping[str, str]:
+        return {}
+
+    async def delete(self, group_id: str) -> None:
+        return

@@ -1,6 +1,7 @@
 """DescribeConfigs (key 32), versions 1 to 4.
 
-Settings of topics, with where each value comes from and what it means, and the broker's own configuration.
+Settings of topics and share groups, with where each value comes from and what it means, and the broker's own
+configuration.
 Gaps: no broker loggers.
 """
 

@@ -1,7 +1,7 @@
 """AlterConfigs (key 33), versions 0 to 2.
 
-Replaces all settings of a topic: what is not named goes back to its default. Durable when answered.
-Gaps: only topics; the broker's settings are fixed while it runs.
+Replaces all settings of a topic or a share group: what is not named goes back to its default. Durable when answered.
+Gaps: the broker's settings are fixed while it runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """DeleteGroups (key 42), versions 0 to 2.
 
-Removes groups that have no members, with the offsets they committed. Gaps: none.
+Removes groups that have no members, with the offsets they committed; share groups with all that they know of records.
+Gaps: none.
 """
 
 from __future__ import annotations

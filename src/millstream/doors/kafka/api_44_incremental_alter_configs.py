@@ -1,14 +1,13 @@
 """IncrementalAlterConfigs (key 44), versions 0 to 1.
 
-Sets or deletes single settings of a topic; appends to and subtracts from lists (`cleanup.policy`). Durable when
-answered.
-Gaps: only topics; the broker's settings are fixed while it runs.
+Sets or deletes single settings of a topic or a share group; appends to and subtracts from lists (`cleanup.policy`).
+Durable when answered.
+Gaps: the broker's settings are fixed while it runs.
 """
 
 from __future__ import annotations
 
-from millstream.broker.settings import LIST, SETTINGS
-from millstream.broker.topics import Topic
+from millstream.broker.settings import LIST
 from millstream.doors.kafka import config_resources
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
@@ -24,7 +23,7 @@ async def handle(request: Message, context: Context) -> Fields:
     responses = []
     for resource in request.resources:
         try:
-            overrides = _changed(config_resources.find_topic(resource, context), resource.configs)
+            overrides = _changed(resource, context)
             await config_resources.apply(resource, overrides, request.validate_only, context)
             responses.append(config_resources.result(resource))
         except RequestError as error:
@@ -32,10 +31,11 @@ async def handle(request: Message, context: Context) -> Fields:
     return {"throttle_time": 0, "responses": responses}
 
 
-def _changed(topic: Topic, configs: list[Message]) -> dict[str, str]:
-    overrides = dict(topic.settings.overrides)
-    for config in configs:
-        name, operation = config.name, config.config_operation
+def _changed(resource: Message, context: Context) -> dict[str, str]:
+    configured = config_resources.find(resource, context)
+    overrides = dict(configured.overrides)
+    for config in resource.configs:
+        name, operation = config_resources.name_of(resource, config.name), config.config_operation
         if operation == DELETE:
             overrides.pop(name, None)
             continue
@@ -44,9 +44,10 @@ def _changed(topic: Topic, configs: list[Message]) -> dict[str, str]:
         if operation == SET:
             overrides[name] = config.value
             continue
-        if operation not in (APPEND, SUBTRACT) or name not in SETTINGS or SETTINGS[name].type != LIST:
+        setting = configured.table.get(name)
+        if operation not in (APPEND, SUBTRACT) or setting is None or setting.type != LIST:
             raise RequestError(Code.INVALID_CONFIG, f"operation {operation} does not fit {name}, which is no list")
-        items = [item for item in topic.settings.value(name).split(",") if item]
+        items = [item for item in configured.value(name).split(",") if item]
         if operation == SUBTRACT:
             items = [item for item in items if item != config.value]
         elif config.value not in items:

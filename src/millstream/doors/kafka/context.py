@@ -14,8 +14,10 @@ Neither raises on purpose: errors go into the answer, where the protocol wants t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from millstream.doors.kafka.share_sessions import Key, ShareSessions
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -40,3 +42,7 @@ class Context:
     """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""
     single: PartitionData | None = None
     """Set by a produce request for a single partition that is answered: its shape is worth remembering."""
+    shares: ShareSessions = field(default_factory=ShareSessions)
+    """Of the door: all connections have the same."""
+    share_keys: set[Key] = field(default_factory=set)
+    """The share sessions that go when this connection goes."""

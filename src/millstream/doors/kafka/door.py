@@ -20,6 +20,7 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.kafka.sessions import FetchSessions
+from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.errors import ProtocolError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class KafkaDoor:
         self.pool = BufferPool()
         self.budget = Budget(broker.config.inflight_bytes_max)
         self.known = KnownProduces(broker.topics)
+        self.shares = ShareSessions()
         self._sessions = FetchSessions()
         self._connections: set[Connection] = set()
         self._listener: socket.socket | None = None
@@ -111,7 +113,7 @@ class KafkaDoor:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         local_host, local_port = connected.getsockname()[:2]
-        context = Context(self.broker, self._sessions, peer, local_host, local_port)
+        context = Context(self.broker, self._sessions, peer, local_host, local_port, shares=self.shares)
         self._connections.add(Connection(self, connected, context))
         self.metrics.connections_opened += 1
         self.metrics.connections_active += 1

@@ -84,6 +84,23 @@ def encode_response(key: int, version: int, fields: Fields) -> bytes:
     return buffer.getvalue()
 
 
+def encode_request(key: int, version: int, fields: Fields) -> bytes:
+    """The client's side: a request's body."""
+    entity = _load(key, version, "request")
+    from kio.serial import entity_writer
+
+    buffer = io.BytesIO()
+    entity_writer(entity)(buffer, _build(entity, fields))
+    return buffer.getvalue()
+
+
+def decode_response(key: int, version: int, reader: Reader) -> Message:
+    """The client's side: an answer, from behind its correlation id."""
+    message = _response_reader(key, version)(reader)
+    assert isinstance(message, Message)
+    return message
+
+
 def encode_refusal(key: int, version: int, code: int) -> tuple[bytes, bytes]:
     """Header tags and body of the answer to a request that is not served, if the protocol has a place for an error."""
     _import_kio()
@@ -169,13 +186,13 @@ def _import_kio() -> None:
 
 
 @functools.cache
-def _known_names(key: int) -> frozenset[str]:
-    """Every field name of any version of a request, structures inside it included."""
+def _known_names(key: int, kind: str) -> frozenset[str]:
+    """Every field name of any version of a message, structures inside it included."""
     from kio.schema.index import api_key_map, schema_name_map
 
     names: set[str] = set()
     for version in schema_name_map[api_key_map[key]]:
-        pending = [_load(key, version, "request")]
+        pending = [_load(key, version, kind)]
         while pending:
             for field in dataclasses.fields(pending.pop()):
                 names.add(field.name)
@@ -190,7 +207,22 @@ Read = Callable[[Reader], Any]
 
 @functools.cache
 def _request_reader(key: int, version: int) -> Read:
-    return _structure(_load(key, version, "request"), _known_names(key))
+    return _structure(_load(key, version, "request"), _known_names(key, "request"))
+
+
+@functools.cache
+def _response_reader(key: int, version: int) -> Read:
+    entity = _load(key, version, "response")
+    structure = _structure(entity, _known_names(key, "response"))
+
+    def read(reader: Reader) -> Message:
+        if entity.__flexible__:
+            reader.skip_tags()
+        message = structure(reader)
+        assert isinstance(message, Message)
+        return message
+
+    return read
 
 
 def _structure(entity: Any, known: frozenset[str]) -> Read:

@@ -1,0 +1,54 @@
+"""The kinds of groups, and how one of each is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millstream.broker.groups.assignors import Assignor
+from millstream.broker.groups.classic import ClassicGroup
+from millstream.broker.groups.consumer import ConsumerGroup
+from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.record import GroupRecord
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.share import ShareGroup
+from millstream.broker.groups.view import QueuesView, TopicsView
+from millstream.clock import Clock
+
+Group = ClassicGroup | ConsumerGroup | ShareGroup
+
+
+class Kinds:
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        topics: TopicsView,
+        settings: GroupSettings,
+        assignors: Mapping[str, Assignor],
+        queues: QueuesView,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._topics = topics
+        self._settings = settings
+        self._assignors = assignors
+        self._queues = queues
+
+    def classic(self, group_id: str, record: GroupRecord | None) -> ClassicGroup:
+        return ClassicGroup(group_id, self._journal, self._clock, self._settings, record)
+
+    def consumer(self, group_id: str, record: GroupRecord | None) -> ConsumerGroup:
+        return ConsumerGroup(
+            group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
+        )
+
+    def share(self, group_id: str, record: GroupRecord | None) -> ShareGroup:
+        return ShareGroup(group_id, self._journal, self._clock, self._topics, self._settings, self._queues, record)
+
+    def restore(self, group_id: str, record: GroupRecord) -> Group:
+        """As it was stored. Members did not survive: a group that had some became empty now."""
+        if record.protocol_type and record.emptied_ms is None:
+            record = record._replace(emptied_ms=self._clock.now_ms())
+        if record.type == ShareGroup.type:
+            return self.share(group_id, record)
+        return self.consumer(group_id, record) if record.type == ConsumerGroup.type else self.classic(group_id, record)

@@ -1,0 +1,257 @@
+"""A share group (KIP-932): who is in it. What they work on, record by record, is the group's queue.
+
+    join --epoch reserved, durable--> in the group --silence for the session timeout, or leave--> gone
+                                          |
+                                          +-- fetches: a seat in the queue, which holds the leases
+
+Rules
+-----
+1. Every member is given every partition of the topics it subscribes to. Work is shared record by record, so nothing is
+   gained by giving members some of the partitions, and much is lost: a slow member would hold up the partitions that
+   only it reads, and every coming and going would move them about.
+2. The group's epoch grows when a member comes, goes or changes its subscription, and when topics that are read appear,
+   go or grow. It is durable before any member is told: no member epoch is ever given twice.
+3. A seat is taken with a share session and given up with it: closed by the client, or lost with its connection. Who was
+   silent too long loses its seat too; who leaves keeps it until its session ends, because clients send their last
+   acknowledgements at the same time, on another connection. What a seat had leased is available to others at once.
+4. A seat may be taken before its member has joined: after a restart of the broker members find their sessions gone
+   and open new ones long before their next heartbeat is due.
+5. The group lasts as long as its queue remembers something, until somebody deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.consumer_member import JOINING, BeatAnswer
+from millstream.broker.groups.described import ShareMemberView, ShareView
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.queue_settings import group_value
+from millstream.broker.groups.record import GroupRecord
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.share_lines import Lines
+from millstream.broker.groups.share_member import Assigned, ShareBeat, ShareMember
+from millstream.broker.groups.view import QueuesView, TopicsView
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.stores.base import Put
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue import Queue
+    from millstream.broker.groups.queue_verbs import Member
+
+
+class ShareGroup:
+    type = "Share"
+    protocol_type = "share"
+    assignor = "simple"
+    """Kafka's name for what it does; there is no other."""
+
+    def __init__(
+        self,
+        group_id: str,
+        journal: Journal,
+        clock: Clock,
+        topics: TopicsView,
+        settings: GroupSettings,
+        queues: QueuesView,
+        record: GroupRecord | None = None,
+    ) -> None:
+        self.id = group_id
+        self.epoch = record.epoch if record else 0
+        self.durable_epoch = self.epoch
+        """The latest that may be told."""
+        self.emptied_ms = record.emptied_ms if record else None
+        self.members: dict[str, ShareMember] = {}
+        self.lines = Lines()
+        """Of fetches that wait for something to be available."""
+        self._seats: dict[str, Member] = {}
+        self._read: Assigned = {}
+        """All that the members read, as of the last epoch."""
+        self._stale = False
+        self._queued: Entry | None = None
+        self._journal = journal
+        self._clock = clock
+        self._topics = topics
+        self._settings = settings
+        self._queues = queues
+
+    @property
+    def vacant(self) -> bool:
+        return not self.members and self._queues.get(self.id) is None
+
+    @property
+    def state(self) -> str:
+        return "Stable" if self.members else "Empty"
+
+    # Verbs of the protocol
+
+    async def beat(self, beat: ShareBeat) -> BeatAnswer:
+        if beat.epoch < JOINING:
+            self._remove(self._known(beat))
+            return BeatAnswer(beat.member_id, beat.epoch, self._heartbeat_ms())
+        member = self._join(beat) if beat.epoch == JOINING else self._known(beat)
+        member.session.push(self._session_ms())
+        if member.update(beat):
+            self._stale = True
+        if self._stale:
+            await self._advance()
+            if self.members.get(member.id) is not member:
+                raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        member.reach(self.durable_epoch)
+        return self._answer(member, beat)
+
+    def remove(self, member_id: str, instance_id: str | None) -> None:
+        """An administrator takes a member out."""
+        member = self.members.get(member_id)
+        if member is None:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        self._expire(member)
+
+    def fence(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{self.id} is a share group: it has no offsets to commit")
+
+    def fence_read(self, member_id: str | None, epoch: int) -> None:
+        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{self.id} is a share group: it has no committed offsets")
+
+    def subscribes(self, topic: str) -> bool:
+        return any(topic in member.topics for member in self.members.values())
+
+    def topics_changed(self) -> None:
+        if self.members and self._wanted() != self._read:
+            self._change()
+
+    def close(self, error: RequestError) -> None:
+        members, self.members = self.members, {}
+        for member in members.values():
+            member.session.stop()
+        for member_id in list(self._seats):
+            self.leave_seat(member_id)
+
+    def describe(self) -> ShareView:
+        members = [
+            ShareMemberView(
+                member.id,
+                member.rack_id,
+                member.client_id,
+                member.client_host,
+                member.epoch,
+                sorted(member.topics),
+                self._assigned(member),
+            )
+            for member in self.members.values()
+        ]
+        return ShareView(self.state, self.epoch, self.durable_epoch, self.assignor, members)
+
+    # Seats
+
+    def queue(self) -> Queue:
+        return self._queues.open(self.id)
+
+    def take_seat(self, member_id: str) -> Member:
+        """A fresh one: whatever an earlier seat of this member had leased is given up."""
+        self.leave_seat(member_id)
+        seat = self._seats[member_id] = self.queue().join(member_id)
+        return seat
+
+    def has_seat(self, member_id: str, seat: Member) -> bool:
+        return self._seats.get(member_id) is seat
+
+    def leave_seat(self, member_id: str, seat: Member | None = None) -> None:
+        """Nothing happens if it was left already, or (`seat`) another has taken its place."""
+        held = self._seats.get(member_id)
+        if held is None or (seat is not None and held is not seat):
+            return
+        del self._seats[member_id]
+        queue = self._queues.get(self.id)
+        if queue is not None:
+            queue.leave(held)
+
+    # Members
+
+    def _join(self, beat: ShareBeat) -> ShareMember:
+        known = self.members.get(beat.member_id)
+        if known is not None:
+            known.told = None
+            return known
+        if len(self.members) >= self._settings.members_max:
+            raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
+        self.queue()  # raises if it may not be
+        member = self.members[beat.member_id] = ShareMember(beat.member_id, self._clock, self._expire)
+        self.emptied_ms = None
+        self._stale = True
+        return member
+
+    def _known(self, beat: ShareBeat) -> ShareMember:
+        member = self.members.get(beat.member_id)
+        if member is None:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        if beat.epoch > JOINING:
+            member.check_epoch(beat.epoch)
+        return member
+
+    def _expire(self, member: ShareMember) -> None:
+        """It fell silent."""
+        self._remove(member)
+        self.leave_seat(member.id)
+
+    def _remove(self, member: ShareMember) -> None:
+        member.session.stop()
+        del self.members[member.id]
+        if not self.members:
+            self.emptied_ms = self._clock.now_ms()
+        self._change()
+
+    def _answer(self, member: ShareMember, beat: ShareBeat) -> BeatAnswer:
+        assigned, assignment = self._assigned(member), None
+        if beat.topics is not None or assigned != member.told:
+            assignment = {topic: list(range(count)) for topic, count in assigned.items()}
+            member.told = assigned
+        return BeatAnswer(member.id, member.epoch, self._heartbeat_ms(), assignment)
+
+    def _assigned(self, member: ShareMember) -> Assigned:
+        found = (self._topics.get(name) for name in sorted(member.topics))
+        return {topic.id: topic.partition_count for topic in found if topic is not None}
+
+    def _wanted(self) -> Assigned:
+        names = frozenset[str]().union(*(member.topics for member in self.members.values()))
+        found = map(self._topics.get, names)
+        return {topic.id: topic.partition_count for topic in found if topic is not None}
+
+    def _session_ms(self) -> int:
+        return int(group_value(self._queues.overrides(self.id), "share.session.timeout.ms"))
+
+    def _heartbeat_ms(self) -> int:
+        return int(group_value(self._queues.overrides(self.id), "share.heartbeat.interval.ms"))
+
+    # Epochs
+
+    def _change(self) -> None:
+        """A new epoch is needed, and nobody waits for it. Should the write fail, the next beat tries again."""
+        self._stale = True
+        self._advance()
+
+    def _advance(self) -> Promise[None]:
+        """Changes that wait for the same write share an epoch."""
+        if self._queued is not None:
+            return self._queued.promise
+        entry = self._queued = Entry(self._reserve, self._reserved)
+        self._journal.submit(entry).then(self._advanced)
+        return entry.promise
+
+    def _reserve(self) -> Iterable[Put]:
+        self._queued = None
+        self._stale = False
+        self.epoch += 1
+        self._read = self._wanted()
+        return [GroupRecord(self.type, self.epoch, self.protocol_type, self.emptied_ms).put(self.id)]
+
+    def _reserved(self) -> None:
+        self.durable_epoch = self.epoch
+
+    def _advanced(self, done: Promise[None]) -> None:
+        if done.error is not None:
+            self._stale = True
+            self._queued = None

@@ -1,0 +1,181 @@
+"""Leasing from many partitions of a queue at once, with waiting.
+
+A fetch is answered when there is anything, when any partition has an error to report, or when its time is over. Until
+then it is parked: it holds neither data nor leases, only a place in the line at each partition. When somebody else was
+faster it goes on waiting.
+
+Nobody waits any more (`cancel`): what it may have leased in the same moment is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, Verb
+from millstream.broker.groups.share_lines import Lines
+from millstream.broker.topics import Topics
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+
+Place = tuple[UUID, int]
+"""Topic and partition."""
+NOTHING = Taken(b"", [])
+
+
+class Leased(NamedTuple):
+    """What a fetch got from one partition."""
+
+    place: Place
+    taken: Taken
+    lease_ms: int
+    error: RequestError | None = None
+
+
+async def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition:
+    topic_id, index = place
+    topic = topics.by_id(topic_id)
+    if topic is None:
+        raise RequestError(Code.UNKNOWN_TOPIC_ID)
+    if not 0 <= index < topic.partition_count:
+        raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+    return await queue.partition(topic, index)
+
+
+class ShareFetch:
+    """One fetch, from its first look to its answer."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        member: Member,
+        lines: Lines,
+        topics: Topics,
+        places: Sequence[Place],
+        records_max: int,
+        bytes_max: int,
+    ) -> None:
+        self._queue = queue
+        self._member = member
+        self._lines = lines
+        self._topics = topics
+        self._places = places
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._found: list[QueuePartition] = []
+        self._is_over = False
+        self._is_cancelled = False
+        self._is_woken = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    async def run(
+        self, clock: Clock, wait_ms_max: int, whole_batches: bool, parked: Callable[[], None]
+    ) -> list[Leased]:
+        """Calls `parked` if there is nothing yet."""
+        leased = await self._lease(whole_batches)
+        if _is_worth_telling(leased) or wait_ms_max <= 0 or not self._places or self._is_cancelled:
+            return leased
+        parked()
+        waiters = [self._lines.join(partition, self._wake) for partition in self._found]
+        timer = clock.call_later(wait_ms_max / 1000, self._time_is_over)
+        leased = []
+        try:
+            while True:
+                # Looks once more before it sleeps: something may have come before it stood in line.
+                self._is_woken = False
+                for waiter in waiters:
+                    waiter.is_called = False
+                leased = await self._lease(whole_batches)
+                if _is_worth_telling(leased) or self._is_over:
+                    return leased
+                if not self._is_woken:
+                    self._sleeper = asyncio.get_running_loop().create_future()
+                    await self._sleeper
+                    self._sleeper = None
+        finally:
+            timer.cancel()
+            served = {each.place for each in leased if each.taken.runs}
+            for waiter in waiters:
+                partition = waiter.line.partition
+                waiter.leave(self._is_cancelled or (partition.topic.id, partition.index) in served)
+
+    def cancel(self) -> None:
+        self._is_cancelled = self._is_over = True
+        self._wake()
+
+    def _time_is_over(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._is_woken = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def _lease(self, whole_batches: bool) -> list[Leased]:
+        records, room = self._records_max, self._bytes_max
+        leased: list[Leased] = []
+        self._found = []
+        for place in self._places:
+            if self._is_cancelled:
+                break
+            try:
+                partition = await find(self._queue, self._topics, place)
+                taken = NOTHING
+                if records > 0 and room > 0:
+                    taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
+            except RequestError as error:
+                leased.append(Leased(place, NOTHING, 0, error))
+                continue
+            self._found.append(partition)
+            leased.append(Leased(place, taken, partition.settings.lease_ms))
+            records -= sum(run.last - run.first + 1 for run in taken.runs)
+            room -= len(taken.data)
+        if self._is_cancelled:
+            await give_back(self._queue, self._member, self._topics, leased)
+            return []
+        return leased
+
+
+async def give_back(queue: Queue, member: Member, topics: Topics, leased: Sequence[Leased]) -> None:
+    """What was leased for somebody who went before it could be sent."""
+    answers = {each.place: [_release(run) for run in each.taken.runs] for each in leased if each.taken.runs}
+    await settle(await acknowledge(queue, member, topics, answers))
+
+
+def _release(run: Run) -> Answer:
+    return Answer(run.first, run.last, Verb.RELEASE)
+
+
+def _is_worth_telling(leased: Sequence[Leased]) -> bool:
+    return any(each.taken.runs or each.error is not None for each in leased)
+
+
+async def acknowledge(
+    queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
+) -> dict[Place, Promise[None]]:
+    """Says what became of records. Each partition is judged on its own: all its answers stand, or none."""
+    promises: dict[Place, Promise[None]] = {}
+    for place, said in answers.items():
+        try:
+            promises[place] = (await find(queue, topics, place)).answer(member, said)
+        except RequestError as error:
+            promises[place] = Promise.failed(error)
+    return promises
+
+
+async def settle(promises: Mapping[Place, Promise[None]]) -> dict[Place, RequestError | None]:
+    """Waits until all is durable, or refused."""
+    errors: dict[Place, RequestError | None] = {}
+    for place, promise in promises.items():
+        try:
+            await promise
+            errors[place] = None
+        except RequestError as error:
+            errors[place] = error
+    return errors

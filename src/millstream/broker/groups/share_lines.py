@@ -1,0 +1,77 @@
+"""Fetches that wait at the partitions of a queue, in a line at each.
+
+Something that becomes available calls the first in line, and no other: with a thousand idle workers a record would
+otherwise cost a thousand looks. Who is called and finds something calls the next, since there may be more; who finds
+nothing leaves it at that. Who is called and goes away without a look passes the call on.
+
+    waiting --called--> looks (from here on it may be called again) --nothing--> waiting, last in line
+                          |
+                          +--something, or gone--> calls the next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.broker.groups.queue_partition import QueuePartition
+
+
+class Waiter:
+    """One fetch's place in one line."""
+
+    __slots__ = ("callback", "is_called", "line")
+
+    def __init__(self, line: Line, callback: Callable[[], None]) -> None:
+        self.line = line
+        self.callback = callback
+        self.is_called = False
+
+    def leave(self, call_next: bool) -> None:
+        self.line.leave(self)
+        if call_next or self.is_called:
+            self.line.call()
+
+
+class Line:
+    def __init__(self, partition: QueuePartition, on_empty: Callable[[], object]) -> None:
+        self.partition = partition
+        self._waiters: dict[Waiter, None] = {}
+        """Those who are called stand at the end, so one look at the first is enough."""
+        self._on_empty = on_empty
+        self._unwake = partition.wake(self.call)
+
+    def join(self, callback: Callable[[], None]) -> Waiter:
+        waiter = Waiter(self, callback)
+        self._waiters[waiter] = None
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        del self._waiters[waiter]
+        if not self._waiters:
+            self._unwake()
+            self._on_empty()
+
+    def call(self) -> None:
+        first = next(iter(self._waiters), None)
+        if first is None or first.is_called:  # then all are, and have yet to look
+            return
+        del self._waiters[first]
+        self._waiters[first] = None
+        first.is_called = True
+        first.callback()
+
+
+class Lines:
+    """Of one group; a line is there while somebody stands in it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[QueuePartition, Line] = {}
+
+    def join(self, partition: QueuePartition, callback: Callable[[], None]) -> Waiter:
+        line = self._lines.get(partition)
+        if line is None:
+            line = self._lines[partition] = Line(partition, lambda: self._lines.pop(partition, None))
+        return line.join(callback)
+
+    def __len__(self) -> int:
+        return len(self._lines)

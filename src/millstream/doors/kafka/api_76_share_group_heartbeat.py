@@ -1,0 +1,51 @@
+"""ShareGroupHeartbeat (key 76), version 1.
+
+Membership of a share group (KIP-932) in one request: join (epoch 0), live, leave (-1). Every member is given every
+partition of its topics: records are shared one by one, not partition by partition. The answer lists partitions when
+they changed or when the member named its topics. Gaps: racks are kept and not used.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.groups import ShareBeat
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 76
+VERSIONS = (1, 1)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    topics = request.subscribed_topic_names
+    beat = ShareBeat(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        epoch=request.member_epoch,
+        rack_id=request.rack_id,
+        topics=None if topics is None else frozenset(topics),
+        client_id=context.client_id,
+        client_host=context.client_host,
+    )
+    try:
+        answer = await context.broker.groups.share_heartbeat(beat)
+    except RequestError as error:
+        return {
+            "throttle_time": 0,
+            "error_code": error.code,
+            "error_message": error.detail,
+            "member_epoch": 0,
+            "heartbeat_interval": 0,
+        }
+    assignment = None
+    if answer.assignment is not None:
+        listed = [{"topic_id": topic, "partitions": numbers} for topic, numbers in answer.assignment.items()]
+        assignment = {"topic_partitions": listed}
+    return {
+        "throttle_time": 0,
+        "error_code": Code.NONE,
+        "member_id": answer.member_id,
+        "member_epoch": answer.epoch,
+        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "assignment": assignment,
+    }

@@ -1,0 +1,64 @@
+"""ShareGroupDescribe (key 77), version 1.
+
+State, epochs and members of share groups. Queues that were made through another door are described as well: their
+workers are not members in Kafka's sense and are not listed. Gaps: authorized operations are not told.
+"""
+
+from __future__ import annotations
+
+from millstream.broker.groups.described import ShareMemberView
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 77
+VERSIONS = (1, 1)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {
+        "throttle_time": 0,
+        "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.group_ids)],
+    }
+
+
+def _describe(group_id: str, context: Context) -> Fields:
+    try:
+        group = context.broker.groups.share(group_id).describe()
+    except RequestError as error:
+        return {
+            "error_code": error.code,
+            "error_message": error.detail,
+            "group_id": group_id,
+            "group_state": "Dead",
+            "group_epoch": 0,
+            "assignment_epoch": 0,
+            "assignor_name": "",
+            "members": [],
+        }
+    return {
+        "error_code": Code.NONE,
+        "group_id": group_id,
+        "group_state": group.state,
+        "group_epoch": group.epoch,
+        "assignment_epoch": group.target_epoch,
+        "assignor_name": group.assignor,
+        "members": [_member(member, context) for member in group.members],
+    }
+
+
+def _member(member: ShareMemberView, context: Context) -> Fields:
+    assigned = []
+    for topic_id, count in member.assigned.items():
+        name = context.broker.groups.topic_name(topic_id)
+        if name is not None:  # deleted meanwhile
+            assigned.append({"topic_id": topic_id, "topic_name": name, "partitions": list(range(count))})
+    return {
+        "member_id": member.id,
+        "rack_id": member.rack_id,
+        "member_epoch": member.epoch,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "subscribed_topic_names": member.topics,
+        "assignment": {"topic_partitions": assigned},
+    }

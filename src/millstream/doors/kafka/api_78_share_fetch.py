@@ -1,0 +1,124 @@
+"""ShareFetch (key 78), versions 1 to 2.
+
+Leases records of a queue to a member of a share group, with how often each was delivered; acknowledges others on the
+way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
+read. With a limit on records the last batch is leased to its end, unless the client wants the limit kept (version 2).
+Leases can be renewed (version 2). A session ends with its connection; what it has leased is then available to others.
+Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from millstream.broker.groups import share_fetch
+from millstream.broker.groups.queue_settings import group_value
+from millstream.broker.groups.share_fetch import Leased, ShareFetch
+from millstream.doors.kafka import share_answers
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.kafka.share_answers import Refusals
+from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.wire.kafka import share
+from millstream.wire.kafka.primitives import Reader
+from millstream.wire.kafka.share import PartitionAnswer, ShareFetchRequest
+
+KEY = 78
+VERSIONS = (1, 2)
+FLEXIBLE_FROM = 0
+WAIT_MS_MAX = 5 * 60_000
+ANSWER_BYTES_MAX = 4 << 20
+"""Whatever the client allows: these bytes are in memory until they are sent, unlike those of a plain fetch."""
+
+
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
+    request = share.decode_fetch(reader, context.version)
+    try:
+        session = _session(request, context)
+    except RequestError as error:
+        return _refuse(error)
+    fetch = session.fetch = _begin(request, session, context)
+    context.cancel = fetch.cancel
+    return context.shares.answer(_fetch(request, session, fetch, context), _refuse)
+
+
+def _session(request: ShareFetchRequest, context: Context) -> ShareSession:
+    shares, epoch = context.shares, request.session_epoch
+    if epoch == FIRST_EPOCH:
+        if any(request.acknowledged.values()):
+            raise RequestError(Code.INVALID_REQUEST, "a new session has nothing to acknowledge")
+        session = shares.open(request.group_id, request.member_id, context)
+    else:
+        session = shares.find(request.group_id, request.member_id, epoch, context)
+    if epoch != FINAL_EPOCH:
+        shares.change(session, request.acknowledged, request.forgotten)
+    return session
+
+
+def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) -> ShareFetch:
+    if session.fetch is not None:
+        session.fetch.cancel()  # on another connection, which the client gave up
+    fetches = request.session_epoch != FINAL_EPOCH and not request.is_renewal
+    places = list(session.places) if fetches and request.records_max > 0 and request.bytes_max > 0 else []
+    bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX)
+    queue, seat, lines, topics = session.queue, session.seat, session.group.lines, context.broker.topics
+    return ShareFetch(queue, seat, lines, topics, places, request.records_max, bytes_max)
+
+
+async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
+    broker, queue, seat = context.broker, session.queue, session.seat
+    answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
+    # What is acknowledged becomes durable while records are looked for: both are answered together.
+    promises = await share_fetch.acknowledge(queue, seat, broker.topics, answers)
+    wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
+    leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+    refusals.update(await share_fetch.settle(promises))
+    if session.fetch is fetch:
+        session.fetch = None
+    if request.session_epoch == FINAL_EPOCH:
+        context.shares.close(session)
+    session.rotate(each.place for each in leased if each.taken.runs)
+    if request.session_epoch != FIRST_EPOCH:
+        leased = [each for each in leased if each.taken.runs or each.error is not None]
+    return _encode(leased, refusals, session, context)
+
+
+def _parked(context: Context) -> None:
+    context.broker.metrics.fetch_waits += 1
+
+
+def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, context: Context) -> list[Chunk]:
+    lock_ms = min((each.lease_ms for each in leased if each.taken.runs), default=0)
+    if not lock_ms:
+        lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
+    by_topic: dict[UUID, list[Leased]] = {}
+    known = {each.place for each in leased}
+    for each in leased + [Leased(place, share_fetch.NOTHING, 0) for place in refusals if place not in known]:
+        by_topic.setdefault(each.place[0], []).append(each)
+    run: list[bytes] = [share.encode_fetch_head(Code.NONE, None, lock_ms, len(by_topic))]
+    for topic, partitions in by_topic.items():
+        run.append(share.encode_topic(topic, len(partitions)))
+        for each in partitions:
+            run += _encode_partition(each, refusals.get(each.place), context.broker.node_id)
+        run.append(share.END)
+    run.append(share.END_OF_ANSWER)
+    return [b"".join(run)]
+
+
+def _encode_partition(leased: Leased, refusal: RequestError | None, node_id: int) -> list[bytes]:
+    error, data = leased.error, leased.taken.data
+    head = PartitionAnswer(
+        leased.place[1],
+        Code.NONE if error is None else error.code,
+        None if error is None else error.detail,
+        Code.NONE if refusal is None else refusal.code,
+        None if refusal is None else refusal.detail,
+        len(data),
+    )
+    return [share.encode_fetched(head, node_id), data, share.encode_acquired(leased.taken.runs)]
+
+
+def _refuse(error: RequestError) -> list[Chunk]:
+    return [share.encode_fetch_head(error.code, error.detail, 0, 0) + share.END_OF_ANSWER]

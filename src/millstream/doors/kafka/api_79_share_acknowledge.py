@@ -1,0 +1,70 @@
+"""ShareAcknowledge (key 79), versions 1 to 2.
+
+Says what became of leased records: accepted, released to be tried again, rejected, not there, or (version 2) still
+worked on. Durable when answered. The answers for one partition stand together or not at all. Epoch -1 closes the
+session. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from millstream.broker.groups import share_fetch
+from millstream.broker.groups.queue_settings import group_value
+from millstream.doors.kafka import share_answers
+from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.kafka.share_answers import Refusals
+from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.wire.kafka import share
+from millstream.wire.kafka.primitives import Reader
+from millstream.wire.kafka.share import ShareAcknowledgeRequest
+
+KEY = 79
+VERSIONS = (1, 2)
+FLEXIBLE_FROM = 0
+
+
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
+    version = context.version
+    request = share.decode_acknowledge(reader, version)
+
+    def refuse(error: RequestError) -> list[Chunk]:
+        return [share.encode_acknowledge_head(version, error.code, error.detail, 0, 0) + share.END_OF_ANSWER]
+
+    try:
+        if request.session_epoch == FIRST_EPOCH:
+            raise RequestError(Code.INVALID_SHARE_SESSION_EPOCH, "a session is opened with a fetch")
+        session = context.shares.find(request.group_id, request.member_id, request.session_epoch, context)
+    except RequestError as error:
+        return refuse(error)
+    return context.shares.answer(_acknowledge(request, session, version, context), refuse)
+
+
+async def _acknowledge(
+    request: ShareAcknowledgeRequest, session: ShareSession, version: int, context: Context
+) -> list[Chunk]:
+    answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
+    promises = await share_fetch.acknowledge(session.queue, session.seat, context.broker.topics, answers)
+    refusals.update(await share_fetch.settle(promises))
+    if request.session_epoch == FINAL_EPOCH:
+        context.shares.close(session)
+    lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
+    return [_encode(version, refusals, lock_ms, context.broker.node_id)]
+
+
+def _encode(version: int, refusals: Refusals, lock_ms: int, node_id: int) -> bytes:
+    by_topic: dict[UUID, list[tuple[int, RequestError | None]]] = {}
+    for (topic, index), refusal in refusals.items():
+        by_topic.setdefault(topic, []).append((index, refusal))
+    run = [share.encode_acknowledge_head(version, Code.NONE, None, lock_ms, len(by_topic))]
+    for topic, partitions in by_topic.items():
+        run.append(share.encode_topic(topic, len(partitions)))
+        for index, refusal in partitions:
+            code, detail = (Code.NONE, None) if refusal is None else (refusal.code, refusal.detail)
+            run.append(share.encode_acknowledged(index, code, detail, node_id))
+        run.append(share.END)
+    run.append(share.END_OF_ANSWER)
+    return b"".join(run)

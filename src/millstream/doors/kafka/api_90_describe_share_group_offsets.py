@@ -1,0 +1,72 @@
+"""DescribeShareGroupOffsets (key 90), versions 0 to 1.
+
+Where a share group is in each partition: the first offset that is not done, and (version 1) how many records are not
+done yet. All partitions that the group has read, or those that are named; -1 for one that it has not. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.topics import Topic
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 90
+VERSIONS = (0, 1)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    groups = {each.group_id: each for each in request.groups}
+    return {"throttle_time": 0, "groups": [_describe(each, context) for each in groups.values()]}
+
+
+def _describe(asked: Message, context: Context) -> Fields:
+    try:
+        context.broker.groups.share(asked.group_id)
+    except RequestError as error:
+        return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}
+    queue = context.broker.queues.get(asked.group_id)
+    known = _known(queue)
+    if asked.topics is None:
+        wanted: dict[str, Iterable[int]] = {name: sorted(partitions) for name, partitions in known.items()}
+    else:
+        wanted = {each.topic_name: dict.fromkeys(each.partitions) for each in asked.topics}
+    topics = [
+        _topic(name, partitions, known.get(name, {}), context.broker.topics.get(name))
+        for name, partitions in wanted.items()
+    ]
+    return {"group_id": asked.group_id, "topics": topics, "error_code": Code.NONE}
+
+
+def _known(queue: Queue | None) -> dict[str, dict[int, QueuePartition]]:
+    known: dict[str, dict[int, QueuePartition]] = {}
+    for partition in queue.partitions() if queue is not None else ():
+        known.setdefault(partition.topic.name, {})[partition.index] = partition
+    return known
+
+
+def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePartition], topic: Topic | None) -> Fields:
+    described = []
+    for index in partitions:
+        exists = topic is not None and 0 <= index < topic.partition_count
+        start, lag = _progress(known[index]) if index in known else (-1, -1)
+        described.append(
+            {
+                "partition_index": index,
+                "start_offset": start,
+                "leader_epoch": 0,
+                "lag": lag,
+                "error_code": Code.NONE if exists else Code.UNKNOWN_TOPIC_OR_PARTITION,
+                "error_message": None if exists else Code.UNKNOWN_TOPIC_OR_PARTITION.text,
+            }
+        )
+    return {"topic_name": name, "topic_id": None if topic is None else topic.id, "partitions": described}
+
+
+def _progress(partition: QueuePartition) -> tuple[int, int]:
+    figures = partition.figures()
+    return figures.low, figures.available + figures.leased + figures.waiting + figures.dying

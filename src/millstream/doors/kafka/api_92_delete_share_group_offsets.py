@@ -1,0 +1,44 @@
+"""DeleteShareGroupOffsets (key 92), version 0.
+
+A share group without members forgets topics altogether; should it read one again, it begins as a new group does.
+Durable when answered. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code, RequestError
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 92
+VERSIONS = (0, 0)
+
+
+async def handle(request: Message, context: Context) -> Fields:
+    try:
+        group = context.broker.groups.share(request.group_id)
+        group.queue()
+        if group.members:
+            raise RequestError(Code.NON_EMPTY_GROUP)
+    except RequestError as error:
+        return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": []}
+    names = dict.fromkeys(each.topic_name for each in request.topics)
+    responses = [await _delete(request.group_id, name, context) for name in names]
+    return {"throttle_time": 0, "error_code": Code.NONE, "responses": responses}
+
+
+async def _delete(group_id: str, name: str, context: Context) -> Fields:
+    topic = context.broker.topics.get(name)
+    refusal = None
+    try:
+        if topic is None:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        await context.broker.queues.forget(group_id, name)
+    except RequestError as error:
+        refusal = error
+    return {
+        "topic_name": name,
+        "topic_id": None if topic is None else topic.id,
+        "error_code": Code.NONE if refusal is None else refusal.code,
+        "error_message": None if refusal is None else refusal.detail,
+    }

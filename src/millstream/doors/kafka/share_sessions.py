@@ -1,0 +1,157 @@
+"""Share sessions (KIP-932): the partitions that a member of a share group fetches from, and its seat in the queue.
+
+    epoch 0       opens a session with the partitions that are named; one that the member had before is closed
+    epoch 1, 2…   counts the requests; partitions are added by naming them, and forgotten on demand
+    epoch -1      acknowledges what there is to acknowledge, and closes the session
+
+Closing a session releases what it has leased. So does the end of the connection that used it last: a worker that dies
+holds nobody up for longer than its sockets.
+
+Bounded: sessions, sessions of one connection, partitions of a session and of all of them. At a bound a new session is
+refused, and the old ones live on: theirs are leases that somebody works on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.groups.share_fetch import Place, ShareFetch
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue import Queue
+    from millstream.broker.groups.queue_verbs import Member
+    from millstream.broker.groups.share import ShareGroup
+    from millstream.doors.kafka.context import Context
+    from millstream.doors.kafka.outbox import Chunk
+
+logger = logging.getLogger(__name__)
+
+SESSIONS_MAX = 10_000
+CONNECTION_SESSIONS_MAX = 16
+SESSION_PARTITIONS_MAX = 20_000
+PARTITIONS_MAX = 200_000
+FIRST_EPOCH = 0
+FINAL_EPOCH = -1
+
+Key = tuple[str, str]
+"""Group and member."""
+
+
+class ShareSession:
+    __slots__ = ("epoch", "fetch", "group", "key", "owner", "places", "queue", "seat")
+
+    def __init__(self, key: Key, group: ShareGroup, queue: Queue, seat: Member, owner: Context) -> None:
+        self.key = key
+        self.group = group
+        self.queue = queue
+        self.seat = seat
+        self.owner = owner
+        """The connection that used it last."""
+        self.epoch = 1
+        self.places: dict[Place, None] = {}
+        """In the order in which they are looked at."""
+        self.fetch: ShareFetch | None = None
+        """The one that is under way."""
+
+    def rotate(self, served: Iterable[Place]) -> None:
+        """Partitions that gave something go to the end of the line, so that none starves."""
+        for place in served:
+            if place in self.places:
+                del self.places[place]
+                self.places[place] = None
+
+
+class ShareSessions:
+    def __init__(self) -> None:
+        self._sessions: dict[Key, ShareSession] = {}
+        self._partitions = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, group_id: str | None, member_id: str | None, context: Context) -> ShareSession:
+        key = _key(group_id, member_id)
+        self.close(self._sessions.get(key))
+        group = context.broker.groups.share(key[0])
+        if len(self._sessions) >= SESSIONS_MAX or len(context.share_keys) >= CONNECTION_SESSIONS_MAX:
+            raise RequestError(Code.SHARE_SESSION_LIMIT_REACHED)
+        session = ShareSession(key, group, group.queue(), group.take_seat(key[1]), context)
+        self._sessions[key] = session
+        context.share_keys.add(key)
+        return session
+
+    def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
+        """The session that a request belongs to, if it is the next one of it."""
+        session = self._sessions.get(_key(group_id, member_id))
+        if session is not None and not session.group.has_seat(session.key[1], session.seat):
+            self.close(session)  # its member left the group, or was silent too long
+            session = None
+        if session is None:
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND)
+        if epoch != FINAL_EPOCH:
+            if epoch != session.epoch:
+                raise RequestError(
+                    Code.INVALID_SHARE_SESSION_EPOCH, f"the session's next epoch is {session.epoch}, not {epoch}"
+                )
+            session.epoch = session.epoch % 0x7FFF_FFFF + 1
+        if session.owner is not context:
+            session.owner.share_keys.discard(session.key)
+            session.owner = context
+            context.share_keys.add(session.key)
+        return session
+
+    def change(self, session: ShareSession, added: Iterable[Place], forgotten: Iterable[Place]) -> None:
+        """A partition that is named in both goes: its last records are acknowledged, and that is all."""
+        before = len(session.places)
+        for place in added:
+            session.places.setdefault(place)
+        for place in forgotten:
+            session.places.pop(place, None)
+        self._partitions += len(session.places) - before
+        if len(session.places) > SESSION_PARTITIONS_MAX or self._partitions > PARTITIONS_MAX:
+            self.close(session)
+            raise RequestError(Code.SHARE_SESSION_LIMIT_REACHED, "the share sessions hold too many partitions")
+
+    def close(self, session: ShareSession | None) -> None:
+        if session is None or self._sessions.get(session.key) is not session:
+            return
+        del self._sessions[session.key]
+        self._partitions -= len(session.places)
+        session.owner.share_keys.discard(session.key)
+        if session.fetch is not None:
+            session.fetch.cancel()
+        session.group.leave_seat(session.key[1], session.seat)
+
+    def disconnected(self, context: Context) -> None:
+        for key in list(context.share_keys):
+            self.close(self._sessions.get(key))
+
+    def answer(
+        self, work: Coroutine[Any, Any, list[Chunk]], refuse: Callable[[RequestError], list[Chunk]]
+    ) -> Promise[list[Chunk]]:
+        """Runs on beside other connections; whatever happens, there is an answer."""
+        promise: Promise[list[Chunk]] = Promise()
+
+        async def run() -> None:
+            try:
+                chunks = await work
+            except RequestError as error:
+                chunks = refuse(error)
+            except Exception:
+                logger.exception("a share request failed")
+                chunks = refuse(RequestError(Code.UNKNOWN_SERVER_ERROR))
+            promise.settle(chunks)
+
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return promise
+
+
+def _key(group_id: str | None, member_id: str | None) -> Key:
+    if not group_id or not member_id:
+        raise RequestError(Code.INVALID_REQUEST, "a share session needs a group id and a member id")
+    return group_id, member_id

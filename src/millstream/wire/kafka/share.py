@@ -1,0 +1,182 @@
+"""ShareFetch (key 78) and ShareAcknowledge (key 79), decoded and encoded by hand: a worker sends one of them for every
+few records, and the answer to a fetch carries their bytes.
+
+Every version of both is flexible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import NamedTuple
+from uuid import UUID
+
+from millstream.errors import ProtocolError
+from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
+
+Place = tuple[UUID, int]
+"""Topic and partition."""
+
+
+class Acknowledged(NamedTuple):
+    """What a client says about the records from `first` to `last`: one type for all of them, or one for each."""
+
+    first: int
+    last: int
+    types: bytes
+
+
+class ShareFetchRequest(NamedTuple):
+    group_id: str | None
+    member_id: str | None
+    session_epoch: int
+    wait_ms_max: int
+    bytes_max: int
+    records_max: int
+    is_record_limit: bool
+    """Not a record more than asked for, whatever the batches are."""
+    is_renewal: bool
+    acknowledged: dict[Place, list[Acknowledged]]
+    """For every partition that is named, though it may be nothing."""
+    forgotten: list[Place]
+
+
+class ShareAcknowledgeRequest(NamedTuple):
+    group_id: str | None
+    member_id: str | None
+    session_epoch: int
+    is_renewal: bool
+    acknowledged: dict[Place, list[Acknowledged]]
+
+
+class PartitionAnswer(NamedTuple):
+    """What is answered for one partition; the records follow in `size` bytes that the caller puts in between."""
+
+    partition: int
+    error: int
+    error_message: str | None
+    acknowledge_error: int
+    acknowledge_error_message: str | None
+    size: int
+
+
+_FETCH_HEAD = Struct(">iiiiii")
+_OFFSETS = Struct(">qq")
+
+
+def decode_fetch(reader: Reader, version: int) -> ShareFetchRequest:
+    group_id, member_id = reader.string(True), reader.string(True)
+    epoch, wait_ms_max, _, bytes_max, records_max, _ = reader.unpack(_FETCH_HEAD)
+    is_record_limit = version >= 2 and reader.i8() == 1
+    is_renewal = version >= 2 and reader.boolean()
+    acknowledged = _decode_topics(reader)
+    forgotten = []
+    for _ in range(reader.count(True, 18)):
+        topic = reader.uuid()
+        forgotten += [(topic, reader.i32()) for _ in range(reader.count(True, 4))]
+        reader.skip_tags()
+    return ShareFetchRequest(
+        group_id,
+        member_id,
+        epoch,
+        wait_ms_max,
+        bytes_max,
+        records_max,
+        is_record_limit,
+        is_renewal,
+        acknowledged,
+        forgotten,
+    )
+
+
+def decode_acknowledge(reader: Reader, version: int) -> ShareAcknowledgeRequest:
+    group_id, member_id, epoch = reader.string(True), reader.string(True), reader.i32()
+    is_renewal = version >= 2 and reader.boolean()
+    return ShareAcknowledgeRequest(group_id, member_id, epoch, is_renewal, _decode_topics(reader))
+
+
+def _decode_topics(reader: Reader) -> dict[Place, list[Acknowledged]]:
+    acknowledged: dict[Place, list[Acknowledged]] = {}
+    for _ in range(reader.count(True, 18)):
+        topic = reader.uuid()
+        for _ in range(reader.count(True, 6)):
+            place = (topic, reader.i32())
+            batches = [_decode_batch(reader) for _ in range(reader.count(True, 18))]
+            acknowledged.setdefault(place, []).extend(batches)
+            reader.skip_tags()
+        reader.skip_tags()
+    return acknowledged
+
+
+def _decode_batch(reader: Reader) -> Acknowledged:
+    first, last = reader.unpack(_OFFSETS)
+    count = reader.uvarint() - 1
+    if count < 0:
+        raise ProtocolError("acknowledge types are null where they may not be")
+    batch = Acknowledged(first, last, bytes(reader.raw(count)))
+    reader.skip_tags()
+    return batch
+
+
+_HEAD = Struct(">ih")
+_I32 = Struct(">i")
+_CODE = Struct(">ih")
+_I16 = Struct(">h")
+_LEADER = Struct(">iib")
+_ACQUIRED = Struct(">qqhb")
+_COUNT_MAX = 0x7FFF
+END = b"\0"
+"""Of a structure: it has no tagged fields."""
+END_OF_ANSWER = b"\1\0"
+"""No other nodes are named."""
+
+
+def encode_fetch_head(error: int, message: str | None, lock_ms: int, topic_count: int) -> bytes:
+    return _head(error, message) + _I32.pack(lock_ms) + array_length(topic_count, True)
+
+
+def encode_acknowledge_head(version: int, error: int, message: str | None, lock_ms: int, topic_count: int) -> bytes:
+    lock = _I32.pack(lock_ms) if version >= 2 else b""
+    return _head(error, message) + lock + array_length(topic_count, True)
+
+
+def _head(error: int, message: str | None) -> bytes:
+    return _HEAD.pack(0, error) + string(error_text(message), True)
+
+
+def encode_topic(topic: UUID, partition_count: int) -> bytes:
+    return topic.bytes + array_length(partition_count, True)
+
+
+def encode_fetched(answer: PartitionAnswer, leader_id: int) -> bytes:
+    """Everything of a partition's answer up to its records."""
+    partition, error, message, acknowledge_error, acknowledge_message, size = answer
+    return b"".join(
+        (
+            _CODE.pack(partition, error),
+            string(error_text(message), True),
+            _I16.pack(acknowledge_error),
+            string(error_text(acknowledge_message), True),
+            _LEADER.pack(leader_id, 0, 0),
+            uvarint(size + 1),
+        )
+    )
+
+
+def encode_acquired(runs: Iterable[tuple[int, int, int]]) -> bytes:
+    """First offset, last offset and delivery count of neighbouring records; behind a partition's records.
+
+    Runs that meet become one: batches of a single record are common, and clients keep a list of what they are told.
+    """
+    merged: list[tuple[int, int, int]] = []
+    for run in runs:
+        if merged and merged[-1][1] + 1 == run[0] and merged[-1][2] == run[2]:
+            merged[-1] = (merged[-1][0], run[1], run[2])
+        else:
+            merged.append(run)
+    packed = [_ACQUIRED.pack(first, last, min(count, _COUNT_MAX), 0) for first, last, count in merged]
+    return array_length(len(packed), True) + b"".join(packed) + END
+
+
+def encode_acknowledged(partition: int, error: int, message: str | None, leader_id: int) -> bytes:
+    return _CODE.pack(partition, error) + string(error_text(message), True) + _LEADER.pack(leader_id, 0, 0) + END

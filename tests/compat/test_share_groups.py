@@ -1,0 +1,361 @@
+"""Share groups (KIP-932) with unmodified share consumers: many workers on one topic, record by record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, DeserializingShareConsumer, KafkaError, Message, Producer, ShareConsumer
+from confluent_kafka.serialization import SerializationContext, StringDeserializer
+
+from tests.compat import share_workers
+from tests.compat.share_workers import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    Worker,
+    all_of,
+    configure,
+    counts,
+    create_topic,
+    explicit,
+    produce,
+    quiet,
+    values,
+    wait_for,
+)
+from tests.serving import ServedBroker
+
+Unique = Callable[[str], str]
+
+
+def numbers(count: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+class Place:
+    """A topic with records and a group that reads it from its start."""
+
+    def __init__(self, broker: ServedBroker, unique: Unique, count: int, partitions: int = 1, **settings: str) -> None:
+        self.address = broker.address
+        self.topic, self.group, self.dead = unique("jobs"), unique("workers"), unique("dead")
+        create_topic(self.address, self.topic, partitions)
+        configure(self.address, self.group, errors__deadletterqueue__topic__name=self.dead, **settings)
+        self.records = numbers(count)
+        produce(self.address, self.topic, self.records, partitions)
+
+    def worker(self, **config: Any) -> Worker:
+        return Worker(self.address, self.group, self.topic, **config)
+
+    def explicit(self, **config: Any) -> Worker:
+        return explicit(self.address, self.group, self.topic, **config)
+
+    def finds_nothing(self) -> bool:
+        with self.worker() as worker:
+            for _ in range(4):
+                worker.poll(0.3)
+            return not worker.seen
+
+
+def test_polling_on_accepts_what_came_before(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 100, partitions=3)
+    with place.worker() as worker:
+        taken = worker.take(100)
+        assert values(taken) == place.records and counts(taken) == {1}
+        assert worker.poll(0.2) == []
+    assert place.finds_nothing()
+
+
+def test_closing_releases_what_was_neither_committed_nor_polled_past(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 20)
+    with place.worker() as worker:
+        worker.take(20)
+        worker.commit()
+    produce(place.address, place.topic, numbers(5, first=20))
+    for attempt in (1, 2):
+        with place.worker() as worker:
+            taken = worker.take(5)
+            assert values(taken) == numbers(5, first=20) and counts(taken) == {attempt}
+    with place.explicit() as worker:
+        taken = worker.take(5)
+        assert counts(taken) == {3}
+        worker.answer(taken, ACCEPT)  # sent by closing
+    assert place.finds_nothing()
+
+
+def test_what_is_released_comes_again_with_a_rising_count_and_dies_in_the_end(
+    broker: ServedBroker, unique: Unique
+) -> None:
+    place = Place(broker, unique, 6)
+    with place.explicit() as worker:
+        first = worker.take(6)
+        worker.answer(first[:3], ACCEPT)
+        worker.answer(first[3:5], RELEASE)
+        worker.answer(first[5:], REJECT)
+        worker.commit()
+        for attempt in (2, 3):
+            again = worker.take(2)
+            assert values(again) == numbers(2, first=3) and counts(again) == {attempt}
+            worker.answer(again, RELEASE)
+            worker.commit()
+        letters = all_of(place.address, place.dead, 3)
+        assert values(letters) == numbers(3, first=3)
+        for letter in letters:
+            headers = dict(letter.headers())
+            assert headers["millstream-dead-topic"] == place.topic.encode()
+            assert headers["millstream-dead-group"] == place.group.encode()
+            assert headers["millstream-dead-offset"] == b"%d" % int(letter.value())
+            rejected = letter.value() == numbers(1, first=5)[0]
+            assert headers["millstream-dead-attempts"] == (b"1" if rejected else b"3")
+        assert worker.poll(0.3) == []
+    assert place.finds_nothing()
+
+
+def test_acknowledgements_ride_on_the_next_poll(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 10)
+    told: dict[int, object] = {}
+    with place.explicit() as worker:
+
+        def on_commit(offsets: dict[Any, set[int]], error: object) -> None:
+            told.update((offset, error) for group in offsets.values() for offset in group)
+
+        worker.consumer.set_acknowledgement_commit_callback(on_commit)
+        for message in worker.take(10):
+            worker.consumer.acknowledge_offset(place.topic, 0, message.offset(), ACCEPT)
+        wait_for(lambda: worker.poll(0.1) == [] and len(told) == 10, "word of ten acknowledgements")
+        assert set(told.values()) == {None}
+    assert place.finds_nothing()
+
+
+def test_a_lease_that_runs_out_cannot_be_acknowledged_and_goes_to_another(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 4, share__record__lock__duration__ms="1000")
+    with place.explicit() as slow, place.explicit() as quick:
+        late = slow.take(4)
+        taken = quick.take(4)
+        assert values(taken) == place.records and counts(taken) == {2}
+        slow.answer(late, ACCEPT)
+        [error] = slow.consumer.commit_sync(20).values()
+        assert error is not None and error.args[0].code() == KafkaError.INVALID_RECORD_STATE
+        quick.answer(taken, ACCEPT)
+        quick.commit()
+    assert place.finds_nothing()
+
+
+def test_consumers_share_a_topic_and_nothing_comes_twice(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0, partitions=2)
+    wanted = numbers(4000)
+    done = threading.Event()
+
+    def work(worker: Worker) -> list[Message]:
+        while not done.is_set():
+            worker.poll(0.1)
+            if sum(len(each.seen) for each in workers) >= len(wanted):
+                done.set()
+        worker.commit()
+        return worker.seen
+
+    workers = [place.worker(max__poll__records=50) for _ in range(3)]
+    for worker in workers:
+        worker.poll(0.1)
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(work, worker) for worker in workers]
+        produce(place.address, place.topic, wanted, 2, **{"batch.num.messages": 40})
+        seen = [each.result(40) for each in running]
+    for worker in workers:
+        worker.close()
+    assert sorted(message.value() for some in seen for message in some) == wanted
+    assert all(some for some in seen), [len(some) for some in seen]
+    assert counts(message for some in seen for message in some) == {1}
+    assert place.finds_nothing()
+
+
+DIES = """
+import sys, time
+from confluent_kafka import ShareConsumer
+consumer = ShareConsumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[2]})
+consumer.subscribe([sys.argv[3]])
+while not (messages := list(consumer.poll(1.0))):
+    pass
+print(len(messages), flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_consumer_had_goes_to_another_at_once(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 30)
+    command = [sys.executable, "-c", DIES, place.address, place.group, place.topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as dying:
+        assert dying.stdout is not None
+        taken = int(dying.stdout.readline())
+        with place.worker() as heir:
+            assert len(heir.poll(0.5)) == 30 - taken
+            dying.kill()
+            dying.wait(10)
+            started = time.monotonic()
+            again = heir.take(taken)
+            assert time.monotonic() - started < 10, "the lease is 30 s long"
+            assert counts(again) == {2}
+            assert values(heir.seen) == place.records
+            heir.commit()
+    assert place.finds_nothing()
+
+
+@pytest.fixture
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    with ServedBroker(tmp_path_factory.mktemp("share")) as served:
+        yield served
+
+
+def test_nothing_is_lost_or_repeated_when_the_broker_dies_and_comes_back(
+    own_broker: ServedBroker, unique: Unique
+) -> None:
+    place = Place(own_broker, unique, 0, partitions=2)
+    wanted = numbers(300)
+    produce(place.address, place.topic, wanted, 2, **{"batch.num.messages": 5})
+    committed: Counter[bytes] = Counter()
+    deadline = time.monotonic() + 60
+    with place.worker(max__poll__records=20) as worker:
+        for goal in (60, 120, 180, 300):
+            while len(committed) < goal:
+                assert time.monotonic() < deadline, f"{len(committed)} of {goal} records after a restart"
+                messages = worker.poll(0.5)
+                results = worker.consumer.commit_sync(10)
+                # What could not be committed is nobody's now, and comes again.
+                failed = {(where.topic, where.partition) for where, error in results.items() if error is not None}
+                committed.update(
+                    message.value() for message in messages if (message.topic(), message.partition()) not in failed
+                )
+            if goal < 300:
+                assert worker.poll(1.0), "some records are leased when the broker dies"
+                own_broker.kill()
+                own_broker.start()
+    assert sorted(committed) == wanted
+    assert max(committed.values()) == 1, "what was committed must not come again"
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_compression_and_many_partitions(codec: str, broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0, partitions=4)
+    wanted = [number * 20 for number in numbers(400)]
+    produce(place.address, place.topic, wanted, 4, **{"compression.type": codec})
+    with place.worker() as worker:
+        assert values(worker.take(400)) == wanted
+        assert {message.partition() for message in worker.seen} == {0, 1, 2, 3}
+        worker.commit()
+    assert place.finds_nothing()
+
+
+def test_gaps_that_compaction_left_are_passed_over(tmp_path: Path, unique: Unique) -> None:
+    config = tmp_path / "millstream.toml"
+    config.write_text("housekeeping_interval_ms = 100\n")
+    with ServedBroker(tmp_path / "data", "--config", str(config)) as served:
+        topic, group = unique("compacted"), unique("workers")
+        settings = {"segment__bytes": "4000", "min__cleanable__dirty__ratio": "0.01"}
+        create_topic(served.address, topic, 1, cleanup__policy="compact", **settings)
+        configure(served.address, group)
+        producer = Producer({"bootstrap.servers": served.address, "linger.ms": 20}, logger=quiet)
+        for number in range(600):
+            producer.produce(topic, b"%06d" % number, key=b"%d" % (number if number % 3 == 0 else -1))
+            if number % 10 == 9:
+                producer.flush(10)
+        assert producer.flush(20) == 0
+        kept = wait_until_compacted(served.address, topic)
+        with Worker(served.address, group, topic) as worker:
+            taken = worker.take(len(kept))
+            assert [message.offset() for message in sorted(taken, key=Message.offset)] == kept
+            worker.commit()
+        with Worker(served.address, group, topic) as worker:
+            assert worker.poll(0.5) == []
+
+
+def wait_until_compacted(address: str, topic: str) -> list[int]:
+    """The offsets that are left, once they no longer change."""
+    found: list[int] = []
+
+    def is_settled() -> bool:
+        nonlocal found
+        before, found = found, offsets_of(address, topic)
+        return len(found) < 400 and before == found
+
+    wait_for(is_settled, "compaction")
+    return found
+
+
+def offsets_of(address: str, topic: str) -> list[int]:
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    config = {"bootstrap.servers": address, "group.id": "r", "enable.partition.eof": True, "enable.auto.commit": False}
+    consumer = Consumer(config, logger=quiet)
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found: list[int] = []
+    try:
+        while True:
+            for message in consumer.consume(1000, 0.5):
+                error = message.error()
+                if error is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    return found
+                found.append(message.offset())
+    finally:
+        consumer.close()
+
+
+class Deserializing(Worker):
+    def _make(self, config: dict[str, Any]) -> ShareConsumer:
+        def strict(value: bytes, context: SerializationContext) -> object:
+            return json.loads(value)
+
+        config |= {"key.deserializer": StringDeserializer("utf_8"), "value.deserializer": strict}
+        return DeserializingShareConsumer(config)
+
+
+def test_a_deserializing_consumer_rejects_what_it_cannot_read(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0)
+    produce(place.address, place.topic, [b'{"n": 1}', b"not json", b'{"n": 2}'])
+    worker = Deserializing(place.address, place.group, place.topic, share__acknowledgement__mode="explicit")
+    with worker:
+        messages: list[Message] = []
+        wait_for(lambda: bool(messages.extend(worker.consumer.poll(0.5)) or len(messages) == 3), "three records")
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._VALUE_DESERIALIZATION
+            worker.consumer.acknowledge(message, ACCEPT if error is None else REJECT)
+        assert [message.value() for message in messages if message.error() is None] == [{"n": 1}, {"n": 2}]
+        assert [message.key() for message in messages] == ["key-0", b"key-1", "key-2"]
+        worker.commit()
+    [letter] = all_of(place.address, place.dead, 1)
+    assert letter.value() == b"not json"
+
+
+def test_a_new_group_begins_at_the_end_unless_told_otherwise(broker: ServedBroker, unique: Unique) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    create_topic(broker.address, topic)
+    produce(broker.address, topic, numbers(5))
+    with Worker(broker.address, group, topic) as worker:
+        assert worker.poll(1.0) == []
+        produce(broker.address, topic, numbers(5, first=5))
+        assert values(worker.take(5)) == numbers(5, first=5)
+
+
+def test_a_topic_that_grows_is_read_to_its_new_partitions(own_broker: ServedBroker, unique: Unique) -> None:
+    from confluent_kafka.admin import NewPartitions
+
+    topic, group = unique("jobs"), unique("workers")
+    create_topic(own_broker.address, topic)
+    configure(own_broker.address, group, share__heartbeat__interval__ms="200")
+    with Worker(own_broker.address, group, topic) as worker:
+        assert worker.poll(0.5) == []
+        client = share_workers.admin(own_broker.address)
+        client.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
+        produce(own_broker.address, topic, numbers(30), 3)
+        assert values(worker.take(30)) == numbers(30)
