@@ -15,6 +15,7 @@ import millstream as package
 from millstream import (
     BufferFull,
     Closed,
+    LeaseLost,
     Message,
     Millstream,
     MillstreamError,
@@ -424,6 +425,88 @@ async def test_a_member_that_leaves_hands_its_partitions_to_the_others(
     await first.close()
     await until(lambda: len(second.assignment) == 2)
     await second.close()
+
+
+# Queues
+
+
+async def test_each_job_is_done_once_by_one_of_the_workers(ms: Millstream, unique: Callable[[str], str]) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send_many([(topic, b"%d" % number) for number in range(30)])
+    done: list[bytes | None] = []
+
+    async def work() -> None:
+        async with ms.queue(topic, group=group) as jobs:
+            while len(done) < 30:
+                job = await jobs.receive(0.2)
+                if job is not None:
+                    assert job.attempt == 1
+                    await job.accept()
+                    done.append(job.value)
+
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*(work() for _ in range(3)))
+    assert sorted(done, key=str) == sorted((b"%d" % number for number in range(30)), key=str)
+
+
+async def test_a_released_job_comes_again_and_a_rejected_one_is_dead(
+    ms: Millstream, unique: Callable[[str], str]
+) -> None:
+    topic, group, dead = unique("jobs"), unique("workers"), unique("dead")
+    await ms.send_many([(topic, b"again", b"k1"), (topic, b"never", b"k2")])
+    settings = {"errors.deadletterqueue.topic.name": dead}
+    async with ms.queue(topic, group=group, settings=settings) as jobs:
+        [first] = await take(jobs, 1)
+        await first.release()
+        for _ in range(2):
+            [job] = await take(jobs, 1)
+            if job.value == b"again":
+                assert job.attempt == 2
+                await job.accept()
+            else:
+                await job.reject("nobody can do this")
+        assert await jobs.receive(0.3) is None
+    async with asyncio.timeout(SECONDS):
+        while dead not in await ms.topics():  # noqa: ASYNC110  (nobody tells when it is there)
+            await asyncio.sleep(0.02)
+        async for record in ms.read(dead):
+            assert record.value == b"never" and record.key == b"k2"
+            assert record.header("millstream-dead-topic") == topic.encode()
+            break
+
+
+async def test_an_answer_that_comes_too_late_is_an_error_of_its_own(
+    ms: Millstream, unique: Callable[[str], str]
+) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send(topic, b"x")
+    async with ms.queue(topic, group=group) as jobs:
+        [job] = await take(jobs, 1)
+        await job.accept()
+        with pytest.raises(LeaseLost):
+            await job.accept()
+    with pytest.raises(Closed):
+        await job.accept()
+
+
+async def test_a_worker_that_goes_gives_its_jobs_back(ms: Millstream, unique: Callable[[str], str]) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send(topic, b"x")
+    async with ms.queue(topic, group=group) as jobs:
+        await take(jobs, 1)
+    async with ms.queue(topic, group=group) as jobs:
+        [job] = await take(jobs, 1)
+        assert job.value == b"x" and job.attempt == 2
+        await job.accept()
+
+
+async def test_jobs_are_decoded_too(ms: Millstream, unique: Callable[[str], str]) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send(topic, b"[1]")
+    async with ms.queue(topic, group=group, decode=json.loads) as jobs:
+        [job] = await take(jobs, 1)
+        assert job.value == [1]
+        await job.accept()
 
 
 # Exclusive
