@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from bench import (
     decode,
+    embedded,
     fetch,
     flush,
     memory,
@@ -33,7 +34,7 @@ from bench import (
 )
 from bench.measure import Measure, Result, Scale, run
 
-MODULES = (produce, fetch, small_requests, flush, peer, decode, memory, spark_read, spark_stream, spark_write)
+MODULES = (produce, fetch, small_requests, flush, peer, decode, embedded, memory, spark_read, spark_stream, spark_write)
 # Spark last: its session stays for all of its rows, and a JVM beside the others would be noise.
 ROUNDS_MIN = 3
 BUSY_PERCENT_MAX = 10.0

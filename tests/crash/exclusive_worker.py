@@ -21,7 +21,7 @@ import sys
 import millstream
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 
-HEARTBEAT, TAKEOVER = 0.3, 0.8
+HEARTBEAT, TAKEOVER = 0.2, 0.6
 WORK = 0.001
 """Seconds for every third record."""
 
@@ -47,7 +47,7 @@ async def main(store: str, journal: str, seed: str) -> None:
                 assert member is not None
                 if ledger.is_active and ledger._terms != term:
                     term = ledger._terms
-                    note("A", member.revision)
+                    note("A", member.active_since)
                 if event is None:
                     continue
                 if event.offset % 3 == 0:
@@ -59,7 +59,7 @@ async def main(store: str, journal: str, seed: str) -> None:
                 until_commit = rng.randint(1, 10)
                 try:
                     await event.commit()
-                    note("C", event.offset, member.revision)
+                    note("C", event.offset, member.written)
                 except millstream.NotActive:
                     note("N", event.offset)
                 except millstream.RequestError as error:  # the database was away, or locked by one that stands still

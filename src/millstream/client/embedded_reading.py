@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from millstream.broker.topics import Topic
@@ -65,6 +65,16 @@ class Cursor(Generic[V]):
         self.given = record.offset
         self.next = record.offset + 1
         return record
+
+    def left(self) -> list[StoredRecord]:
+        """The records of the batch at hand that were not given yet."""
+        return self._records[self._at :] if self._at else self._records
+
+    def went(self, offset: int) -> None:
+        """The first of what is left was given."""
+        self._at += 1
+        self.given = offset
+        self.next = offset + 1
 
     async def load(self, limit: int | None = None) -> bool:
         """Decodes the next batch, reading where needed; whether there was one."""
@@ -149,6 +159,30 @@ class EmbeddedReading(Reading[V]):
         self._limit = None if self._follow else log.durable
         self._cursor = Cursor(topics.get, topic, self._partition, offset)
         self._unwake = log.wake(self._signal.set)
+
+    async def __aiter__(self) -> AsyncGenerator[Record[V], None]:
+        """What `Consuming` does, with fewer steps for each record."""
+        try:
+            while not self.is_closed:
+                first = await self.receive()
+                if first is None:
+                    return
+                yield first
+                cursor = self._cursor
+                assert cursor is not None
+                topic, index = cursor.topic.name, cursor.index
+                if self._decode is not None or self._limit is not None:
+                    continue
+                for offset, timestamp, key, value, headers in cursor.left():
+                    if offset < cursor.next:
+                        break  # somebody else asked this reading meanwhile
+                    cursor.went(offset)
+                    yield Record(topic, index, offset, timestamp, key, value, headers)  # type: ignore[arg-type]
+                    if self.is_closed:
+                        return
+        finally:
+            if not self._is_held:
+                await self.close(clean=False)
 
     async def _next(self, timeout: float | None) -> Record[V] | None:
         cursor = self._cursor

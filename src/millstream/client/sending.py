@@ -84,6 +84,8 @@ class Sender:
         self._encode = encode
         self._on_sent = on_sent
         self._counts: dict[str, int] = {}
+        self._alone: dict[str, int] = {}
+        """The partition of topics that have only one."""
         self._heaps: dict[tuple[str, int], Heap] = {}
         self._buffered = 0
         self._underway: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -120,28 +122,37 @@ class Sender:
         if self.is_closed or name is None:
             raise Closed("the sender is closed") if self.is_closed else MillstreamError("name the record's topic")
         data = value if self._encode is None or value is None else self._encode(value)
-        if data is not None and type(data) is not bytes:
+        if type(data) is not bytes and data is not None:
             data = _bytes(data)
-        size = RECORD_BYTES + len(data or b"") + len(key or b"")
+        size = RECORD_BYTES if data is None else RECORD_BYTES + len(data)
+        if key is not None:
+            size += len(key)
         if headers:
             size += sum(len(each) + len(content or b"") for each, content in headers)
-        if self._buffered and self._buffered + size > self._buffer_bytes_max:
+        if self._buffered + size > self._buffer_bytes_max and self._buffered:
             await self._wait_for_room(size)
         if partition is None:
-            count = self._counts.get(name)
-            if count is None:
-                count = self._counts[name] = await self._owner.partition_count(name)
-            partition = partitioners.place(self._partitioner, key, count)
-        if self.is_closed:  # while this one waited
-            raise Closed("the sender is closed")
-        heap = self._heaps.get((name, partition))
+            partition = self._alone.get(name)
+            if partition is None:
+                partition = await self._place(name, key)
+        place = name, partition
+        heap = self._heaps.get(place)
         if heap is None:
             heap = self._open(name, partition)
-        heap.batch.rows.append((0, timestamp, key, data, headers))
+        rows = heap.batch.rows
+        rows.append((0, timestamp, key, data, headers))
         heap.bytes += size
         self._buffered += size
-        if len(heap.batch.rows) >= self._records_max or heap.bytes >= self._bytes_max:
-            self._leave((name, partition))
+        if len(rows) >= self._records_max or heap.bytes >= self._bytes_max:
+            self._leave(place)
+
+    async def _place(self, topic: str, key: bytes | None) -> int:
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = await self._owner.partition_count(topic)
+            if count == 1 and isinstance(self._partitioner, partitioners.ByKey):
+                self._alone[topic] = 0  # there is nothing to choose
+        return partitioners.place(self._partitioner, key, count)
 
     async def flush(self) -> None:
         """Returns when all that was taken before is durable; raises `SendFailed` for what is not."""
@@ -167,6 +178,8 @@ class Sender:
     def _open(self, topic: str, partition: int) -> Heap:
         from millstream.client.api import Batch
 
+        if self.is_closed:  # while this record waited for room
+            raise Closed("the sender is closed")
         heap = self._heaps[topic, partition] = Heap(Batch(topic, partition, []))
         if self._timer is None:
             self._timer = self._owner.clock.call_later(self._linger, self._time_is_over)
@@ -221,6 +234,7 @@ class Sender:
                 future.set_result(None)
         if error is not None:
             self._counts.pop(heap.batch.topic, None)  # the topic may not be what it was
+            self._alone.pop(heap.batch.topic, None)
         if error is not None or self._on_sent is not None:
             self._tell(heap, offsets, error)
 

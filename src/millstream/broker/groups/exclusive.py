@@ -105,6 +105,9 @@ class ExclusiveMember:
         self.topic = topic
         self.settings = settings
         self.revision = 0
+        self.active_since = 0
+        """The revision at which it last became active, and that of the last change it made."""
+        self.written = 0
         self._meta = meta
         self._clock = clock
         self._topics = topics
@@ -315,13 +318,19 @@ class ExclusiveMember:
         )
         state = State(self.topic.id.hex, active, positions, self._clock.now_ms(), behind)
         put = Put(self._key, state.encode(), self.revision)
-        self._meta.transact(put).then(lambda done: self._landed(done, put, state, settling))
+        was_ours = self._holds
+        self._meta.transact(put).then(lambda done: self._landed(done, put, state, was_ours, settling))
 
-    def _landed(self, done: Promise[int], put: Put, state: State, settling: list[Promise[None]]) -> None:
+    def _landed(
+        self, done: Promise[int], put: Put, state: State, was_ours: bool, settling: list[Promise[None]]
+    ) -> None:
         self._is_busy = False
         if done.error is not None:
             self._failed(done.error, state, settling)
             return
+        self.written = done.value()
+        if state.active == self.id and not was_ours:
+            self.active_since = self.written
         if done.value() > self.revision:  # else the watch has said so already, or something newer
             self._learn(Versioned(put.value, done.value()))
         for promise in settling:
