@@ -13,6 +13,7 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     AcknowledgeType,
     Consumer,
+    KafkaError,
     Message,
     Producer,
     ShareConsumer,
@@ -131,8 +132,48 @@ def all_of(address: str, topic: str, count: int) -> list[Message]:
         consumer.close()
 
 
+def whole(address: str, topic: str) -> list[Message]:
+    """All there is now in a topic with one partition."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "reader"}, logger=quiet)
+    try:
+        count = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+    finally:
+        consumer.close()
+    return all_of(address, topic, count) if count else []
+
+
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.02)
+
+
+def wait_until_compacted(address: str, topic: str) -> list[int]:
+    """The offsets that are left, once they no longer change."""
+    found: list[int] = []
+
+    def is_settled() -> bool:
+        nonlocal found
+        before, found = found, offsets_of(address, topic)
+        return len(found) < 400 and before == found
+
+    wait_for(is_settled, "compaction")
+    return found
+
+
+def offsets_of(address: str, topic: str) -> list[int]:
+    config = {"bootstrap.servers": address, "group.id": "r", "enable.partition.eof": True, "enable.auto.commit": False}
+    consumer = Consumer(config, logger=quiet)
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found: list[int] = []
+    try:
+        while True:
+            for message in consumer.consume(1000, 0.5):
+                error = message.error()
+                if error is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    return found
+                found.append(message.offset())
+    finally:
+        consumer.close()

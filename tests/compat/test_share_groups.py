@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, DeserializingShareConsumer, KafkaError, Message, Producer, ShareConsumer
+from confluent_kafka import DeserializingShareConsumer, KafkaError, Message, Producer, ShareConsumer
 from confluent_kafka.serialization import SerializationContext, StringDeserializer
 
 from tests.compat import share_workers
@@ -32,6 +32,7 @@ from tests.compat.share_workers import (
     quiet,
     values,
     wait_for,
+    wait_until_compacted,
 )
 from tests.serving import ServedBroker
 
@@ -178,6 +179,22 @@ def test_consumers_share_a_topic_and_nothing_comes_twice(broker: ServedBroker, u
     assert place.finds_nothing()
 
 
+def test_workers_share_one_large_batch(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0)
+    wanted = numbers(1000)
+    produce(place.address, place.topic, wanted, **{"linger.ms": 1000})
+    with place.worker(max__poll__records=10) as one, place.worker(max__poll__records=10) as other:
+        assert len(one.take(10)) == len(other.take(10)) == 10
+        while len(one.seen) + len(other.seen) < 1000:
+            one.poll(0.2)
+            other.poll(0.2)
+        one.commit()
+        other.commit()
+        assert values(one.seen + other.seen) == wanted
+        assert min(len(one.seen), len(other.seen)) > 300
+    assert place.finds_nothing()
+
+
 DIES = """
 import sys, time
 from confluent_kafka import ShareConsumer
@@ -277,38 +294,6 @@ def test_gaps_that_compaction_left_are_passed_over(tmp_path: Path, unique: Uniqu
             assert worker.poll(0.5) == []
 
 
-def wait_until_compacted(address: str, topic: str) -> list[int]:
-    """The offsets that are left, once they no longer change."""
-    found: list[int] = []
-
-    def is_settled() -> bool:
-        nonlocal found
-        before, found = found, offsets_of(address, topic)
-        return len(found) < 400 and before == found
-
-    wait_for(is_settled, "compaction")
-    return found
-
-
-def offsets_of(address: str, topic: str) -> list[int]:
-    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
-
-    config = {"bootstrap.servers": address, "group.id": "r", "enable.partition.eof": True, "enable.auto.commit": False}
-    consumer = Consumer(config, logger=quiet)
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    found: list[int] = []
-    try:
-        while True:
-            for message in consumer.consume(1000, 0.5):
-                error = message.error()
-                if error is not None:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    return found
-                found.append(message.offset())
-    finally:
-        consumer.close()
-
-
 class Deserializing(Worker):
     def _make(self, config: dict[str, Any]) -> ShareConsumer:
         def strict(value: bytes, context: SerializationContext) -> object:
@@ -335,6 +320,48 @@ def test_a_deserializing_consumer_rejects_what_it_cannot_read(broker: ServedBrok
         worker.commit()
     [letter] = all_of(place.address, place.dead, 1)
     assert letter.value() == b"not json"
+
+
+def test_groups_do_not_disturb_each_other(broker: ServedBroker, unique: Unique) -> None:
+    place, others = Place(broker, unique, 50), unique("others")
+    configure(place.address, others)
+    with place.worker() as worker, Worker(place.address, others, place.topic) as other:
+        assert values(worker.take(50)) == values(other.take(50)) == place.records
+        worker.commit()
+        other.commit()
+
+
+def test_large_empty_and_missing_values(broker: ServedBroker, unique: Unique) -> None:
+    place = Place(broker, unique, 0)
+    large = bytes(range(256)) * 3600
+    producer = Producer({"bootstrap.servers": place.address, "message.max.bytes": 1_000_000}, logger=quiet)
+    for value in (large, b"", None, large, b"\0", large):
+        producer.produce(place.topic, value, headers=[("kind", b"odd"), ("nothing", None)])
+    assert producer.flush(20) == 0
+    with place.worker() as worker:
+        found = sorted(worker.take(6), key=Message.offset)
+        assert [message.value() for message in found] == [large, b"", None, large, b"\0", large]
+        assert all(message.headers() == [("kind", b"odd"), ("nothing", None)] for message in found)
+        worker.commit()
+    assert place.finds_nothing()
+
+
+def test_a_worker_changes_what_it_reads(broker: ServedBroker, unique: Unique) -> None:
+    place, other = Place(broker, unique, 5), unique("more-jobs")
+    create_topic(place.address, other)
+    produce(place.address, other, numbers(5, first=100))
+    configure(place.address, place.group, share__heartbeat__interval__ms="200")
+    with place.worker() as worker:
+        assert values(worker.take(5)) == numbers(5)
+        worker.commit()
+        worker.consumer.subscribe([other])
+        assert values(worker.take(5)) == numbers(5, first=100)
+        worker.commit()
+        produce(place.address, place.topic, numbers(1, first=5))
+        assert worker.poll(1.0) == []
+        worker.consumer.subscribe([place.topic, other])
+        assert values(worker.take(1)) == numbers(1, first=5)
+        worker.commit()
 
 
 def test_a_new_group_begins_at_the_end_unless_told_otherwise(broker: ServedBroker, unique: Unique) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -176,9 +175,10 @@ def test_a_limit_on_records_is_kept_when_it_must_be(broker: ServedBroker, unique
     place = Place(broker, unique, batches=3)
     with place.member() as member:
         assert leases(member.fetch(0, place.at(), records_max=4, record_limit=True)) == {0: [(0, 3, 1)]}
-        assert leases(member.fetch(1, records_max=1, version=1)) == {0: [(4, 9, 1)]}, "to the end of the batch"
-        assert leases(member.fetch(2, records_max=11, version=1)) == {0: [(10, 29, 1)]}
+        assert leases(member.fetch(1, records_max=3, version=1)) == {0: [(4, 6, 1)]}, "the batch alone has more"
+        assert leases(member.fetch(2, records_max=11, version=1)) == {0: [(7, 19, 1)]}, "to the end of the batch"
         assert leases(member.fetch(3, records_max=0)) == {}
+        assert leases(member.fetch(4, records_max=11, version=1)) == {0: [(20, 29, 1)]}
 
 
 def test_leases_are_renewed_and_nothing_is_fetched_meanwhile(place: Place) -> None:
@@ -190,41 +190,6 @@ def test_leases_are_renewed_and_nothing_is_fetched_meanwhile(place: Place) -> No
         answer = member.acknowledge(2, place.at(0, (0, 4, [RENEW])), renew=True)
         assert codes(answer) == {0: 0} and answer.acquisition_lock_timeout.total_seconds() == 30
         assert codes(member.acknowledge(3, place.at(0, (5, 9, [RENEW])), renew=True)) == {0: Code.INVALID_RECORD_STATE}
-
-
-def test_a_parked_fetch_wakes_for_a_record_and_for_one_that_is_released(place: Place) -> None:
-    with place.member() as member, place.member() as other:
-        member.fetch(0, place.at())
-        other.fetch(0, place.at())
-        for wake, expected in (
-            (lambda: place.produce(b"new"), [(10, 10, 1)]),
-            (lambda: member.acknowledge(1, place.at(0, (3, 4, [RELEASE]))), [(3, 4, 2)]),
-            (member.close, [(0, 2, 2), (5, 9, 2)]),
-        ):
-            epoch = 1 if expected == [(10, 10, 1)] else 2 if expected == [(3, 4, 2)] else 3
-            other.raw.send(other.fetch_frame(epoch, wait_ms=20_000))
-            timer = threading.Timer(0.2, wake)
-            timer.start()
-            started = time.monotonic()
-            assert leases(other.raw.answer(78, 2)) == {0: expected}
-            assert 0.1 < time.monotonic() - started < 10
-            timer.join()
-
-
-def test_a_parked_fetch_gives_up_in_time_and_holds_nothing(place: Place) -> None:
-    with place.member() as member, place.member() as other:
-        other.fetch(0, place.at())
-        member.fetch(0, place.at())
-        started = time.monotonic()
-        assert member.fetch(1, wait_ms=300).responses == ()
-        assert time.monotonic() - started >= 0.3
-        member.raw.send(member.fetch_frame(2, wait_ms=20_000))
-        time.sleep(0.2)  # it is parked by now; if it is not, this shows less and fails nothing
-        member.close()
-        place.produce(b"new")
-        deadline = time.monotonic() + 10
-        other.raw.send(other.fetch_frame(1, wait_ms=5_000))
-        assert leases(other.raw.answer(78, 2)) == {0: [(10, 10, 1)]}, time.monotonic() - deadline
 
 
 def test_a_session_moves_with_its_client_to_another_connection(place: Place) -> None:

@@ -31,9 +31,7 @@ class Desk:
         await self.run(raw.create_topic, self.address, "jobs")
         self.place = (await self.run(topic_id, self.address, "jobs"), 0)
         await self.configure()
-        records = raw.batch(*(b"%d" % number for number in range(10)), timestamp_ms=self.clock.now_ms())
-        with Raw(self.address) as connection:
-            assert (await self.run(connection.ask, raw.produce("jobs", records))).responses
+        await self.produce(*(b"%d" % number for number in range(10)))
 
     async def configure(self, **settings: str) -> None:
         await self.run(lambda: configure(self.address, "workers", **settings))
@@ -46,6 +44,19 @@ class Desk:
 
     async def fetch(self, member: Bare, epoch: int, **more: Any) -> Any:
         return await self.run(member.fetch, epoch, {self.place: ()}, **more)
+
+    async def park(self, member: Bare, epoch: int, wait_ms: int = 120_000) -> asyncio.Task[Any]:
+        """Returns when the fetch waits."""
+        before = self.server.metrics.fetch_waits
+        waiting = asyncio.ensure_future(self.fetch(member, epoch, wait_ms=wait_ms))
+        while self.server.metrics.fetch_waits == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        return waiting
+
+    async def produce(self, *values: bytes) -> None:
+        records = raw.batch(*values, timestamp_ms=self.clock.now_ms())
+        with Raw(self.address) as connection:
+            assert (await self.run(connection.ask, raw.produce("jobs", records))).responses
 
     async def answer(self, member: Bare, epoch: int, *acks: Any, **more: Any) -> int:
         answer = await self.run(member.acknowledge, epoch, {self.place: acks}, **more)
@@ -80,11 +91,54 @@ async def test_a_parked_fetch_gets_a_record_the_moment_its_lease_ends(desk: Desk
     with one, other:
         await desk.fetch(one, 0)
         await desk.fetch(other, 0)
-        waiting = asyncio.ensure_future(desk.fetch(other, 1, wait_ms=120_000))
-        while not desk.server.metrics.fetch_waits:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        waiting = await desk.park(other, 1)
         desk.clock.advance(30.1)
         assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(0, 9, 2)]}
+
+
+async def test_a_parked_fetch_wakes_for_what_is_new_released_or_left_behind(desk: Desk) -> None:
+    one, other = await desk.member(), await desk.member()
+    with one, other:
+        await desk.fetch(one, 0)
+        await desk.fetch(other, 0)
+        waiting = await desk.park(other, 1)
+        await desk.produce(b"new")
+        assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(10, 10, 1)]}
+        waiting = await desk.park(other, 2)
+        assert await desk.answer(one, 1, (3, 4, [RELEASE])) == 0
+        assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(3, 4, 2)]}
+        waiting = await desk.park(other, 3)
+        one.close()
+        assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(0, 2, 2), (5, 9, 2)]}
+
+
+async def test_a_parked_fetch_gives_up_in_time(desk: Desk) -> None:
+    member = await desk.member()
+    with member:
+        await desk.fetch(member, 0)
+        waiting = await desk.park(member, 1, wait_ms=500)
+        desk.clock.advance(0.4)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        desk.clock.advance(0.2)
+        assert (await asyncio.wait_for(waiting, 10)).responses == ()
+
+
+async def test_a_client_that_goes_while_its_fetch_is_parked_takes_nothing_with_it(desk: Desk) -> None:
+    one, other = await desk.member(), await desk.member()
+    with other:
+        await desk.fetch(one, 0)
+        await desk.fetch(other, 0)
+        before = desk.server.metrics.fetch_waits
+        one.raw.send(one.fetch_frame(1, wait_ms=120_000))
+        while desk.server.metrics.fetch_waits == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        waiting = await desk.park(other, 1)
+        one.close()
+        assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(0, 9, 2)]}
+        waiting = await desk.park(other, 2)
+        await desk.produce(b"new")
+        assert leases(await asyncio.wait_for(waiting, 10)) == {0: [(10, 10, 1)]}
 
 
 async def test_a_renewed_lease_lasts_another_30_seconds(desk: Desk) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, Message
 
 from tests.compat import raw
 from tests.compat.raw import Raw
-from tests.compat.share_workers import ACCEPT, REJECT, RELEASE, all_of, configure, create_topic, explicit, produce
+from tests.compat.share_workers import ACCEPT, REJECT, RELEASE, configure, create_topic, explicit, produce, whole
 from tests.serving import ServedBroker
 
 RECORDS = int(os.environ.get("SHARE_RECORDS", "3000"))
@@ -118,7 +118,7 @@ def test_every_record_ends_done_or_dead_none_both_none_neither(tmp_path: Path) -
             for worker in workers:
                 worker.join(60)
         assert [worker.error for worker in workers if worker.error is not None] == []
-        dead = Counter(letter.value() for letter in all_of(broker.address, "__dlq__", len(tally.rejected)))
+        dead = Counter(letter.value() for letter in whole(broker.address, "__dlq__"))
     took = time.monotonic() - started
     print(
         f"\n{RECORDS} records, {KILLS} kills, {tally.crashes} vanished and {tally.late} late workers in {took:.0f} s: "

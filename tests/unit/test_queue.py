@@ -408,14 +408,17 @@ async def test_records_that_retention_took_are_passed_over(kit: Kit) -> None:
 async def test_batches_are_given_out_with_what_is_leased_in_them(kit: Kit) -> None:
     await kit.topic()
     await kit.put(*(b"%d" % number for number in range(200)))
+    await kit.put(*(b"%d" % number for number in range(200, 240)))
     await kit.put(b"last")
     queue, partition = await kit.queue()
     member = queue.join("one")
     strict = await partition.acquire(member, 50, 1 << 20)
     assert [(run.first, run.last, run.attempt) for run in strict.runs] == [(0, 49, 1)]
-    whole = await partition.acquire(member, 50, 1 << 20, whole_batches=True)
-    assert [(run.first, run.last) for run in whole.runs] == [(50, 199)]
-    assert [record.offset for record in codec.iterate(whole.data)] == list(range(200))
+    shared = await partition.acquire(member, 100, 1 << 20, whole_batches=True)
+    assert [(run.first, run.last) for run in shared.runs] == [(50, 149)], "the batch alone has more than that"
+    assert [record.offset for record in codec.iterate(shared.data)] == list(range(200))
+    whole = await partition.acquire(member, 60, 1 << 20, whole_batches=True)
+    assert [(run.first, run.last) for run in whole.runs] == [(150, 199), (200, 239)], "to the end of a small batch"
     rest = await partition.acquire(member, 50, 1 << 20)
     assert [record.value for record in codec.iterate(rest.data)] == [b"last"]
 

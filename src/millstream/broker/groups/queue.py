@@ -69,14 +69,19 @@ class Queue:
 
     async def partition(self, topic: Topic, index: int) -> QueuePartition:
         """The queue's place in a partition; where it begins is durable before anything is given out."""
-        found = self._partitions.get((topic.name, index))
-        if found is not None and found.topic is topic:
+        found = self.opened(topic, index)
+        if found is not None:
             return found
         if not 0 <= index < topic.partition_count:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} has no partition {index}")
         made = self.restore(topic, index, None)
         await made.save()
         return made
+
+    def opened(self, topic: Topic, index: int) -> QueuePartition | None:
+        """The same, if it was there before."""
+        found = self._partitions.get((topic.name, index))
+        return found if found is not None and found.topic is topic else None
 
     def restore(self, topic: Topic, index: int, stored: Stored | None) -> QueuePartition:
         shelf = Shelf(self.id, topic.name, index) if self.is_durable else None

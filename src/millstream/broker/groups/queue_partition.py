@@ -130,7 +130,8 @@ class QueuePartition:
         """Leases what is available now, and answers with the batches it is in; empty if there is nothing.
 
         With `whole_batches` the last batch is leased to its end although that is more than asked for: a client that
-        has to be sent the batch anyway may as well work on it.
+        has to be sent the batch anyway may as well work on it. But a batch that alone has more than was asked for is
+        shared: one worker would otherwise get ten thousand jobs at once, and the others none.
         """
         chunks: list[bytes] = []
         runs: list[Run] = []
@@ -143,7 +144,7 @@ class QueuePartition:
                 if count >= records_max or (chunks and size + len(batch) > bytes_max):
                     break
                 wanted = self._room(member)
-                if not whole_batches:
+                if not whole_batches or header.count > records_max:
                     wanted = min(wanted, records_max - count)
                 self._look_at(header, batch, wanted)
                 leased = self._lease(member, header.base_offset, header.last_offset, wanted)
@@ -178,6 +179,11 @@ class QueuePartition:
                         taken.append(TakenRecord(record, run.attempt))
                         size += len(record.value or b"")
         return taken
+
+    @property
+    def has_some(self) -> bool:
+        """Whether it is worth asking for something."""
+        return self._first() is not None
 
     def _first(self) -> int | None:
         """The lowest offset that may be given out."""

@@ -34,17 +34,19 @@ class Leased(NamedTuple):
     place: Place
     taken: Taken
     lease_ms: int
+    """0: nothing was leased."""
     error: RequestError | None = None
 
 
-async def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition:
+def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition | None:
+    """None: it has not been opened."""
     topic_id, index = place
     topic = topics.by_id(topic_id)
     if topic is None:
         raise RequestError(Code.UNKNOWN_TOPIC_ID)
     if not 0 <= index < topic.partition_count:
         raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
-    return await queue.partition(topic, index)
+    return queue.opened(topic, index)
 
 
 class ShareFetch:
@@ -77,6 +79,7 @@ class ShareFetch:
         self, clock: Clock, wait_ms_max: int, whole_batches: bool, parked: Callable[[], None]
     ) -> list[Leased]:
         """Calls `parked` if there is nothing yet."""
+        await self._open()
         leased = await self._lease(whole_batches)
         if _is_worth_telling(leased) or wait_ms_max <= 0 or not self._places or self._is_cancelled:
             return leased
@@ -117,6 +120,16 @@ class ShareFetch:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
+    async def _open(self) -> None:
+        """Those that are new to the queue: all at once, so that their beginnings are durable with one write."""
+        missing = []
+        for topic_id, index in self._places:
+            topic = self._topics.by_id(topic_id)
+            if topic is not None and 0 <= index < topic.partition_count and self._queue.opened(topic, index) is None:
+                missing.append(self._queue.partition(topic, index))
+        if missing:
+            await asyncio.gather(*missing)
+
     async def _lease(self, whole_batches: bool) -> list[Leased]:
         records, room = self._records_max, self._bytes_max
         leased: list[Leased] = []
@@ -125,15 +138,16 @@ class ShareFetch:
             if self._is_cancelled:
                 break
             try:
-                partition = await find(self._queue, self._topics, place)
-                taken = NOTHING
-                if records > 0 and room > 0:
+                partition, taken = find(self._queue, self._topics, place), NOTHING
+                if partition is None:  # its topic was deleted and made anew, or its queue forgot it
+                    raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+                if records > 0 and room > 0 and partition.has_some:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
             except RequestError as error:
                 leased.append(Leased(place, NOTHING, 0, error))
                 continue
             self._found.append(partition)
-            leased.append(Leased(place, taken, partition.settings.lease_ms))
+            leased.append(Leased(place, taken, partition.settings.lease_ms if taken.runs else 0))
             records -= sum(run.last - run.first + 1 for run in taken.runs)
             room -= len(taken.data)
         if self._is_cancelled:
@@ -145,7 +159,7 @@ class ShareFetch:
 async def give_back(queue: Queue, member: Member, topics: Topics, leased: Sequence[Leased]) -> None:
     """What was leased for somebody who went before it could be sent."""
     answers = {each.place: [_release(run) for run in each.taken.runs] for each in leased if each.taken.runs}
-    await settle(await acknowledge(queue, member, topics, answers))
+    await settle(acknowledge(queue, member, topics, answers))
 
 
 def _release(run: Run) -> Answer:
@@ -156,14 +170,17 @@ def _is_worth_telling(leased: Sequence[Leased]) -> bool:
     return any(each.taken.runs or each.error is not None for each in leased)
 
 
-async def acknowledge(
+def acknowledge(
     queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
 ) -> dict[Place, Promise[None]]:
     """Says what became of records. Each partition is judged on its own: all its answers stand, or none."""
     promises: dict[Place, Promise[None]] = {}
     for place, said in answers.items():
         try:
-            promises[place] = (await find(queue, topics, place)).answer(member, said)
+            partition = find(queue, topics, place)
+            if partition is None:
+                raise RequestError(Code.INVALID_RECORD_STATE, "nothing of this partition is leased")
+            promises[place] = partition.answer(member, said)
         except RequestError as error:
             promises[place] = Promise.failed(error)
     return promises

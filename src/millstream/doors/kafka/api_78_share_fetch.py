@@ -2,9 +2,11 @@
 
 Leases records of a queue to a member of a share group, with how often each was delivered; acknowledges others on the
 way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
-read. With a limit on records the last batch is leased to its end, unless the client wants the limit kept (version 2).
-Leases can be renewed (version 2). A session ends with its connection; what it has leased is then available to others.
-Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded.
+read. With a limit on records the last batch is leased to its end, unless it alone has more than the limit or the client
+wants the limit kept (version 2). Leases can be renewed (version 2). A session ends with its connection; what it has
+leased is then available to others.
+Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded;
+batches are sent whole, however few of their records are leased.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ KEY = 78
 VERSIONS = (1, 2)
 FLEXIBLE_FROM = 0
 WAIT_MS_MAX = 5 * 60_000
-ANSWER_BYTES_MAX = 4 << 20
+ANSWER_BYTES_MAX = 1 << 20
 """Whatever the client allows: these bytes are in memory until they are sent, unlike those of a plain fetch."""
 
 
@@ -71,12 +73,14 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
     broker, queue, seat = context.broker, session.queue, session.seat
     answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
     # What is acknowledged becomes durable while records are looked for: both are answered together.
-    promises = await share_fetch.acknowledge(queue, seat, broker.topics, answers)
+    promises = share_fetch.acknowledge(queue, seat, broker.topics, answers)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
-    leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+    try:
+        leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+    finally:
+        if session.fetch is fetch:
+            session.fetch = None
     refusals.update(await share_fetch.settle(promises))
-    if session.fetch is fetch:
-        session.fetch = None
     if request.session_epoch == FINAL_EPOCH:
         context.shares.close(session)
     session.rotate(each.place for each in leased if each.taken.runs)
@@ -90,7 +94,7 @@ def _parked(context: Context) -> None:
 
 
 def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, context: Context) -> list[Chunk]:
-    lock_ms = min((each.lease_ms for each in leased if each.taken.runs), default=0)
+    lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
     if not lock_ms:
         lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
     by_topic: dict[UUID, list[Leased]] = {}

@@ -47,7 +47,7 @@ async def _acknowledge(
     request: ShareAcknowledgeRequest, session: ShareSession, version: int, context: Context
 ) -> list[Chunk]:
     answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
-    promises = await share_fetch.acknowledge(session.queue, session.seat, context.broker.topics, answers)
+    promises = share_fetch.acknowledge(session.queue, session.seat, context.broker.topics, answers)
     refusals.update(await share_fetch.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
         context.shares.close(session)
