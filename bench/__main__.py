@@ -24,6 +24,7 @@ from bench import (
     flush,
     memory,
     peer,
+    postgres_store,
     produce,
     report,
     small_requests,
@@ -31,10 +32,14 @@ from bench import (
     spark_session,
     spark_stream,
     spark_write,
+    sqlite_store,
 )
 from bench.measure import Measure, Result, Scale, run
 
-MODULES = (produce, fetch, small_requests, flush, peer, decode, embedded, memory, spark_read, spark_stream, spark_write)
+MODULES = (
+    produce, fetch, small_requests, flush, peer, decode, embedded, memory, sqlite_store, postgres_store,
+    spark_read, spark_stream, spark_write,
+)  # fmt: skip
 # Spark last: its session stays for all of its rows, and a JVM beside the others would be noise.
 ROUNDS_MIN = 3
 BUSY_PERCENT_MAX = 10.0

@@ -55,3 +55,17 @@ def read_all(log: PartitionLog, offset: int | None = None, bytes_max: int = 1 <<
         assert piece.next_offset > at
         at = piece.next_offset
     return records
+
+
+async def read_back(log: PartitionLog, offset: int | None = None, bytes_max: int = 1 << 20) -> list[Record]:
+    """`read_all` from a log whose reads may take their time."""
+    records: list[Record] = []
+    at = log.start if offset is None else offset
+    while at < log.durable:
+        piece = await log.read(at, bytes_max)
+        if not piece.size:
+            break
+        records += [record for record in codec.iterate(piece.to_bytes()) if record.offset >= at]
+        assert piece.next_offset > at
+        at = piece.next_offset
+    return records

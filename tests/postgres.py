@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import itertools
 import os
 import pwd
 import shutil
@@ -17,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 START_SECONDS_MAX = 30
@@ -31,13 +34,20 @@ SETTINGS = {
 }
 
 
+DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+"""For measuring. What only dies by a signal needs no fsync, but must have written what it acknowledged."""
+KILLABLE = {"synchronous_commit": "on", "full_page_writes": "on"}
+
+
 class PrivatePostgres:
     """Runs between `with` and its end; `url` has a password, and the server insists on it."""
 
     user = "mill"
     password = "s3cret/wörd"
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
+        self._settings = {**SETTINGS, **settings}
+        self._databases = itertools.count()
         self._binaries = _find_binaries()
         self._as_user: list[str] = []
         # Not pytest's own directory: another user must be able to enter it, and a socket's path has 107 bytes.
@@ -47,7 +57,19 @@ class PrivatePostgres:
 
     @property
     def url(self) -> str:
-        return f"postgresql://{self.user}:s3cret%2Fw%C3%B6rd@127.0.0.1:{self.port}/postgres"
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://{self.user}:s3cret%2Fw%C3%B6rd@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        import psycopg
+
+        name = f"made_{next(self._databases)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url_of(name)
 
     @property
     def socket_url(self) -> str:
@@ -80,11 +102,30 @@ class PrivatePostgres:
             "--locale=C.UTF-8",
             "--no-sync",
         )
-        command = [f"{self._binaries}/postgres", "-D", data, "-p", str(self.port), "-k", self._home]
-        settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
-        with open(self._home / "log", "wb") as log:
+        self._serve()
+
+    def _serve(self) -> None:
+        command = [f"{self._binaries}/postgres", "-D", self._home / "data", "-p", str(self.port), "-k", self._home]
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
+        with open(self._home / "log", "ab") as log:
             self._process = subprocess.Popen([*self._as_user, *command, *settings], stdout=log, stderr=log, cwd="/")
         self._wait()
+
+    def kill(self) -> None:
+        """As by `kill -9` of all its processes: of the first, and of those that would notice and clean up."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._process.wait()
+        psutil.wait_procs(children, START_SECONDS_MAX)
+
+    def restart(self) -> None:
+        """After `kill`, on the same port with the same data."""
+        (self._home / "data" / "postmaster.pid").unlink(missing_ok=True)
+        self._serve()
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(

@@ -13,10 +13,13 @@ MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
 
 
 class ServedBroker:
-    """`millstream serve` over a directory that outlives the process: start, kill, start again."""
+    """`millstream serve` over a directory, or another store, that outlives the process: start, kill, start again."""
 
-    def __init__(self, directory: str | Path, *flags: str, kafka: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, directory: str | Path, *flags: str, kafka: str = "127.0.0.1:0", store: str | None = None
+    ) -> None:
         self.directory = str(directory)
+        self.store = store or f"file:{directory}"
         self.flags = flags
         self.address = kafka
         self.http = "127.0.0.1:0"
@@ -25,7 +28,7 @@ class ServedBroker:
 
     def start(self) -> ServedBroker:
         """Returns when the broker accepts connections. After the first start it keeps its ports."""
-        command = [MILLSTREAM, "serve", "--data", self.directory, "--kafka", self.address, "--http", self.http]
+        command = [MILLSTREAM, "serve", "--store", self.store, "--kafka", self.address, "--http", self.http]
         self.process = subprocess.Popen(
             [*command, *self.flags],
             stdout=subprocess.PIPE,

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import difflib
 import ipaddress
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -74,12 +75,17 @@ class Address(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Config:
     store: str = _setting(
-        "file:millstream-data", "where logs and metadata live: file:DIR or memory:; `data = DIR` is short for file:DIR"
+        "file:millstream-data",
+        "where logs and metadata live: file:DIR, sqlite:FILE, postgresql://… or memory:; `data = DIR` is short for "
+        "file:DIR",
     )
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
     http: str = _setting("127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz and /readyz; "off" closes this door')
     advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
-    node_id: int = _setting(1, "this broker's number in the cluster", low=0)
+    node_id: int = _setting(1, "this broker's number in the cluster; brokers that share a store need different", low=0)
+    lease_ms: int = _setting(
+        6_000, "how long after its last sign of life a broker that shares its store counts as gone", low=100
+    )
     flush: str = _setting(
         "always", "when an append is synced: always (before the answer), os, every=N, every=Tms or every=N,Tms"
     )
@@ -120,7 +126,9 @@ class Config:
             _check_address("advertise", self.advertise)
         FlushPolicy.parse(self.flush)
         if self.store == "file:" or not self.store:
-            raise StartupError("store names no directory: use file:DIR or memory:")
+            raise StartupError("store names no directory: use file:DIR, sqlite:FILE, postgresql://… or memory:")
+        if self.store == "sqlite:":
+            raise StartupError("store names no file: use sqlite:FILE")
         if self.session_timeout_min_ms > self.session_timeout_max_ms:
             raise StartupError("session_timeout_min_ms is larger than session_timeout_max_ms; exchange them")
 
@@ -143,6 +151,15 @@ class Config:
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Config)}
+
+
+_PASSWORD = re.compile(r"(://[^:@/?#]*):.*@", re.DOTALL)
+_PASSWORD_OPTION = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
+
+
+def without_secrets(url: str) -> str:
+    """A store's URL as it may be shown. Where a password was not encoded as it should be, rather more is left out."""
+    return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def doc(name: str) -> str:

@@ -9,8 +9,8 @@ spent in between. It belongs to one thread: whoever settles it from another thre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -82,3 +82,26 @@ class Promise(Generic[T]):
             self.then(lambda _: None if future.done() else future.set_result(None))
             yield from future
         return self.value()
+
+
+_running: set[asyncio.Task[Any]] = set()
+"""The loop itself keeps no task from being collected."""
+
+
+def promised(work: Coroutine[Any, Any, T]) -> Promise[T]:
+    """Runs work on the loop; the promise settles as it ends."""
+    promise: Promise[T] = Promise()
+
+    def done(task: asyncio.Task[T]) -> None:
+        _running.discard(task)
+        if task.cancelled():
+            promise.fail(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            promise.fail(error)
+        else:
+            promise.settle(task.result())
+
+    task = asyncio.get_running_loop().create_task(work)
+    _running.add(task)
+    task.add_done_callback(done)
+    return promise

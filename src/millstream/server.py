@@ -12,13 +12,16 @@ from collections.abc import Iterator
 
 from millstream.broker.broker import Broker
 from millstream.clock import Clock, SystemClock
+from millstream.cluster.base import Cluster, Solo
+from millstream.cluster.shared import SharedCluster
 from millstream.config import Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
+from millstream.errors import RequestError, StartupError
 from millstream.metrics import GroupFigures, Metrics, PartitionFigures, Scrape
-from millstream.stores.url import open_store
+from millstream.stores.url import is_shared, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +47,19 @@ class Server:
     async def start(self) -> None:
         check_listeners(self.config)
         logs, meta = open_store(self.config.store, self.clock, self._observe_sync)
-        self._broker = Broker(self.config, logs, meta, self.clock, self.metrics)
+        cluster: Cluster = Solo(self.config.node_id)
+        if is_shared(self.config.store):
+            cluster = SharedCluster(meta, self.clock, self.config.node_id, self.config.lease_ms)
+        self._broker = Broker(self.config, logs, meta, self.clock, self.metrics, cluster)
         try:
             await self._broker.start()
             self._kafka = KafkaDoor(self._broker)
-            self.addresses["kafka"] = self._kafka.start(self.config.kafka_address)
+            self.addresses["kafka"] = address = self._kafka.start(self.config.kafka_address)
+            await cluster.join(*(self.config.advertised_address or address))
             await self._open_http()
+        except RequestError as error:
+            await self.stop()
+            raise StartupError(f"the broker cannot start: {error.detail}") from error
         except BaseException:
             await self.stop()
             raise

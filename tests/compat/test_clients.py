@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import ConsumerGroupState
@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from tests.compat import clients
 from tests.compat.clients import FROM_END, FROM_START, Client, Sent, Start, by_partition, settle, shared_evenly
 from tests.serving import ServedBroker
+from tests.stores import stored_key
 
 Unique = Callable[[str], str]
 
@@ -223,21 +224,11 @@ def has_members(broker: ServedBroker, group: str) -> bool:
 
 def generation(broker: ServedBroker, group: str) -> int:
     """Of a classic group, as the broker stores it: no client tells."""
-    import sqlite3
-    from pathlib import Path
-
     from millstream.broker.groups.record import decode_group, group_key
 
-    (file,) = Path(broker.directory).glob("*.db")
-    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
-        (value,) = database.execute("SELECT value FROM meta WHERE key = ?", (group_key(group),)).fetchone()
-    return decode_group(value).epoch
-
-
-@pytest.fixture
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with ServedBroker(tmp_path_factory.mktemp("restarted")) as served:
-        yield served
+    if broker.store == "memory:":
+        pytest.skip("what is in the broker's memory cannot be looked at")
+    return decode_group(stored_key(broker.store, group_key(group))).epoch
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

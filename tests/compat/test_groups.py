@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,12 +20,6 @@ from tests.serving import ServedBroker
 
 Unique = Callable[[str], str]
 ASSIGNORS = ("range", "uniform")
-
-
-@pytest.fixture
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with ServedBroker(tmp_path_factory.mktemp("groups")) as served:
-        yield served
 
 
 def numbered(first: int, count: int, partitions: int) -> list[Sent]:
@@ -229,6 +223,7 @@ def test_the_commit_of_a_stale_epoch_is_refused(broker: ServedBroker, unique: Un
     raw.create_topic(broker.address, topic, 2)
     with Raw(broker.address) as wire:
         one, two = str(uuid.uuid4()), str(uuid.uuid4())
+        assert wire.ask(raw.request(10, 3, {"key": group, "key_type": 0})).error_code == 0  # as every client does
         joined = heartbeat(wire, group, one, 0, topic)
         assert joined.error_code == 0 and joined.member_epoch > 0
         assert commit_newer(wire, group, topic, one, joined.member_epoch) == Code.NONE

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from millstream.log.config import LogConfig
@@ -15,8 +16,12 @@ from millstream.stores.base import LogStore, MetaStore, PartitionLog
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
+from millstream.stores.postgres import PostgresDatabase
+from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
+from millstream.stores.table_store import TableLogStore
 from millstream.testing.clock import VirtualClock
+from tests.postgres import postgres as postgres
 
 TOPIC, TOPIC_ID = "orders", "8c1f0e6a5d7b4f2e9a3c1b0d2e4f6a8c"
 
@@ -33,6 +38,7 @@ class Driver:
         self.clock = clock
         self.logs: LogStore | None = None
         self.meta: MetaStore | None = None
+        self.killed: list[LogStore] = []
 
     def make_logs(self) -> LogStore:
         raise NotImplementedError
@@ -40,20 +46,34 @@ class Driver:
     def make_meta(self) -> MetaStore:
         raise NotImplementedError
 
-    def open(self, config: LogConfig | None = None, partition: int = 0) -> PartitionLog:
+    async def open(self, config: LogConfig | None = None, partition: int = 0) -> PartitionLog:
+        return await self.open_topic(TOPIC, TOPIC_ID, partition, config)
+
+    async def open_topic(
+        self, topic: str, topic_id: str, partition: int = 0, config: LogConfig | None = None
+    ) -> PartitionLog:
         if self.logs is None:
             self.logs = self.make_logs()
-        return self.logs.open(TOPIC, TOPIC_ID, partition, config or LogConfig())
+            await self.logs.start()
+        await self.logs.prepare(topic_id, partition + 1)
+        return self.logs.open(topic, topic_id, partition, config or LogConfig())
+
+    async def open_meta(self) -> MetaStore:
+        self.meta = self.make_meta()
+        await self.meta.start()
+        return self.meta
 
     async def reopen(self, config: LogConfig | None = None) -> PartitionLog:
         """After a clean shutdown."""
         await self.close()
-        return self.open(config)
+        return await self.open(config)
 
-    def reopen_after_kill(self, config: LogConfig | None = None) -> PartitionLog:
+    async def reopen_after_kill(self, config: LogConfig | None = None) -> PartitionLog:
         """As after `kill -9`: nobody closed anything, the operating system still has every page."""
+        if self.logs is not None:
+            self.killed.append(self.logs)
         self.logs = None
-        return self.open(config)
+        return await self.open(config)
 
     async def close(self) -> None:
         if self.logs is not None:
@@ -61,6 +81,9 @@ class Driver:
         if self.meta is not None:
             await self.meta.close()
         self.logs = self.meta = None
+
+    async def bury(self) -> None:
+        """Ends what a killed process would have taken along: threads and connections."""
 
 
 class MemoryDriver(Driver):
@@ -86,7 +109,35 @@ class FileDriver(Driver):
         return SqliteMeta(str(self.place / "meta.db"))
 
 
-DRIVERS = {"memory": MemoryDriver, "file": FileDriver}
+class SqliteDriver(Driver):
+    def make_logs(self) -> LogStore:
+        return TableLogStore(SqliteDatabase(str(self.place)), self.clock)
+
+    def make_meta(self) -> MetaStore:
+        return TableLogStore(SqliteDatabase(str(self.place)), self.clock).meta
+
+    async def bury(self) -> None:
+        for store in self.killed:
+            await store.close()
+
+
+class PostgresDriver(SqliteDriver):
+    """One database for all tests of a process, emptied for each."""
+
+    def __init__(self, place: Path, clock: VirtualClock, url: str) -> None:
+        super().__init__(place, clock)
+        self.url = url
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA IF EXISTS millstream CASCADE")
+
+    def make_logs(self) -> LogStore:
+        return TableLogStore(PostgresDatabase(self.url), self.clock)
+
+    def make_meta(self) -> MetaStore:
+        return TableLogStore(PostgresDatabase(self.url), self.clock).meta
+
+
+DRIVERS = {"sqlite": SqliteDriver, "memory": MemoryDriver, "file": FileDriver}
 
 
 @pytest.fixture
@@ -94,15 +145,20 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=[*DRIVERS, "postgresql"])
 async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> AsyncIterator[Driver]:
-    driver = DRIVERS[request.param](tmp_path / "store", clock)
+    driver: Driver
+    if request.param == "postgresql":
+        driver = PostgresDriver(tmp_path, clock, request.getfixturevalue("postgres").url)
+    else:
+        driver = DRIVERS[request.param](tmp_path / "store", clock)
     yield driver
     await driver.close()
+    await driver.bury()
 
 
 @pytest.fixture
-def open_log(driver: Driver) -> Callable[..., PartitionLog]:
+def open_log(driver: Driver) -> Callable[..., Awaitable[PartitionLog]]:
     """Opens partition 0 with the given settings."""
     return lambda **settings: driver.open(LogConfig(**settings))
 
@@ -115,6 +171,5 @@ def persistent(driver: Driver) -> Driver:
 
 
 @pytest.fixture
-def meta(driver: Driver) -> MetaStore:
-    driver.meta = driver.make_meta()
-    return driver.meta
+async def meta(driver: Driver) -> MetaStore:
+    return await driver.open_meta()

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from millstream.errors import RevisionConflict
-from millstream.stores.base import Delete, MetaStore, Put, Versioned
+from millstream.promise import Promise
+from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
 from tests.contract.conftest import Driver
 
 
 async def reopen(driver: Driver) -> MetaStore:
     assert driver.meta is not None
     await driver.meta.close()
-    driver.meta = driver.make_meta()
-    return driver.meta
+    return await driver.open_meta()
 
 
 async def test_an_unknown_key_has_no_value(meta: MetaStore) -> None:
@@ -94,6 +94,20 @@ class TestCompareAndSet:
         with pytest.raises(RevisionConflict):
             await meta.transact(Put("a", b"3", if_revision=first))
 
+    async def test_a_check_holds_the_others_to_a_revision(self, meta: MetaStore) -> None:
+        lease = await meta.transact(Put("lease", b"mine"))
+        await meta.transact(Put("a", b"1"), Check("lease", lease))
+        assert (await meta.get("lease")).revision == lease, "a check changes nothing"
+        await meta.transact(Put("lease", b"another's"))
+        with pytest.raises(RevisionConflict, match="lease is at revision 3"):
+            await meta.transact(Put("a", b"2"), Check("lease", lease))
+        assert (await meta.get("a")).value == b"1"
+
+    async def test_a_check_can_ask_that_a_key_does_not_exist(self, meta: MetaStore) -> None:
+        await meta.transact(Put("a", b"1"), Check("b", 0))
+        with pytest.raises(RevisionConflict):
+            await meta.transact(Put("b", b"1"), Check("a", 0))
+
 
 class TestTransactions:
     async def test_apply_all(self, meta: MetaStore) -> None:
@@ -151,10 +165,10 @@ class TestWatch:
         assert seen == []
 
     async def test_a_watcher_finds_the_change_when_it_looks(self, meta: MetaStore) -> None:
-        found: list[Versioned | None] = []
-        meta.watch("a", lambda key, value: found.append(meta.get("a").value()))
+        found: list[Promise[Versioned | None]] = []
+        meta.watch("a", lambda key, value: found.append(meta.get("a")))
         await meta.transact(Put("a", b"1"))
-        assert found == [Versioned(b"1", 1)]
+        assert [await each for each in found] == [Versioned(b"1", 1)]
 
 
 class TestReopen:
@@ -194,5 +208,6 @@ class TestReopen:
     ) -> None:
         await meta.transact(Put("a", b"1"))
         second = driver.make_meta()
+        await second.start()
         assert await second.get("a") == Versioned(b"1", 1)
         await second.close()

@@ -2,105 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from random import Random
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.crash.load import Load, consume_all, count, create_topic
 from tests.serving import ServedBroker
 
 ROUNDS = 50
-PARTITIONS = 4
-TOPIC = "load"
-IN_FLIGHT_MAX = 3000
-
-
-class Load:
-    """An idempotent producer that sends numbered records without a pause, and remembers what it was told."""
-
-    def __init__(self, address: str) -> None:
-        self.attempted = 0
-        self.acknowledged: dict[tuple[int, int], bytes] = {}
-        """By partition and offset."""
-        self.acknowledged_twice: list[tuple[int, int]] = []
-        self.errors: list[KafkaError] = []
-        self.moved = threading.Condition()
-        self._random = Random(9)
-        self._stopping = False
-        self._producer = Producer(
-            {
-                "bootstrap.servers": address,
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": 2,
-                "message.timeout.ms": 120_000,
-                "reconnect.backoff.ms": 10,
-                "reconnect.backoff.max.ms": 50,
-                "retry.backoff.ms": 10,
-                "log_level": 0,
-            }
-        )
-        self._thread = threading.Thread(target=self._send, name="load")
-
-    def _send(self) -> None:
-        while not self._stopping:
-            if self.attempted - len(self.acknowledged) >= IN_FLIGHT_MAX:
-                self._producer.poll(0.01)
-                continue
-            for _ in range(20):
-                value = b"%d:" % self.attempted + b"." * self._random.choice((10, 100, 1000))
-                self._producer.produce(TOPIC, value, partition=self.attempted % PARTITIONS, on_delivery=self._delivered)
-                self.attempted += 1
-            self._producer.poll(0.001)
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.errors.append(error)
-            return
-        place = message.partition(), message.offset()
-        if place in self.acknowledged:
-            self.acknowledged_twice.append(place)
-        with self.moved:
-            self.acknowledged[place] = message.value()
-            self.moved.notify_all()
-
-    def wait_for_more(self, count: int) -> None:
-        """Returns when so many more records are acknowledged."""
-        target = len(self.acknowledged) + count
-        with self.moved:
-            assert self.moved.wait_for(lambda: len(self.acknowledged) >= target, timeout=30), "the load stands still"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._thread.join()
-        assert self._producer.flush(60) == 0
-
-
-def consume_all(address: str) -> dict[int, list[tuple[int, bytes]]]:
-    """Offset and value of every record, by partition, in the order in which they came."""
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "check", "enable.auto.commit": False})
-    partitions = [TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)]
-    ends = {part.partition: consumer.get_watermark_offsets(part, timeout=10)[1] for part in partitions}
-    consumer.assign(partitions)
-    found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    left = {number for number, end in ends.items() if end}
-    while left:
-        messages = consumer.consume(10_000, timeout=10)
-        assert messages, f"partitions {left} do not go on"
-        for message in messages:
-            assert message.error() is None
-            found[message.partition()].append((message.offset(), message.value()))
-        left = {number for number in left if found[number][-1:] == [] or found[number][-1][0] + 1 < ends[number]}
-    consumer.close()
-    return found
 
 
 @pytest.mark.timeout(240)
@@ -109,9 +20,7 @@ def test_50_rounds_of_kill_9_lose_nothing_and_repeat_nothing(
 ) -> None:
     random = Random(50)
     with ServedBroker(tmp_path / "data") as broker:
-        admin = AdminClient({"bootstrap.servers": broker.address})
-        settings = {"segment.bytes": "1048576"}
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, config=settings)])[TOPIC].result(10)
+        create_topic(broker.address, segment_bytes="1048576")
         load = Load(broker.address)
         load.start()
         try:
@@ -123,20 +32,5 @@ def test_50_rounds_of_kill_9_lose_nothing_and_repeat_nothing(
         finally:
             load.stop()
         found = consume_all(broker.address)
-
-    everything = {(partition, offset): value for partition, records in found.items() for offset, value in records}
-    values = [value for records in found.values() for _, value in records]
-    lost = [place for place, value in load.acknowledged.items() if everything.get(place) != value]
-    duplicated = len(values) - len(set(values))
     with capsys.disabled():
-        print(
-            f"\nkill -9: {ROUNDS} rounds, attempted {load.attempted:,}, acknowledged {len(load.acknowledged):,}, "
-            f"lost {len(lost):,}, duplicated {duplicated:,}"
-        )
-    assert load.errors == [] and load.acknowledged_twice == []
-    assert lost == [] and duplicated == 0
-    assert len(load.acknowledged) == load.attempted == len(values)
-    for records in found.values():
-        assert [offset for offset, _ in records] == list(range(len(records)))
-        numbers = [int(value.split(b":")[0]) for _, value in records]
-        assert numbers == sorted(numbers), "the order of each partition is kept"
+        print(count(load, found, f"kill -9: {ROUNDS} rounds"))

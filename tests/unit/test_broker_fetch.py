@@ -9,9 +9,12 @@ import pytest
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.topics import Topics
 from millstream.errors import Code
+from millstream.log.config import LogConfig
+from millstream.log.slice import Slice
+from millstream.promise import Promise
 from millstream.records import codec
 from millstream.stores.keys import MemoryMeta
-from millstream.stores.memory import MemoryLogStore
+from millstream.stores.memory import MemoryLog, MemoryLogStore
 from millstream.testing.clock import VirtualClock
 
 WAIT_MS = 500
@@ -153,3 +156,100 @@ async def test_topics_can_be_asked_for_by_id(bench: Bench) -> None:
     fetch = bench.fetch(at(topic=topic.id), at(topic=uuid.uuid4()))
     assert fetch.run(bench.clock, WAIT_MS)
     assert bench.read(fetch) == [(Code.NONE, size), (Code.UNKNOWN_TOPIC_ID, 0)]
+
+
+class SlowLog(MemoryLog):
+    """A log whose reads are answered when the test says so."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, config: LogConfig, clock: VirtualClock) -> None:
+        super().__init__(config, clock)
+        self.held: list[tuple[Promise[Slice], Promise[Slice]]] = []
+
+    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        if offset == self.durable:
+            return super().read(offset, bytes_max)
+        later: Promise[Slice] = Promise()
+        self.held.append((later, super().read(offset, bytes_max)))
+        return later
+
+    def answer(self) -> None:
+        held, self.held = self.held, []
+        for later, found in held:
+            if found.error is not None:
+                later.fail(found.error)
+            else:
+                later.settle(found.value())
+
+
+class TestReadsThatTakeTheirTime:
+    @pytest.fixture
+    async def slow(self, bench: Bench) -> list[SlowLog]:
+        topic = bench.topics.get("orders")
+        assert topic is not None
+        logs = [SlowLog(LogConfig(), bench.clock) for _ in topic.partitions]
+        for partition, log in zip(topic.partitions, logs, strict=True):
+            partition.log = log
+        return logs
+
+    async def test_it_is_answered_when_the_last_of_them_is_there(self, bench: Bench, slow: list[SlowLog]) -> None:
+        size = bench.append()
+        bench.append(partition=1)
+        fetch = bench.fetch(at(), at(partition=1), at(partition=2))
+        assert not fetch.run(bench.clock, WAIT_MS)
+        slow[1].answer()
+        assert not fetch.answer.done
+        slow[0].answer()
+        assert bench.read(fetch) == [(Code.NONE, size), (Code.NONE, size), (Code.NONE, 0)]
+
+    async def test_without_waiting_it_waits_for_the_reads_only(self, bench: Bench, slow: list[SlowLog]) -> None:
+        size = bench.append()
+        fetch = bench.fetch(at())
+        assert not fetch.run(bench.clock, 0)
+        slow[0].answer()
+        assert bench.read(fetch) == [(Code.NONE, size)]
+
+    async def test_an_append_meanwhile_makes_for_another_round(self, bench: Bench, slow: list[SlowLog]) -> None:
+        size = bench.append()
+        fetch = bench.fetch(at(), bytes_min=2 * size)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        bench.append()
+        slow[0].answer()
+        assert not fetch.answer.done
+        slow[0].answer()
+        assert bench.read(fetch) == [(Code.NONE, 2 * size)]
+
+    async def test_time_that_is_over_meanwhile_makes_the_round_the_last(
+        self, bench: Bench, slow: list[SlowLog]
+    ) -> None:
+        size = bench.append()
+        fetch = bench.fetch(at(), bytes_min=10_000)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        bench.clock.advance(1)
+        assert not fetch.answer.done
+        slow[0].answer()
+        assert bench.read(fetch) == [(Code.NONE, size)]
+
+    async def test_a_read_that_fails_is_answered_beside_the_others(self, bench: Bench, slow: list[SlowLog]) -> None:
+        size = bench.append()
+        fetch = bench.fetch(at(offset=5), at())
+        assert not fetch.run(bench.clock, WAIT_MS)
+        slow[0].answer()
+        assert bench.read(fetch) == [(Code.OFFSET_OUT_OF_RANGE, 0), (Code.NONE, size)]
+
+    async def test_one_that_is_given_up_ignores_what_still_comes(self, bench: Bench, slow: list[SlowLog]) -> None:
+        bench.append()
+        fetch = bench.fetch(at(), bytes_min=10_000)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        fetch.cancel()
+        slow[0].answer()
+        assert not fetch.answer.done
+
+    async def test_room_is_set_aside_for_what_a_read_may_bring(self, bench: Bench, slow: list[SlowLog]) -> None:
+        size = bench.append()
+        for partition in (1, 1, 2):
+            bench.append(partition)
+        fetch = bench.fetch(at(), at(partition=1), at(partition=2), bytes_max=3 * size)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        assert [len(log.held) for log in slow] == [1, 1, 0]

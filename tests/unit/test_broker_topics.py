@@ -176,3 +176,70 @@ async def test_watchers_hear_of_topics_that_come_grow_and_go(bench: Bench) -> No
     stop()
     await bench.topics.create("others", 1, {})
     assert heard == [1, 3, 0]
+
+
+async def settle() -> None:
+    """Lets news get to where they go."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class TestAnotherBrokerOverTheSameStore:
+    """Each has logs of its own here; only what is known of topics is shared."""
+
+    @pytest.fixture
+    async def other(self, bench: Bench) -> Topics:
+        other = Topics(bench.meta, MemoryLogStore(bench.clock), defaults={}, **bench.options)
+        await other.start()
+        return other
+
+    async def test_what_it_creates_is_here(self, bench: Bench, other: Topics) -> None:
+        heard: list[int] = []
+        bench.topics.watch(lambda: heard.append(bench.topics.partition_count))
+        made = await other.create("orders", 3, {"retention.ms": "5"})
+        await settle()
+        found = bench.topics.get("orders")
+        assert found is not None and found is bench.topics.by_id(made.id)
+        assert (found.partition_count, found.settings.overrides) == (3, {"retention.ms": "5"})
+        assert heard == [3]
+
+    async def test_what_it_grows_and_configures_follows(self, bench: Bench, other: Topics) -> None:
+        topic = await bench.topics.create("orders", 1, {})
+        await settle()
+        await other.grow("orders", 4)
+        await other.configure("orders", {"retention.ms": "77"})
+        await settle()
+        assert topic.partition_count == 4
+        assert {partition.log.config.retention_ms for partition in topic.partitions} == {77}
+        await bench.topics.configure("orders", {})  # by the revision that was learnt
+
+    async def test_what_it_deletes_is_gone(self, bench: Bench, other: Topics) -> None:
+        topic = await bench.topics.create("orders", 1, {})
+        await settle()
+        await (await other.delete("orders"))
+        await settle()
+        assert bench.topics.get("orders") is None and bench.topics.by_id(topic.id) is None
+
+    async def test_what_it_deletes_and_makes_again_is_another_topic(self, bench: Bench, other: Topics) -> None:
+        old = await bench.topics.create("orders", 1, {})
+        await settle()
+        await (await other.delete("orders"))
+        new = await other.create("orders", 2, {})
+        await settle()
+        found = bench.topics.get("orders")
+        assert found is not None and found.id == new.id and bench.topics.by_id(old.id) is None
+
+    async def test_our_own_deletion_and_new_creation_are_not_undone_by_late_news(self, bench: Bench) -> None:
+        await bench.topics.create("orders", 1, {})
+        await (await bench.topics.delete("orders"))
+        again = await bench.topics.create("orders", 1, {})
+        await settle()
+        assert bench.topics.get("orders") is again
+
+    async def test_both_may_ensure_the_same_topic_at_once(self, bench: Bench, other: Topics) -> None:
+        here, there = await asyncio.gather(bench.topics.ensure("orders"), other.ensure("orders"))
+        assert here.id == there.id
+
+    async def test_a_topic_that_is_news_yet_to_come_can_be_ensured(self, bench: Bench, other: Topics) -> None:
+        made = await other.create("orders", 1, {})
+        assert (await bench.topics.ensure("orders")).id == made.id

@@ -14,6 +14,7 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from millstream.cluster.base import Solo
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.errors import Code
@@ -49,7 +50,7 @@ class Door:
         assert topic is not None
         self.topic_id = topic.id
         self.broker: Any = types.SimpleNamespace(
-            groups=self.bench.groups, node_id=7, advertised=lambda host, port: (host, port)
+            groups=self.bench.groups, node_id=7, advertised=lambda host, port: (host, port), cluster=Solo(7)
         )
 
     async def ask(self, key: int, version: int, /, **fields: Any) -> Any:

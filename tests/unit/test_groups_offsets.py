@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
+from millstream.broker.groups.groups import Groups, GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.offsets import Committed, decode, encode
 from millstream.broker.groups.record import group_key, group_of, offset_key, offset_of
-from millstream.errors import Code
+from millstream.cluster.base import Solo
+from millstream.errors import Code, RequestError
+from millstream.stores.base import Check, Put
+from millstream.testing.clock import VirtualClock
 from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, code_of, start, turn
+from tests.unit.test_groups_kit import Bench, FakeTopics, HeldMeta, code_of, start, turn
 
 DAY = 24 * 3600
 
@@ -232,3 +237,88 @@ async def test_groups_are_listed_by_state_and_type(states: tuple[str], types: tu
     await bench.commit(1, group="simple")
     await stable_group(bench, 1)
     assert len(bench.groups.list(states, types)) == found
+
+
+class Elsewhere(Solo):
+    """A cluster in which another broker looks after every group but some."""
+
+    def __init__(self, *own: str) -> None:
+        super().__init__(1)
+        self.own = set(own)
+        self.fences = 0
+
+    def check(self, group_id: str) -> None:
+        if group_id not in self.own:
+            raise RequestError(Code.NOT_COORDINATOR)
+
+    def guards(self) -> Sequence[Check]:
+        return (Check("leases/1", 0),)
+
+    def fenced(self) -> None:
+        self.fences += 1
+
+
+class TestGroupsThatAreElsewhere:
+    @pytest.fixture
+    def cluster(self) -> Elsewhere:
+        return Elsewhere("mine")
+
+    @pytest.fixture
+    def groups(self, cluster: Elsewhere) -> Groups:
+        self.meta = HeldMeta()
+        return Groups(self.meta, VirtualClock(), FakeTopics(orders=4), cluster=cluster)
+
+    async def commit(self, groups: Groups, group: str, offset: int) -> Code:
+        try:
+            commits = [TopicCommit("orders", [PartitionCommit(0, offset)])]
+            return (await groups.commit(group, "", None, -1, commits))[0][0]
+        except RequestError as error:
+            return error.code
+
+    async def test_every_request_for_them_is_refused(self, groups: Groups) -> None:
+        assert await self.commit(groups, "theirs", 1) == Code.NOT_COORDINATOR
+        asked: list[Callable[[], object]] = [
+            lambda: groups.fetch("theirs", None),
+            lambda: groups.heartbeat("theirs", "m", None, 1),
+            lambda: groups.leave("theirs", [("m", None)]),
+            lambda: groups.describe("theirs"),
+            lambda: groups.consumer_describe("theirs"),
+        ]
+        for ask in asked:
+            with pytest.raises(RequestError) as caught:
+                ask()
+            assert caught.value.code == Code.NOT_COORDINATOR
+        for work in (groups.delete("theirs"), groups.delete_offsets("theirs", [])):
+            with pytest.raises(RequestError) as caught:
+                await work
+            assert caught.value.code == Code.NOT_COORDINATOR
+
+    async def test_a_write_after_the_lease_is_lost_is_refused_and_told(
+        self, groups: Groups, cluster: Elsewhere
+    ) -> None:
+        assert await self.commit(groups, "mine", 1) == Code.NONE
+        await self.meta.transact(Put("leases/1", b"another's"))
+        assert await self.commit(groups, "mine", 2) == Code.COORDINATOR_NOT_AVAILABLE
+        assert cluster.fences == 1
+        [fetched] = groups.fetch("mine", [("orders", [0])])
+        assert fetched.partitions[0][1] is not None and fetched.partitions[0][1].offset == 1
+
+    async def test_what_waits_when_they_are_lost_is_not_written_for_whoever_comes_next(self, groups: Groups) -> None:
+        self.meta.holding = True
+        first = asyncio.ensure_future(self.commit(groups, "mine", 1))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(self.commit(groups, "mine", 2))
+        await asyncio.sleep(0)
+        groups.release()
+        assert await second == Code.NOT_COORDINATOR
+        self.meta.land()
+        assert await first == Code.NONE
+        assert self.meta.held == [] and groups.fetch("mine", None) == []
+
+    async def test_only_what_is_ours_is_taken_up(self, groups: Groups, cluster: Elsewhere) -> None:
+        for group in ("mine", "other"):
+            cluster.own.add(group)
+            assert await self.commit(groups, group, 3) == Code.NONE
+        groups.release()
+        await groups.adopt(lambda group_id: group_id == "other")
+        assert [each.group_id for each in groups.list()] == ["other"]

@@ -19,6 +19,7 @@ from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock, Timer
+from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
 from millstream.errors import RevisionConflict
 from millstream.metrics import Metrics
@@ -30,8 +31,17 @@ CLUSTER_KEY = "cluster/id"
 
 
 class Broker:
-    def __init__(self, config: Config, logs: LogStore, meta: MetaStore, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        logs: LogStore,
+        meta: MetaStore,
+        clock: Clock,
+        metrics: Metrics,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.config = config
+        self.cluster = cluster or Solo(config.node_id)
         self.clock = clock
         self.metrics = metrics
         self.node_id = config.node_id
@@ -62,17 +72,30 @@ class Broker:
             initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
             offsets_retention_ms=config.offsets_retention_ms,
         )
-        self.queues = Queues(meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed())
-        self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues)
+        self.queues = Queues(
+            meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed(), self.cluster
+        )
+        self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
+        self.cluster.serve_groups(self._adopt_groups, self._release_groups)
         self.queues.is_taken = self.groups.is_stream
         self.producer_ids = ProducerIds(meta)
 
     async def start(self) -> None:
+        await self._logs.start()
+        await self._meta.start()
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
         await self.groups.start()
         await self.queues.start()
         self._schedule_housekeeping()
+
+    async def _adopt_groups(self, owns: Owns) -> None:
+        await self.groups.adopt(owns)
+        await self.queues.adopt(owns)
+
+    def _release_groups(self) -> None:
+        self.groups.release()
+        self.queues.release()
 
     async def _load_cluster_id(self) -> str:
         fresh = uuid.uuid4().hex[:22]
@@ -89,6 +112,10 @@ class Broker:
         if self._advertise is not None:
             return self._advertise.host, self._advertise.port
         return local_host, local_port
+
+    def nodes(self, local_host: str, local_port: int) -> list[Node]:
+        """All live brokers by their numbers, this one at the address by which the client came."""
+        return sorted([Node(self.node_id, *self.advertised(local_host, local_port)), *self.cluster.others()])
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
         return Fetch(self.topics, wanted, bytes_min, bytes_max)
@@ -150,5 +177,7 @@ class Broker:
             self._housekeeping.cancel()
         self.groups.close()
         await self.queues.close()
+        await self.cluster.leave()
+        self.topics.close()
         await self._logs.close()
         await self._meta.close()

@@ -3,11 +3,16 @@
 A fetch is answered when it has `bytes_min`, when any partition has an error to report, or when its time is over.
 Until then it is parked: it holds no data, only a wake-up call on each log that it reads. Reading again is cheap,
 since a read answers with a range and not with bytes.
+
+A store that answers at once is read from within one call. Reads from a database take their time: those of one round run
+beside each other, each with room set aside for what it may bring, and the fetch is judged when the last of them is
+there. Whatever wakes it meanwhile makes for another round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -41,7 +46,10 @@ class Fetched(NamedTuple):
 class Fetch:
     """One fetch, from its first read to its answer."""
 
-    __slots__ = ("_bytes_max", "_bytes_min", "_cancels", "_topics", "_wanted", "answer", "timer")
+    __slots__ = (
+        "_bytes_max", "_bytes_min", "_cancels", "_is_last", "_is_stale", "_reading", "_round", "_topics", "_wanted",
+        "answer", "timer",
+    )  # fmt: skip
 
     def __init__(self, topics: Topics, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> None:
         self._topics = topics
@@ -49,13 +57,22 @@ class Fetch:
         self._bytes_min = bytes_min
         self._bytes_max = bytes_max
         self._cancels: list[Callable[[], None]] = []
+        self._is_last = False
+        """The time is over: the next round is the answer, whatever it brings."""
+        self._is_stale = False
+        """Something came up while a round was under way."""
+        self._reading = 0
+        self._round: list[Fetched] = []
         self.timer: Timer | None = None
         self.answer: Promise[list[Fetched]] = Promise()
 
     def run(self, clock: Clock, wait_ms_max: int) -> bool:
         """Reads; whether the answer is there at once. Otherwise it is parked for at most so long."""
-        if self._try(last_chance=wait_ms_max <= 0 or not self._wanted):
+        self._is_last = wait_ms_max <= 0 or not self._wanted
+        if self._try():
             return True
+        if self._is_last:
+            return False
         for wanted in self._wanted:
             log = self._log(wanted)
             if log is not None:
@@ -73,22 +90,59 @@ class Fetch:
 
     def _woken(self) -> None:
         if not self.answer.done:
-            self._try(last_chance=False)
+            self._try()
 
     def _time_is_over(self) -> None:
         if not self.answer.done:
-            self._try(last_chance=True)
+            self._is_last = True
+            self._try()
 
-    def _try(self, last_chance: bool) -> bool:
-        fetched = []
+    def _try(self) -> bool:
+        """One round; whether it is the answer."""
+        if self._reading:
+            self._is_stale = True
+            return False
+        fetched: list[Fetched] = []
         room, found, failed = self._bytes_max, 0, False
         for wanted in self._wanted:
             one = self._read(wanted, room, first=found == 0)
+            if isinstance(one, Fetched):
+                found += one.slice.size
+                room -= one.slice.size
+                failed = failed or one.code != Code.NONE
+            else:
+                promise, log, limit = one
+                promise.then(partial(self._one_is_there, len(fetched), wanted, log, found == 0, limit))
+                found += 1
+                room -= min(limit, log.size_bytes())
+                self._reading += 1
+                one = Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
             fetched.append(one)
-            found += one.slice.size
-            room -= one.slice.size
-            failed = failed or one.code != Code.NONE
-        if not (last_chance or failed or found >= self._bytes_min):
+        self._round = fetched
+        return not self._reading and self._judge(found, failed)
+
+    def _one_is_there(
+        self, at: int, wanted: Wanted, log: PartitionLog, first: bool, limit: int, done: Promise[Slice]
+    ) -> None:
+        if done.error is None:
+            slice_ = done.value()
+            if slice_.size > limit and not first:
+                slice_ = EMPTY
+            self._round[at] = Fetched(wanted, Code.NONE, log.durable, log.start, slice_)
+        else:
+            code = done.error.code if isinstance(done.error, RequestError) else Code.UNKNOWN_SERVER_ERROR
+            self._round[at] = Fetched(wanted, code, log.durable, log.start, EMPTY)
+        self._reading -= 1
+        if self._reading or self.answer.done:
+            return
+        failed = any(one.code != Code.NONE for one in self._round)
+        if not self._judge(sum(one.slice.size for one in self._round), failed) and self._is_stale:
+            self._is_stale = False
+            self._try()
+
+    def _judge(self, found: int, failed: bool) -> bool:
+        fetched, self._round = self._round, []
+        if not (self._is_last or failed or found >= self._bytes_min):
             return False
         self.cancel()
         self.answer.settle(fetched)
@@ -100,7 +154,8 @@ class Fetch:
             return None
         return topic.partitions[wanted.partition].log
 
-    def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched:
+    def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
+        """What a partition has, or where that takes its time: the promise of it, and the room that it may take."""
         log = self._log(wanted)
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID
@@ -112,10 +167,13 @@ class Fetch:
         # A later partition must not get its one oversized batch on top of a full answer, so only the first may
         # overshoot.
         limit = min(wanted.bytes_max, room)
-        try:
-            slice_ = log.read(wanted.offset, limit).value()
-        except RequestError as error:
-            return Fetched(wanted, error.code, log.durable, log.start, EMPTY)
+        promise = log.read(wanted.offset, limit)
+        if not promise.done:
+            return promise, log, limit
+        if promise.error is not None:
+            code = promise.error.code if isinstance(promise.error, RequestError) else Code.UNKNOWN_SERVER_ERROR
+            return Fetched(wanted, code, log.durable, log.start, EMPTY)
+        slice_ = promise.value()
         if slice_.size > limit and not first:
             slice_ = EMPTY
         return Fetched(wanted, Code.NONE, log.durable, log.start, slice_)

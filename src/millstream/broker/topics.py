@@ -4,22 +4,30 @@ A topic is the key `topics/NAME`: its id, its number of partitions and its setti
 topic exists from the moment its key is durable, and is gone from the moment the deletion is. Logs follow: they are
 opened with the topic, and removed behind a deleted one.
 
-Changes of one topic go one after the other, by compare-and-set on the key's revision.
+Changes of one topic go one after the other, by compare-and-set on the key's revision. Other brokers over the same store
+change topics too: `start` watches the keys, and what is known here follows them. A change is taken over once, by its
+revision, whoever made it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from millstream.broker.partition import Partition
 from millstream.broker.settings import TopicSettings, check_name, check_overrides
 from millstream.errors import Code, RequestError, RevisionConflict
-from millstream.stores.base import Delete, LogStore, MetaStore, Put
+from millstream.promise import Promise, promised
+from millstream.stores.base import Delete, LogStore, MetaStore, Put, Versioned
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "topics/"
+RETRY_SECONDS = 1.0
 
 
 class Topic:
@@ -65,16 +73,87 @@ class Topics:
         self._next_watcher = 0
         self.changes = 0
         """Counts changes to the set of topics: whoever remembers a partition remembers this with it."""
+        self._to_follow: dict[str, Topic | None] = {}
+        """Topics of which something was heard, with what was known of each when it was."""
+        self._following = False
+        self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
-        for key, (value, revision) in await self._meta.list(PREFIX):
-            stored = json.loads(value)
-            name = key[len(PREFIX) :]
-            settings = TopicSettings(stored["settings"], self._defaults)
-            topic = Topic(name, uuid.UUID(stored["id"]), [], settings, revision)
-            self._open_partitions(topic, stored["partitions"])
-            self._add(topic)
+        self._unwatch = self._meta.watch(PREFIX, self._heard)
+        for key, versioned in await self._meta.list(PREFIX):
+            await self._take_over(key[len(PREFIX) :], versioned)
         self._logs.opened_all()
+
+    def close(self) -> None:
+        self._to_follow.clear()
+        if self._unwatch is not None:
+            self._unwatch()
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def _heard(self, key: str, versioned: Versioned | None) -> None:
+        """A key changed; by our own doing, perhaps, and then there is nothing left to do when its turn comes."""
+        name = key[len(PREFIX) :]
+        topic = self._by_name.get(name)
+        if versioned is not None and topic is not None and topic.revision >= versioned.revision:
+            return
+        self._to_follow.setdefault(name, topic)
+        if not self._following:
+            self._following = True
+            promised(self._follow_all()).then(self._followed)
+
+    async def _follow_all(self) -> None:
+        while self._to_follow:
+            name, known = next(iter(self._to_follow.items()))
+            del self._to_follow[name]
+            try:
+                await self._follow(name, known)
+            except RequestError as error:
+                logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
+                self._to_follow.setdefault(name, known)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _followed(self, done: Promise[None]) -> None:
+        self._following = False
+        if done.error is not None:
+            logger.warning("could not follow a change of the topics: %s", done.error)
+
+    async def _follow(self, name: str, known: Topic | None) -> None:
+        versioned = await self._meta.get(PREFIX + name)
+        if versioned is not None:
+            if await self._take_over(name, versioned):
+                self._notify()
+        elif known is not None and self._by_name.get(name) is known:
+            removal = self._drop(known)
+            self._notify()
+            await removal
+
+    async def _take_over(self, name: str, versioned: Versioned) -> bool:
+        """Makes what is known here what the key says; whether that changed anything."""
+        stored = json.loads(versioned.value)
+        topic_id, count = uuid.UUID(stored["id"]), stored["partitions"]
+        await self._logs.prepare(topic_id.hex, count)
+        topic = self._by_name.get(name)
+        if topic is not None and topic.revision >= versioned.revision:
+            return False
+        if topic is not None and topic.id != topic_id:
+            promised(_awaited(self._drop(topic)))
+            topic = None
+        settings = TopicSettings(stored["settings"], self._defaults)
+        if topic is None:
+            topic = Topic(name, topic_id, [], settings, versioned.revision)
+            self._open_partitions(topic, count)
+            self._add(topic)
+        else:
+            topic.revision = versioned.revision
+            self._configure(topic, settings)
+            self._open_partitions(topic, count)
+        return True
+
+    def _drop(self, topic: Topic) -> Awaitable[None]:
+        self._by_name.pop(topic.name, None)
+        self._by_id.pop(topic.id, None)
+        return self._logs.discard(topic.name, topic.id.hex)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -125,6 +204,10 @@ class Topics:
                 topic.revision = await self._meta.transact(put)
             except RevisionConflict:
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
+            await self._logs.prepare(topic.id.hex, partition_count)
+        known = self._by_name.get(name)
+        if known is not None and known.revision >= topic.revision:  # the watch was faster
+            return known
         self._open_partitions(topic, partition_count)
         self._add(topic)
         self._notify()
@@ -142,7 +225,9 @@ class Topics:
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-        # Somebody else was faster; their promise settled before ours failed, so the topic is in the books.
+        # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
+        if name not in self._by_name:
+            await self._follow(name, None)
         return self._require(name)
 
     async def delete(self, name: str) -> Awaitable[None]:
@@ -152,9 +237,9 @@ class Topics:
             await self._meta.transact(Delete(PREFIX + name, topic.revision))
         except RevisionConflict:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was changed meanwhile") from None
-        self._by_name.pop(name, None)
-        self._by_id.pop(topic.id, None)
-        removal = self._logs.discard(name, topic.id.hex)
+        if self._by_name.get(name) is not topic:  # the watch was faster
+            return _nothing()
+        removal = self._drop(topic)
         self._notify()
         return removal
 
@@ -171,8 +256,10 @@ class Topics:
             return
         with self._coming(more):
             await self._store(topic, partition_count, topic.settings.overrides)
-        self._open_partitions(topic, partition_count)
-        self._notify()
+            await self._logs.prepare(topic.id.hex, partition_count)
+        if topic.partition_count < partition_count:  # or the watch was faster
+            self._open_partitions(topic, partition_count)
+            self._notify()
 
     async def configure(self, name: str, overrides: Mapping[str, str], validate_only: bool = False) -> None:
         """Replaces all of a topic's own settings."""
@@ -181,10 +268,13 @@ class Topics:
         if validate_only:
             return
         await self._store(topic, topic.partition_count, overrides)
-        topic.settings = TopicSettings(overrides, self._defaults)
+        self._configure(topic, TopicSettings(overrides, self._defaults))
+
+    def _configure(self, topic: Topic, settings: TopicSettings) -> None:
+        topic.settings = settings
         for partition in topic.partitions:
-            partition.settings = topic.settings
-            partition.log.config = topic.settings.log
+            partition.settings = settings
+            partition.log.config = settings.log
 
     async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> None:
         put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides), topic.revision)
@@ -231,3 +321,11 @@ class Topics:
         self.changes += 1
         for watcher in list(self._watchers.values()):
             watcher()
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+async def _nothing() -> None:
+    return None

@@ -20,13 +20,16 @@ def show(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show every setting, its value, and where the value came from."""
-    from millstream.config import doc, load
+    from millstream.config import doc, load, without_secrets
 
     settings, sources = load({"config": config}, os.environ)
     rows = [
         {"name": name, "value": value, "source": sources[name], "doc": doc(name)}
         for name, value in dataclasses.asdict(settings).items()
     ]
+    for row in rows:
+        if row["name"] == "store":
+            row["value"] = without_secrets(str(row["value"]))
     if output is Format.JSON:
         show_json({row["name"]: {key: row[key] for key in ("value", "source", "doc")} for row in rows})
         return

@@ -13,7 +13,10 @@ HostPort = "HOST:PORT"
 
 
 def serve(
-    store: Annotated[str | None, typer.Option(metavar="URL", help="Where data lives: file:DIR or memory:.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where data lives: file:DIR, sqlite:FILE, postgresql://…, memory:."),
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
     kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,
     http: Annotated[str | None, typer.Option(metavar=HostPort, help="Metrics and health pages; off closes it.")] = None,
@@ -23,6 +26,9 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar=HostPort, help="The address clients are told.")] = None,
+    node_id: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="This broker's number, where several share a store.")
+    ] = None,
     allow_unauthenticated: Annotated[
         bool | None, typer.Option("--allow-unauthenticated", help="Listen beyond this machine without authentication.")
     ] = None,
@@ -40,6 +46,7 @@ def serve(
         "flush": flush,
         "log_level": log_level,
         "advertise": advertise,
+        "node_id": node_id,
         "allow_unauthenticated": allow_unauthenticated,
     }
     raise typer.Exit(serving.run(flags))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-WITH_VALUE = ("store", "data", "kafka", "http", "config", "flush", "log_level", "advertise")
+WITH_VALUE = ("store", "data", "kafka", "http", "config", "flush", "log_level", "advertise", "node_id")
 SWITCHES = ("allow_unauthenticated",)
 
 

@@ -404,6 +404,12 @@ class Log(ReadableLog):
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
+    def refresh(self) -> Promise[None]:
+        return Promise.of(None)
+
+    def known_producers(self) -> Promise[Producers]:
+        return Promise.of(self.producers)
+
     def keep_checkpoint(self) -> None:
         """Now and then: a new checkpoint where one is due, or first the sync that it needs."""
         if self.failure is not None or self.closed:

@@ -24,18 +24,18 @@ from millstream.records.batch import BatchHeader
 class PartitionLog(Protocol):
     config: LogConfig
     """May be replaced at any time; the next append goes by the new one."""
-    failure: str | None
-    """Why the log is read-only, if it is."""
     start: int
     """The first offset that can be read."""
     durable: int
     """The offset after the last one that readers may see (the high watermark)."""
     end: int
     """The offset after the last one appended; never below `durable`."""
-    producers: Producers
-    """The idempotent producers that the log remembers."""
     unsynced_bytes: int
     """Appended and not durable yet: what backpressure is measured by."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log is read-only, if it is."""
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         """Stores one checked batch, its offsets assigned by the log; settles when readers may see it.
@@ -70,6 +70,12 @@ class PartitionLog(Protocol):
 
     def size_bytes(self) -> int: ...
 
+    def refresh(self) -> Promise[None]:
+        """Settles when `start`, `durable` and `end` are at least as new as the call, whoever else writes to the log."""
+
+    def known_producers(self) -> Promise[Producers]:
+        """The idempotent producers that the log remembers."""
+
 
 class LogStore(Protocol):
     location: str
@@ -78,7 +84,14 @@ class LogStore(Protocol):
     def room(self) -> tuple[int, int]:
         """All bytes and free bytes of that place; -1 where nobody can tell."""
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> PartitionLog: ...
+    def start(self) -> Awaitable[None]:
+        """Called once, before anything else; raises `StartupError` where the place cannot be used."""
+
+    def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
+        """Fetches what `open` needs to answer at once, for so many partitions of a topic."""
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> PartitionLog:
+        """The log of a partition that was prepared; the same one each time."""
 
     def opened_all(self) -> None:
         """Called at start when every known log is open: what else lies there is set aside."""
@@ -109,16 +122,33 @@ class Delete(NamedTuple):
     if_revision: int | None = None
 
 
+class Check(NamedTuple):
+    """Changes nothing; holds the transaction to a revision."""
+
+    key: str
+    if_revision: int
+
+
+Operation = Put | Delete | Check
+
+
 class MetaStore(Protocol):
+    def start(self) -> Awaitable[None]:
+        """Called once, before anything else; raises `StartupError` where the place cannot be used."""
+
     def get(self, key: str) -> Promise[Versioned | None]: ...
 
     def list(self, prefix: str) -> Promise[Sequence[tuple[str, Versioned]]]:
         """All keys with a prefix, in order of key."""
 
-    def transact(self, *operations: Put | Delete) -> Promise[int]:
+    def transact(self, *operations: Operation) -> Promise[int]:
         """Applies all or nothing; settles with the new revision when durable, fails with `RevisionConflict`."""
 
     def watch(self, prefix: str, callback: Callable[[str, Versioned | None], None]) -> Callable[[], None]:
-        """Calls back after each change under a prefix (None: deleted); the answer ends the watch."""
+        """Calls back after each change under a prefix (None: deleted), whoever made it; the answer ends the watch.
+
+        Changes of one key that follow each other quickly may be told as the last of them. Own changes are told before
+        their promise settles.
+        """
 
     def close(self) -> Awaitable[None]: ...

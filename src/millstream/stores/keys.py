@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from millstream.errors import RevisionConflict
 from millstream.promise import Promise
-from millstream.stores.base import Delete, Put, Versioned
+from millstream.stores.base import Check, Operation, Put, Versioned
 
 Change = tuple[str, Versioned | None]
 
@@ -21,7 +21,7 @@ class Keys:
         self._next_watcher = 0
 
     def plan(
-        self, operations: Sequence[Put | Delete], revision: int, pending: dict[str, Versioned | None]
+        self, operations: Sequence[Operation], revision: int, pending: dict[str, Versioned | None]
     ) -> dict[str, Versioned | None]:
         """The changes that a transaction makes on top of `pending` ones; raises `RevisionConflict`."""
         changes: dict[str, Versioned | None] = {}
@@ -32,6 +32,8 @@ class Keys:
                 found = current.revision if current is not None else 0
                 if found != operation.if_revision:
                     raise RevisionConflict(key, operation.if_revision, found)
+            if isinstance(operation, Check):
+                continue
             changes[key] = Versioned(operation.value, revision) if isinstance(operation, Put) else None
         return changes
 
@@ -46,6 +48,9 @@ class Keys:
             for key, versioned in changes.items():
                 if key.startswith(prefix):
                     callback(key, versioned)
+
+    async def start(self) -> None:
+        return None
 
     def get(self, key: str) -> Promise[Versioned | None]:
         return Promise.of(self.values.get(key))
@@ -63,7 +68,7 @@ class Keys:
 class MemoryMeta(Keys):
     """Implements `stores.base.MetaStore` for `memory:`."""
 
-    def transact(self, *operations: Put | Delete) -> Promise[int]:
+    def transact(self, *operations: Operation) -> Promise[int]:
         try:
             changes = self.plan(operations, self.revision + 1, {})
         except RevisionConflict as conflict:

@@ -25,6 +25,7 @@ from millstream.log.flusher import Flusher
 from millstream.log.log import Log
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
+from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,12 @@ class LocalLogStore:
         self._lock: DirectoryLock | None = None
         self.scanned_bytes = 0
         self.cut_bytes = 0
+
+    async def start(self) -> None:
+        return None
+
+    def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
+        return Promise.of(None)
 
     def lock(self) -> None:
         try:

@@ -114,6 +114,12 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return sum(map(len, self._batches))
 
+    def refresh(self) -> Promise[None]:
+        return Promise.of(None)
+
+    def known_producers(self) -> Promise[Producers]:
+        return Promise.of(self.producers)
+
     def abandon(self) -> None:
         """The topic is gone: whoever waits is told so, and nothing is taken any more."""
         self.closed = True
@@ -140,6 +146,12 @@ class MemoryLogStore:
         self.location = "memory"
         self._clock = clock
         self._logs: dict[tuple[str, int], MemoryLog] = {}
+
+    async def start(self) -> None:
+        return None
+
+    def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
+        return Promise.of(None)
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> MemoryLog:
         return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock))

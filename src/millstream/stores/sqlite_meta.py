@@ -18,7 +18,7 @@ from pathlib import Path
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise
-from millstream.stores.base import Delete, Put, Versioned
+from millstream.stores.base import Operation, Versioned
 from millstream.stores.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class SqliteMeta(Keys):
         self.failure: str | None = None
         self._path = path
         self._database = self._open(path)
-        self._queue: list[tuple[tuple[Put | Delete, ...], Promise[int]]] = []
+        self._queue: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self._busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meta")
         for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
@@ -56,7 +56,7 @@ class SqliteMeta(Keys):
             raise StartupError(f"{path} cannot be opened as a metadata store: {error}") from error
         return database
 
-    def transact(self, *operations: Put | Delete) -> Promise[int]:
+    def transact(self, *operations: Operation) -> Promise[int]:
         if self.failure is not None:
             return Promise.failed(self._refusal())
         promise: Promise[int] = Promise()

@@ -1,4 +1,4 @@
-"""Store URLs: `file:DIR` and `memory:`."""
+"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 from collections.abc import Callable
 
 from millstream.clock import Clock
+from millstream.config import without_secrets
 from millstream.errors import StartupError
 from millstream.log.flusher import Flusher
 from millstream.stores.base import LogStore, MetaStore
+from millstream.stores.database import Database
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
+from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
+from millstream.stores.table_store import TableLogStore
 
 
 def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) -> tuple[LogStore, MetaStore]:
@@ -24,4 +28,28 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync))
         logs.lock()
         return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
-    raise StartupError(f"the store {url} is not known: use file:DIR (or --data DIR) or memory:")
+    if scheme == "sqlite" and rest:
+        store = TableLogStore(SqliteDatabase(rest), clock)
+        return store, store.meta
+    if scheme in ("postgresql", "postgres"):
+        store = TableLogStore(_postgres(url), clock)
+        return store, store.meta
+    raise StartupError(
+        f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
+        "or memory:"
+    )
+
+
+def is_shared(url: str) -> bool:
+    """Whether several brokers may be at work over such a store."""
+    return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
+
+
+def _postgres(url: str) -> Database:
+    try:
+        from millstream.stores.postgres import PostgresDatabase
+    except ImportError as error:
+        raise StartupError(
+            "a postgresql:// store needs the driver asyncpg: pip install 'millstream[postgres]'"
+        ) from error
+    return PostgresDatabase(url)

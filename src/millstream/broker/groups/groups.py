@@ -15,6 +15,9 @@ Offsets expire `offsets_retention_ms` after the later of their commit and the mo
 group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
 place is needed.
 
+Where brokers share a store each looks after some of the groups (`cluster/`). It takes them up when the cluster says so
+and drops them when it loses them; a request for any other is refused with NOT_COORDINATOR.
+
 Methods raise `RequestError` for what concerns the whole request and answer with codes for its parts.
 """
 
@@ -42,12 +45,14 @@ from millstream.broker.groups.record import (
     group_key,
     group_of,
     offset_key,
+    offset_of,
 )
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.share import ShareGroup
 from millstream.broker.groups.share_member import ShareBeat
 from millstream.broker.groups.view import NoQueues, QueuesView, TopicLike, TopicsView
 from millstream.clock import Clock
+from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore
 
@@ -78,13 +83,16 @@ class Groups:
         settings: GroupSettings | None = None,
         assignors: Mapping[str, Assignor] = ASSIGNORS,
         queues: QueuesView | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._meta = meta
+        self._cluster = cluster or Solo(0)
+        self._cluster.serve_groups(self.adopt, self.release)
         self._clock = clock
         self._topics = topics
         self._settings = settings or GroupSettings()
         self._queues = queues or NoQueues()
-        self._journal = Journal(meta, self._settings.writes_waiting_max)
+        self._journal = Journal(meta, self._settings.writes_waiting_max, self._cluster)
         self._kinds = Kinds(self._journal, clock, topics, self._settings, assignors, self._queues)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
@@ -92,16 +100,31 @@ class Groups:
         self._unwatch = topics.watch(self._topics_changed)
 
     async def start(self) -> None:
-        """Loads what an earlier broker stored. Topics must be there: offsets of those that are not are dropped."""
-        for key, stored in await self._meta.list(GROUPS_PREFIX):
-            group_id = group_of(key)
-            self._groups[group_id] = self._kinds.restore(group_id, decode_group(stored.value))
-        for key, stored in await self._meta.list(OFFSETS_PREFIX):
-            group_id = self._offsets.load(key, stored.value)
-            if group_id not in self._groups:
-                self._groups[group_id] = self._kinds.classic(group_id, None)
-        self._offsets.remove(self._offsets.orphans)
+        """Loads what is ours. Topics must be there: a broker alone drops the offsets of those that are not."""
+        await self._cluster.start()
+        if isinstance(self._cluster, Solo):
+            self._offsets.remove(self._offsets.orphans)
         self._sweeper.push(self._settings.offsets_check_ms)
+
+    async def adopt(self, owns: Owns) -> None:
+        """Loads what an earlier broker, or another one, stored of some groups."""
+        for key, stored in await self._meta.list(GROUPS_PREFIX):
+            if owns(group_of(key)):
+                self._groups[group_of(key)] = self._kinds.restore(group_of(key), decode_group(stored.value))
+        for key, stored in await self._meta.list(OFFSETS_PREFIX):
+            if owns(offset_of(key)[0]):
+                group_id = self._offsets.load(key, stored.value)
+                if group_id not in self._groups:
+                    self._groups[group_id] = self._kinds.classic(group_id, None)
+
+    def release(self) -> None:
+        """Another broker looks after them now: nothing that is known here counts any more."""
+        error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
+        groups, self._groups = self._groups, {}
+        self._journal.drop_waiting(error)
+        self._offsets.clear()
+        for group in groups.values():
+            group.close(error)
 
     def close(self) -> None:
         """Answers all who wait; they look for their coordinator again."""
@@ -199,6 +222,7 @@ class Groups:
             group.fence(member_id, instance_id, epoch)
 
         codes = await self._offsets.commit(group_id, fence, commits)
+        self._cluster.check(group_id)
         if group_id not in self._groups:  # deleted while this was on its way
             self._groups[group_id] = self._kinds.classic(group_id, None)
         return codes
@@ -211,12 +235,14 @@ class Groups:
         epoch: int = -1,
     ) -> list[Fetched]:
         """What is committed for some partitions, or for all (`topics` is None)."""
+        self._cluster.check(group_id)
         group = self._find(group_id)
         if group is not None:
             group.fence_read(member_id, epoch)
         return self._offsets.fetch(group_id, topics)
 
     async def delete_offsets(self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]]) -> list[list[Code]]:
+        self._cluster.check(group_id)
         codes: list[list[Code]] = []
 
         def choose() -> Iterator[Place]:
@@ -243,6 +269,7 @@ class Groups:
     # Groups as a whole
 
     def describe(self, group_id: str) -> ClassicView:
+        self._cluster.check(group_id)
         group = self._groups.get(group_id)
         if isinstance(group, ClassicGroup):
             return group.describe()
@@ -250,6 +277,7 @@ class Groups:
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     def consumer_describe(self, group_id: str) -> ConsumerView:
+        self._cluster.check(group_id)
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group.describe()
@@ -278,6 +306,7 @@ class Groups:
         ]
 
     async def delete(self, group_id: str) -> None:
+        self._cluster.check(group_id)
         places: list[Place] = []
         found = self._find(group_id)
         if isinstance(found, ShareGroup) and not found.vacant and not found.members:
@@ -311,6 +340,7 @@ class Groups:
             raise RequestError(
                 Code.INVALID_GROUP_ID, f"a group id has {self._settings.group_id_bytes_max} bytes at most"
             )
+        self._cluster.check(group_id)
 
     def _check_join(self, request: Join) -> None:
         settings = self._settings
@@ -382,7 +412,7 @@ class Groups:
 
     def _topics_changed(self) -> None:
         if self._offsets.lost_a_topic():
-            self._offsets.remove(self._offsets.orphans)
+            self._offsets.remove(self._offsets.left_behind)
         for group in list(self._groups.values()):
             if not isinstance(group, ClassicGroup):
                 group.topics_changed()

@@ -12,7 +12,9 @@ Rules
    (a commit's generation, a group's emptiness) and refuses by raising `RequestError`.
 4. An entry that decides by what memory says of others' writes (`settled`) leaves first in its transaction: those before
    it are applied by then. Otherwise an expiry could delete what a commit beside it just wrote.
-5. `apply` changes memory when the write is durable, before the promise settles: nobody is told what a crash could undo.
+5. Every transaction is held to the cluster's guards: a broker that lost its groups to another writes nothing more.
+   What waits when it finds out is refused (`drop_waiting`), because it was meant for groups that are no longer here.
+6. `apply` changes memory when the write is durable, before the promise settles: nobody is told what a crash could undo.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from millstream.errors import Code, RequestError
+from millstream.cluster.base import Cluster
+from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.promise import Promise
-from millstream.stores.base import Delete, MetaStore, Put
+from millstream.stores.base import MetaStore, Operation
 
-Operation = Put | Delete
 _OPERATIONS_MAX = 1_000
 """Of one transaction that gathers several entries. One entry always goes as a whole."""
 
@@ -49,11 +51,14 @@ class Entry:
 
 
 class Journal:
-    def __init__(self, meta: MetaStore, waiting_max: int) -> None:
+    def __init__(self, meta: MetaStore, waiting_max: int, cluster: Cluster) -> None:
         self._meta = meta
+        self._cluster = cluster
         self._waiting_max = waiting_max
         self._waiting: deque[Entry] = deque()
         self._busy = False
+        self._era = 0
+        """Counts how often all groups were lost: what was on its way then changes memory no more."""
 
     def submit(self, entry: Entry) -> Promise[None]:
         if len(self._waiting) >= self._waiting_max:
@@ -67,8 +72,9 @@ class Journal:
         while self._waiting and not self._busy:
             self._busy = True
             batch, operations = self._gather()
-            durable = self._meta.transact(*operations) if operations else Promise.of(0)
-            durable.then(lambda done, batch=batch: self._landed(batch, done))  # type: ignore[misc]
+            durable = self._meta.transact(*operations, *self._cluster.guards()) if operations else Promise.of(0)
+            era = self._era
+            durable.then(lambda done, batch=batch, era=era: self._landed(batch, era, done))  # type: ignore[misc]
 
     def _gather(self) -> tuple[list[Entry], list[Operation]]:
         batch: list[Entry] = []
@@ -87,13 +93,22 @@ class Journal:
             batch.append(entry)
         return batch, list(by_key.values())
 
-    def _landed(self, batch: list[Entry], done: Promise[int]) -> None:
+    def drop_waiting(self, error: RequestError) -> None:
+        """All groups are lost."""
+        self._era += 1
+        waiting, self._waiting = self._waiting, deque()
+        for entry in waiting:
+            entry.promise.fail(error)
+
+    def _landed(self, batch: list[Entry], era: int, done: Promise[int]) -> None:
+        if isinstance(done.error, RevisionConflict):
+            self._cluster.fenced()
         for entry in batch:
             if done.error is not None:
                 entry.promise.fail(_unavailable(f"the group's state could not be stored: {done.error}"))
                 continue
             try:
-                if entry.apply is not None:
+                if entry.apply is not None and era == self._era:
                     entry.apply()
             except Exception as error:
                 _log.exception("a durable change to a group could not be applied")

@@ -65,6 +65,8 @@ class Offsets:
         self._metadata_bytes_max = metadata_bytes_max
         self._groups: dict[str, dict[str, dict[int, Committed]]] = {}
         self._seen: dict[str, UUID] = {}
+        self._gone: set[UUID] = set()
+        """Topics that were here and are not any more, while offsets of theirs may be."""
 
     def load(self, key: str, value: bytes) -> str:
         """Takes one stored offset; answers with its group."""
@@ -136,13 +138,28 @@ class Offsets:
         """Whether a topic went that offsets were committed to: cheaper to ask than to look through them all."""
         gone = [name for name, topic_id in self._seen.items() if self._live_id(name) != topic_id]
         for name in gone:
-            del self._seen[name]
+            self._gone.add(self._seen.pop(name))
         return bool(gone)
 
     def orphans(self) -> list[Place]:
         """Offsets of topics that no longer exist, or exist under another id."""
         live = {name: self._live_id(name) for name in self._topics.names()}
         return [place for place, committed in self if live.get(place[1]) != committed.topic_id]
+
+    def left_behind(self) -> list[Place]:
+        """The orphans for certain, where a topic that another broker made may not have been heard of yet."""
+        live = {name: self._live_id(name) for name in self._topics.names()}
+        gone, self._gone = self._gone, set()
+        return [
+            place
+            for place, committed in self
+            if committed.topic_id in gone or live.get(place[1], committed.topic_id) != committed.topic_id
+        ]
+
+    def clear(self) -> None:
+        self._groups.clear()
+        self._seen.clear()
+        self._gone.clear()
 
     def forget(self, place: Place) -> None:
         group, topic, partition = place
@@ -189,7 +206,8 @@ class Offsets:
 
     def _keep(self, place: Place, committed: Committed) -> None:
         group, topic, partition = place
-        self._seen[topic] = committed.topic_id
+        if self._live_id(topic) == committed.topic_id:
+            self._seen[topic] = committed.topic_id
         self._groups.setdefault(group, {}).setdefault(topic, {})[partition] = committed
 
 

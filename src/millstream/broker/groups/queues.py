@@ -21,6 +21,7 @@ from millstream.broker.groups.queue_shelf import (
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
+from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore
 
@@ -37,12 +38,14 @@ class Queues:
         settings: GroupSettings,
         in_background: Callable[[Awaitable[None]], None],
         committed: Committed,
+        cluster: Cluster,
     ) -> None:
         self._meta = meta
+        self._cluster = cluster
         self._clock = clock
         self._topics = topics
         self._settings = settings
-        self._journal = Journal(meta, settings.writes_waiting_max)
+        self._journal = Journal(meta, settings.writes_waiting_max, cluster)
         self._queues: dict[str, Queue] = {}
         self._dead_letters = DeadLetters(topics, clock, in_background)
         self._retention = DoneRetention(topics, clock, self.partitions, committed)
@@ -51,11 +54,18 @@ class Queues:
         """Whether a group id belongs to a group of another discipline."""
 
     async def start(self) -> None:
-        """Opens every queue that an earlier broker kept. Topics must be there: what was kept of others is dropped."""
+        self._retention.start()
+
+    async def adopt(self, owns: Owns) -> None:
+        """Opens queues that an earlier broker, or another one, kept; a broker alone drops what is kept of topics that
+        are gone.
+        """
         found: dict[tuple[str, str, int], Stored] = {}
         settings: dict[str, dict[str, str]] = {}
         for key, stored in await self._meta.list(QUEUES_PREFIX):
             group_id, rest = split_key(key)
+            if not owns(group_id):
+                continue
             settings.setdefault(group_id, {})
             if rest is None:
                 settings[group_id] = read_settings(stored.value)
@@ -71,11 +81,21 @@ class Queues:
                 orphans += kept.keys
             else:
                 self._queues[group_id].restore(topic, index, kept)
-        self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
-        self._retention.start()
+        if orphans and isinstance(self._cluster, Solo):
+            self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
+
+    def release(self) -> None:
+        """Another broker looks after them now. Who holds one of them finds it closed."""
+        self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
+        for queue in list(self._queues.values()):
+            if queue.is_durable:
+                del self._queues[queue.id]
+                queue.close()
 
     def open(self, group_id: str, *, durable: bool = True, settings: Mapping[str, str] | None = None) -> Queue:
         """The group, made if it is new; `settings` are those of a new one."""
+        if durable:
+            self._cluster.check(group_id)
         queue = self._queues.get(group_id)
         if queue is not None:
             return queue

@@ -50,6 +50,7 @@ async def _find(name: str, one: Message, context: Context) -> Fields:
 
 
 async def _look_up(log: PartitionLog, timestamp: int) -> tuple[int, int]:
+    await log.refresh()
     if timestamp == LATEST:
         return log.durable, -1
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

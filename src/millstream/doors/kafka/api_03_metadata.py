@@ -1,6 +1,7 @@
 """Metadata (key 3), versions 0 to 13.
 
-Brokers, topics and partitions. Creates a missing topic if the client allows it and the broker's `auto_create_topics`
+Brokers, topics and partitions. Where brokers share a store any of them takes any request: the partitions are shared out
+between those that are alive. Creates a missing topic if the client allows it and the broker's `auto_create_topics`
 is on.
 Gaps: authorized operations are never listed.
 """
@@ -59,9 +60,8 @@ def _encode(request: MetadataRequest, context: Context, version: int, refused: d
         entries = [_entry(topic) for topic in broker.topics]
     else:
         entries = [_find(topic_id, name, context, refused) for topic_id, name in request.topics]
-    host, port = broker.advertised(context.local_host, context.local_port)
-    brokers = [BrokerEntry(broker.node_id, host, port)]
-    return metadata.encode(version, brokers, broker.cluster_id, broker.node_id, entries)
+    brokers = [BrokerEntry(*node) for node in broker.nodes(context.local_host, context.local_port)]
+    return metadata.encode(version, brokers, broker.cluster_id, brokers[0].node_id, entries)
 
 
 def _find(topic_id: UUID, name: str | None, context: Context, refused: dict[str, Code]) -> TopicEntry:

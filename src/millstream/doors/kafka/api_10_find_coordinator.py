@@ -1,31 +1,44 @@
 """FindCoordinator (key 10), versions 0 to 6.
 
 Who looks after a group (key type 0), a transactional id (1) or a share partition (2): this broker, at the address by
-which the client reached it. Several keys at once from version 4. Gaps: none.
+which the client reached it, or for groups another one that shares the store. Several keys at once from version 4.
+Gaps: none.
 """
 
 from __future__ import annotations
 
+from millstream.cluster.base import Node
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
+from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 10
 VERSIONS = (0, 6)
-_KEY_TYPES = (0, 1, 2)
+_KEY_TYPES = _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
 
 
-def handle(request: Message, context: Context) -> Fields:
-    coordinator = _coordinator(request.key_type or 0, context)
+async def handle(request: Message, context: Context) -> Fields:
+    key_type = request.key_type or 0
     if context.version < 4:
-        return {"throttle_time": 0, **coordinator}
-    return {"throttle_time": 0, "coordinators": [{"key": key, **coordinator} for key in request.coordinator_keys]}
+        return {"throttle_time": 0, **await _coordinator(key_type, request.key, context)}
+    found = [{"key": key, **await _coordinator(key_type, key, context)} for key in request.coordinator_keys]
+    return {"throttle_time": 0, "coordinators": found}
 
 
-def _coordinator(key_type: int, context: Context) -> Fields:
+async def _coordinator(key_type: int, key: str, context: Context) -> Fields:
     if key_type not in _KEY_TYPES:
-        text = f"there is no coordinator for keys of type {key_type}"
-        return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1, "host": "", "port": -1}
-    host, port = context.broker.advertised(context.local_host, context.local_port)
-    node_id = context.broker.node_id
-    return {"error_code": Code.NONE, "error_message": None, "node_id": node_id, "host": host, "port": port}
+        return _nobody(Code.INVALID_REQUEST, f"there is no coordinator for keys of type {key_type}")
+    broker = context.broker
+    node = None
+    if key_type == _GROUP:
+        try:
+            node = await broker.cluster.find_coordinator(key)
+        except RequestError as error:
+            return _nobody(error.code, error.detail)
+    if node is None:
+        node = Node(broker.node_id, *broker.advertised(context.local_host, context.local_port))
+    return {"error_code": Code.NONE, "error_message": None, **node._asdict()}
+
+
+def _nobody(code: Code, text: str) -> Fields:
+    return {"error_code": code, "error_message": text, "node_id": -1, "host": "", "port": -1}

@@ -22,7 +22,7 @@ def _describe(group_id: str, context: Context) -> Fields:
     try:
         group = context.broker.groups.describe(group_id)
     except RequestError as error:
-        told = context.version >= 6
+        told = context.version >= 6 or error.code != Code.GROUP_ID_NOT_FOUND
         return {
             "error_code": error.code if told else Code.NONE,
             "error_message": error.detail if told else None,

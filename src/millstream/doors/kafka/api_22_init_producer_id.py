@@ -7,7 +7,7 @@ Gaps: no transactions: a transactional id is refused with INVALID_REQUEST.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
+from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 22
@@ -30,4 +30,7 @@ async def handle(request: Message, context: Context) -> Fields:
     known, epoch = request.producer_id, request.producer_epoch
     if known is not None and known >= 0 and epoch is not None and 0 <= epoch < EPOCH_MAX:
         return {**answer, "producer_id": known, "producer_epoch": epoch + 1}
-    return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}
+    try:
+        return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}
+    except RequestError:
+        return {**answer, "error_code": Code.COORDINATOR_NOT_AVAILABLE}  # what clients know to be worth a retry here

@@ -19,14 +19,17 @@ BROKERS = 1
 
 def handle(request: Message, context: Context) -> Fields:
     broker = context.broker
-    host, port = broker.advertised(context.local_host, context.local_port)
+    nodes = broker.nodes(context.local_host, context.local_port)
     return {
         "throttle_time": 0,
         "error_code": Code.NONE,
         "error_message": None,
         "endpoint_type": request.endpoint_type or BROKERS,
         "cluster_id": broker.cluster_id,
-        "controller_id": broker.node_id,
-        "brokers": [{"broker_id": broker.node_id, "host": host, "port": port, "rack": None, "is_fenced": False}],
+        "controller_id": nodes[0].node_id,
+        "brokers": [
+            {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": None, "is_fenced": False}
+            for node in nodes
+        ],
         "cluster_authorized_operations": NO_OPERATIONS,
     }

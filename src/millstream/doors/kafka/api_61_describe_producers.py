@@ -7,32 +7,40 @@ Gaps: no transactions, so none is ever under way.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
+from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 61
 VERSIONS = (0, 0)
 
 
-def handle(request: Message, context: Context) -> Fields:
+async def handle(request: Message, context: Context) -> Fields:
     return {
         "throttle_time": 0,
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [_describe(topic.name, index, context) for index in topic.partition_indexes],
+                "partitions": [await _describe(topic.name, index, context) for index in topic.partition_indexes],
             }
             for topic in request.topics
         ],
     }
 
 
-def _describe(name: str, index: int, context: Context) -> Fields:
+async def _describe(name: str, index: int, context: Context) -> Fields:
     topic = context.broker.topics.get(name)
     if topic is None or not 0 <= index < topic.partition_count:
         code = Code.UNKNOWN_TOPIC_OR_PARTITION
         return {"partition_index": index, "error_code": code, "error_message": code.text, "active_producers": []}
-    producers = topic.partitions[index].log.producers.by_id
+    try:
+        producers = await topic.partitions[index].log.known_producers()
+    except RequestError as error:
+        return {
+            "partition_index": index,
+            "error_code": error.code,
+            "error_message": error.detail,
+            "active_producers": [],
+        }
     return {
         "partition_index": index,
         "error_code": Code.NONE,
@@ -46,6 +54,6 @@ def _describe(name: str, index: int, context: Context) -> Fields:
                 "coordinator_epoch": -1,
                 "current_txn_start_offset": -1,
             }
-            for producer_id, producer in producers.items()
+            for producer_id, producer in producers.by_id.items()
         ],
     }

@@ -10,7 +10,7 @@ from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
-from millstream.wire.kafka.metadata import NO_OPERATIONS
+from millstream.wire.kafka.metadata import NO_OPERATIONS, BrokerEntry, leaders
 
 KEY = 75
 VERSIONS = (0, 0)
@@ -45,7 +45,8 @@ def handle(request: Message, context: Context) -> Fields:
 
 
 def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> Fields:
-    node = context.broker.node_id
+    brokers = [BrokerEntry(*node) for node in context.broker.nodes(context.local_host, context.local_port)]
+    leads = leaders(topic.id if topic is not None else NO_ID, brokers)
     return {
         "error_code": Code.NONE if topic is not None else Code.UNKNOWN_TOPIC_OR_PARTITION,
         "name": name,
@@ -55,10 +56,10 @@ def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> 
             {
                 "error_code": Code.NONE,
                 "partition_index": index,
-                "leader_id": node,
+                "leader_id": leads[index % len(leads)],
                 "leader_epoch": 0,
-                "replica_nodes": [node],
-                "isr_nodes": [node],
+                "replica_nodes": [leads[index % len(leads)]],
+                "isr_nodes": [leads[index % len(leads)]],
                 "eligible_leader_replicas": None,
                 "last_known_elr": None,
                 "offline_replicas": [],

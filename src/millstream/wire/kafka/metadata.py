@@ -56,7 +56,7 @@ _I32 = Struct(">i")
 def encode(
     version: int, brokers: list[BrokerEntry], cluster_id: str, controller_id: int, topics: list[TopicEntry]
 ) -> bytes:
-    """Every partition is led by the controller: there is one broker."""
+    """Any broker may lead any partition, so they are shared out in turn, each topic from another one on."""
     compact = version >= FLEXIBLE_FROM
     tags = b"\0" if compact else b""
     parts = [_I32.pack(0)] if version >= 3 else []
@@ -70,7 +70,7 @@ def encode(
         parts.append(_I32.pack(controller_id))
     parts.append(array_length(len(topics), compact))
     for topic in topics:
-        parts.append(_encode_topic(version, topic, controller_id, compact, tags))
+        parts.append(_encode_topic(version, topic, leaders(topic.topic_id, brokers), compact, tags))
     if 8 <= version <= 10:
         parts.append(_I32.pack(NO_OPERATIONS))
     if version >= 13:
@@ -79,7 +79,13 @@ def encode(
     return b"".join(parts)
 
 
-def _encode_topic(version: int, topic: TopicEntry, leader: int, compact: bool, tags: bytes) -> bytes:
+def leaders(topic_id: UUID, brokers: list[BrokerEntry]) -> list[int]:
+    """Who leads a topic's partitions: the first of these the first, and so on in turn."""
+    first = topic_id.int % len(brokers)
+    return [broker.node_id for broker in brokers[first:] + brokers[:first]]
+
+
+def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bool, tags: bytes) -> bytes:
     # An unknown topic id has no name, but only versions 12 and newer can say so.
     name = topic.name if topic.name is not None or version >= 12 else ""
     parts = [_I16.pack(topic.error), string(name, compact)]
@@ -88,15 +94,15 @@ def _encode_topic(version: int, topic: TopicEntry, leader: int, compact: bool, t
     if version >= 1:
         parts.append(b"\1" if (topic.name or "").startswith("__") else b"\0")
     parts.append(array_length(topic.partition_count, compact))
-    replicas = i32_array((leader,), compact) * 2
-    if version >= 5:
-        replicas += i32_array((), compact)
+    offline = i32_array((), compact) if version >= 5 else b""
+    tails = [i32_array((leader,), compact) * 2 + offline + tags for leader in leads]
     for index in range(topic.partition_count):
+        leader = leads[index % len(leads)]
         if version >= 7:
             parts.append(_PARTITION_V7.pack(0, index, leader, 0))
         else:
             parts.append(_PARTITION_V0.pack(0, index, leader))
-        parts.append(replicas + tags)
+        parts.append(tails[index % len(leads)])
     if version >= 8:
         parts.append(_I32.pack(NO_OPERATIONS))
     parts.append(tags)

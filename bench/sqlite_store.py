@@ -1,0 +1,68 @@
+"""`sqlite:` appends against SQLite itself: the same batches, one transaction for each.
+
+Eight writers, each waiting for its batch to be durable before it sends the next. The reference inserts the same bytes
+into a plain table of one connection, without a loop, threads or offsets in its way: WAL, synchronous=FULL, as ours.
+It has one writer, because SQLite has one at a time and more would only wait for each other; a second row shows how
+much, with eight threads that each have a connection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import servers, store_writers
+from bench.measure import Measure, Scale, Side, Sides
+from millstream.stores.sqlite import SqliteDatabase
+
+SECONDS = 4.0
+
+
+def _write(path: Path, batch: bytes, until: float) -> int:
+    """One writer; how many it has written."""
+    database = sqlite3.connect(path, isolation_level=None, timeout=60)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE IF NOT EXISTS batches (id INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+    done = 0
+    while time.perf_counter() < until:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO batches (data) VALUES (?)", (batch,))
+        database.execute("COMMIT")
+        done += 1
+    database.close()
+    return done
+
+
+def _reference(seconds: float, writers: int) -> float:
+    batch = store_writers.make_batch()
+    with servers.scratch() as directory, ThreadPoolExecutor(writers) as pool:
+        start = time.perf_counter()
+        work = [pool.submit(_write, directory / "plain.db", batch, start + seconds) for _ in range(writers)]
+        return sum(each.result() for each in work) / (time.perf_counter() - start)
+
+
+def _ours(seconds: float) -> float:
+    with servers.scratch() as directory:
+        return store_writers.append(SqliteDatabase(str(directory / "store.db")), seconds)
+
+
+def _sides(writers: int) -> Sides:
+    @contextmanager
+    def sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
+        seconds = scale.seconds(SECONDS)
+        yield (lambda: _reference(seconds, writers)), (lambda: _ours(seconds))
+
+    return sides
+
+
+_TITLE = "sqlite: append, durable, 100-record batches, 8 writers"
+_PLAIN = "SQLite, one transaction per batch"
+MEASURES = [
+    Measure("sqlite-append", _TITLE, _PLAIN, "batches/s", 2, 4, lower_is_better=False, sides=_sides(1)),
+    Measure("sqlite-append-8", _TITLE, f"{_PLAIN}, 8 threads", "batches/s", None, None, False, _sides(8)),
+]

@@ -1,0 +1,346 @@
+"""Many brokers over one database: who is alive, and which of them looks after which groups.
+
+    leases/NODE         made anew by every start of a broker; its revision is that broker's epoch
+    brokers/NODE        epoch and address, written again every third of a lease: the sign of life
+    coordinators/SHARD  node and epoch of whoever looks after the groups of a shard
+
+Rules
+-----
+1. A broker holds its lease for `lease_ms` after the beginning of its last sign of life that was written. Others count
+   the same time from when they last saw one, by their own clocks; nobody compares wall clocks.
+2. Who sees no sign of life for that long deletes the other's `leases` and `brokers` keys, at the revisions it knows. If
+   the other was alive after all one of the two is refused: the deletion, or the other's next sign of life.
+3. A shard belongs to an epoch, and to nobody once that epoch's lease is gone. Then any broker may take it, by
+   compare-and-set, when a client asks for a coordinator or when it sees the other go.
+4. Every write of groups' state checks the writer's lease at its epoch in the same transaction. So a broker that was
+   taken for dead writes nothing more, however late it finds out. When it does it drops all groups and begins anew.
+5. A broker whose lease has run out by its own clock says that it is no coordinator, though nobody may have taken over:
+   if its next sign of life is accepted, nobody has, and it goes on with what it has.
+6. After being cut off from the database itself, a broker gives the others a whole lease again.
+7. Two brokers with one number: the newer wins if the older gives no sign of life or had the same address (a restart);
+   else the newer is refused.
+
+Any broker takes any produce or fetch. This is about groups, and about who is listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from millstream.clock import Clock, Timer
+from millstream.cluster.base import Node, Owns
+from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.promise import Promise, promised
+from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
+
+logger = logging.getLogger(__name__)
+
+LEASES, BROKERS, COORDINATORS = "leases/", "brokers/", "coordinators/"
+SHARDS = 64
+"""How finely groups are shared out; the same for every broker of a database, for ever."""
+LEAVE_SECONDS_MAX = 5.0
+
+
+@dataclass
+class Seen:
+    """Another broker, as its last sign of life said."""
+
+    node: Node
+    epoch: int
+    revision: int
+    at: float
+    """By our clock."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    node_id: int
+    epoch: int
+    revision: int
+    """Of the shard's key."""
+
+
+class SharedCluster:
+    """Implements `cluster.base.Cluster`."""
+
+    def __init__(self, meta: MetaStore, clock: Clock, node_id: int, lease_ms: int) -> None:
+        self.node_id = node_id
+        self._meta = meta
+        self._clock = clock
+        self._lease = lease_ms / 1000
+        self._node = Node(node_id, "", 0)
+        self._epoch = 0
+        """0: this broker is not a member."""
+        self._revision = 0
+        self._beat = 0
+        self._renewed = 0.0
+        self._seen: dict[int, Seen] = {}
+        self._owners: dict[int, Owner] = {}
+        self._own: set[int] = set()
+        self._claiming = asyncio.Lock()
+        self._timer: Timer | None = None
+        self._renewing = False
+        self._is_replaced = False
+        """Another broker has our number: this one takes no further part."""
+        self._unwatch: list[Callable[[], None]] = []
+        self._adopt: Callable[[Owns], Awaitable[None]] | None = None
+        self._release: Callable[[], None] = lambda: None
+
+    # -- what is asked -----------------------------------------------------------------------------------------------
+
+    def others(self) -> Sequence[Node]:
+        return [self._seen[node_id].node for node_id in sorted(self._seen) if self._seen[node_id].node.host]
+
+    def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
+        self._adopt, self._release = adopt, release
+
+    def check(self, group_id: str) -> None:
+        if shard_of(group_id) not in self._own:
+            raise RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
+        if not self._holds_lease:
+            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the broker cannot reach its database")
+
+    def guards(self) -> Sequence[Check]:
+        return (Check(f"{LEASES}{self.node_id}", self._epoch),)
+
+    def fenced(self) -> None:
+        if self._epoch:
+            promised(self._renew()).then(_note)
+
+    @property
+    def _holds_lease(self) -> bool:
+        return bool(self._epoch) and self._clock.monotonic() - self._renewed < self._lease
+
+    async def find_coordinator(self, group_id: str) -> Node | None:
+        shard = shard_of(group_id)
+        if not self._holds_lease:
+            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the broker cannot reach its database")
+        if shard not in self._own and self._living_owner(shard) is None:
+            try:
+                await self._claim([shard])
+            except RequestError as error:
+                raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, error.detail) from error
+        if shard in self._own:
+            return None
+        owner = self._living_owner(shard)
+        if owner is None or not owner.host:
+            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the group is between two coordinators")
+        return owner
+
+    def _living_owner(self, shard: int) -> Node | None:
+        owner = self._owners.get(shard)
+        seen = self._seen.get(owner.node_id) if owner is not None else None
+        return seen.node if owner is not None and seen is not None and seen.epoch == owner.epoch else None
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._unwatch = [
+            self._meta.watch(BROKERS, self._broker_changed),
+            self._meta.watch(COORDINATORS, self._coordinator_changed),
+        ]
+        for key, stored in await self._meta.list(BROKERS):
+            self._broker_changed(key, stored)
+        for key, stored in await self._meta.list(COORDINATORS):
+            self._coordinator_changed(key, stored)
+
+    async def join(self, host: str, port: int) -> None:
+        self._node = Node(self.node_id, host, port)
+        await self._make_sure_nobody_has_our_number()
+        await self._register()
+        self._schedule()
+        await self._claim(self._orphans())
+
+    async def _make_sure_nobody_has_our_number(self) -> None:
+        found = await self._meta.get(self._key)
+        if found is None or _decode(found)[0] == self._node:
+            return
+        await self._pause(self._lease / 2)
+        again = await self._meta.get(self._key)
+        if again is not None and again.revision != found.revision:
+            there = _decode(again)[0]
+            raise StartupError(
+                f"another broker of this store, at {there.host}:{there.port}, has the number {self.node_id}; "
+                "give this one another with --node-id"
+            )
+
+    async def _register(self) -> None:
+        started = self._clock.monotonic()
+        epoch = await self._meta.transact(Put(f"{LEASES}{self.node_id}", str(self._node.port).encode()))
+        self._revision = await self._meta.transact(
+            Put(self._key, self._encode(epoch)), Check(f"{LEASES}{self.node_id}", epoch)
+        )
+        self._epoch, self._renewed = epoch, started
+        self._seen.pop(self.node_id, None)
+
+    async def leave(self) -> None:
+        """Goes at once, so that others need not wait for the lease to run out."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for unwatch in self._unwatch:
+            unwatch()
+        epoch, self._epoch = self._epoch, 0
+        self._own.clear()
+        if epoch:
+            gone = self._meta.transact(Delete(f"{LEASES}{self.node_id}", epoch), Delete(self._key))
+            try:
+                async with asyncio.timeout(LEAVE_SECONDS_MAX):
+                    await gone
+            except (RequestError, RevisionConflict, TimeoutError) as error:
+                logger.warning("could not tell the others that this broker goes: %s", error)
+
+    @property
+    def _key(self) -> str:
+        return f"{BROKERS}{self.node_id}"
+
+    def _encode(self, epoch: int) -> bytes:
+        self._beat += 1
+        return json.dumps([epoch, self.node_id, self._node.host, self._node.port, self._beat]).encode()
+
+    def _pause(self, seconds: float) -> Promise[None]:
+        over: Promise[None] = Promise()
+        self._clock.call_later(seconds, lambda: over.settle(None))
+        return over
+
+    # -- signs of life -----------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        self._timer = self._clock.call_later(self._lease / 3, self._tick)
+
+    def _tick(self) -> None:
+        self._schedule()
+        promised(self._renew()).then(_note)
+
+    async def _renew(self) -> None:
+        if self._renewing or self._is_replaced:
+            return
+        self._renewing = True
+        try:
+            if not self._epoch:
+                await self._register()
+                await self._claim(self._orphans())
+                return
+            started = self._clock.monotonic()
+            put = Put(self._key, self._encode(self._epoch), self._revision)
+            self._revision = await self._meta.transact(put, *self.guards())
+            if started - self._renewed > self._lease * 2 / 3:
+                for seen in self._seen.values():  # rule 6
+                    seen.at = self._clock.monotonic()
+            self._renewed = started
+        except RevisionConflict:
+            await self._begin_anew()
+        finally:
+            self._renewing = False
+        await self._bury_the_dead()
+
+    async def _begin_anew(self) -> None:
+        """Rule 4: somebody took us for dead, or took our number."""
+        found = await self._meta.get(self._key)
+        if found is not None and _decode(found)[1] == self._epoch and _decode(found)[0] == self._node:
+            # Our own sign of life, whose answer was lost. The lease decides.
+            lease = await self._meta.get(f"{LEASES}{self.node_id}")
+            if lease is not None and lease.revision == self._epoch:
+                self._revision = found.revision
+                return
+        logger.warning("broker %d lost its lease: its groups are looked after elsewhere", self.node_id)
+        self._epoch = 0
+        self._own.clear()
+        self._release()
+        if found is not None and _decode(found)[0] != self._node:
+            self._is_replaced = True
+            node = _decode(found)[0]
+            logger.critical(
+                "a broker at %s:%d has taken the number %d; this one looks after no groups until it is restarted "
+                "with another --node-id", node.host, node.port, self.node_id,
+            )  # fmt: skip
+            return
+        await self._register()
+        await self._claim(self._orphans())
+
+    async def _bury_the_dead(self) -> None:
+        now = self._clock.monotonic()
+        for node_id, seen in list(self._seen.items()):
+            if now - seen.at <= self._lease:
+                continue
+            lease = Delete(f"{LEASES}{node_id}", seen.epoch)
+            try:
+                await self._meta.transact(Delete(f"{BROKERS}{node_id}", seen.revision), lease)
+                logger.warning("broker %d gave no sign of life for %.1f s", node_id, now - seen.at)
+            except RevisionConflict:
+                seen.at = self._clock.monotonic()  # it did, or somebody else was faster: the watch will tell
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _broker_changed(self, key: str, stored: Versioned | None) -> None:
+        node_id = int(key.removeprefix(BROKERS))
+        if node_id == self.node_id and stored is not None:
+            return
+        if stored is None:
+            self._seen.pop(node_id, None)
+            if self._epoch:
+                promised(self._claim(self._orphans())).then(_note)
+            return
+        node, epoch = _decode(stored)
+        self._seen[node_id] = Seen(node, epoch, stored.revision, self._clock.monotonic())
+
+    def _coordinator_changed(self, key: str, stored: Versioned | None) -> None:
+        shard = int(key.removeprefix(COORDINATORS))
+        if stored is None:
+            self._owners.pop(shard, None)
+            return
+        known = self._owners.get(shard)
+        if known is None or known.revision < stored.revision:
+            node_id, epoch = json.loads(stored.value)
+            self._owners[shard] = Owner(node_id, epoch, stored.revision)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _orphans(self) -> list[int]:
+        """Shards that somebody looked after, and nobody does now."""
+        return [shard for shard in self._owners if shard not in self._own and self._living_owner(shard) is None]
+
+    async def _claim(self, shards: Sequence[int]) -> None:
+        """Takes what is free among some shards, and has their groups loaded before anybody hears of it."""
+        async with self._claiming:
+            epoch = self._epoch
+            wanted = [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
+            attempts = [(shard, self._take(shard, epoch)) for shard in wanted]
+            taken = set()
+            for shard, attempt in attempts:
+                try:
+                    self._owners[shard] = Owner(self.node_id, epoch, await attempt)
+                    taken.add(shard)
+                except RevisionConflict:
+                    found = await self._meta.get(f"{COORDINATORS}{shard}")
+                    self._coordinator_changed(f"{COORDINATORS}{shard}", found)
+            if taken and self._adopt is not None:
+                await self._adopt(lambda group_id: shard_of(group_id) in taken)
+            if self._epoch == epoch:
+                self._own |= taken
+
+    def _take(self, shard: int, epoch: int) -> Promise[int]:
+        known = self._owners.get(shard)
+        value = json.dumps([self.node_id, epoch]).encode()
+        put = Put(f"{COORDINATORS}{shard}", value, known.revision if known is not None else 0)
+        return self._meta.transact(put, Check(f"{LEASES}{self.node_id}", epoch))
+
+
+def shard_of(group_id: str) -> int:
+    return zlib.crc32(group_id.encode()) % SHARDS
+
+
+def _decode(stored: Versioned) -> tuple[Node, int]:
+    """A broker, and its epoch."""
+    epoch, node_id, host, port, _ = json.loads(stored.value)
+    return Node(node_id, host, port), epoch
+
+
+def _note(done: Promise[None]) -> None:
+    if done.error is not None:
+        logger.warning("the cluster's state could not be written or read, and will be again: %s", done.error)

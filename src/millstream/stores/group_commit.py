@@ -1,0 +1,50 @@
+"""Many writes, one transaction: what arrives while one is under way leaves together in the next.
+
+    put --> waiting --end of the turn--> one transaction --durable--> each is answered, in order
+
+One transaction is in flight at a time, so answers keep the order of arrival. After its answers the loop has one turn
+before the next one leaves: whoever was waiting for an answer to send more is part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+COUNT_MAX = 2_000
+BYTES_MAX = 16 << 20
+"""Of one transaction. A single write always goes as a whole."""
+
+
+class GroupCommit(Generic[Item]):
+    def __init__(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
+        self._write = write
+        """Writes, and answers every item, well or badly; raises nothing."""
+        self._waiting: deque[tuple[Item, int]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    def put(self, item: Item, size: int = 0) -> None:
+        self._waiting.append((item, size))
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._waiting:
+            group: list[Item] = []
+            size = 0
+            while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
+                item, more = self._waiting.popleft()
+                group.append(item)
+                size += more
+            await self._write(group)
+            await asyncio.sleep(0)
+        self._running = None
+
+    async def drained(self) -> None:
+        """Returns when all that was put in before is answered."""
+        while self._running is not None:
+            await asyncio.shield(self._running)

@@ -1,0 +1,61 @@
+"""PostgreSQL URLs as libpq has them, taken apart for asyncpg; and what may be shown of them.
+
+    postgresql://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=verify-full&sslrootcert=FILE
+    postgresql://USER@/DATABASE?host=/var/run/postgresql        a Unix socket: the directory it lies in
+
+asyncpg understands the TLS options, password files, services, several hosts and the PG... variables. What it does not
+know it would hand to the server as a setting, so options of libpq that only concern its own sockets are left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from millstream.errors import StartupError
+
+CONNECT_SECONDS = 10.0
+_NOT_FOR_US = {
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "channel_binding",
+    "gssencmode", "sslcompression", "sslsni", "fallback_application_name", "client_encoding",
+}  # fmt: skip
+
+
+class PostgresUrl(NamedTuple):
+    dsn: str
+    """With the secrets: for the driver, and for nobody else."""
+    location: str
+    """Without user and password."""
+    connect_seconds: float
+
+
+def understand(url: str) -> PostgresUrl:
+    mistake = StartupError(
+        "the PostgreSQL URL cannot be understood: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with special "
+        "characters of the password percent-encoded"
+    )
+    try:
+        parts = urlsplit(url)
+        options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise mistake from None  # what it says may hold a part of the password
+    if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not url.partition(":")[2].startswith("//"):
+        raise mistake
+    hosts = parts.netloc.rpartition("@")[2]
+    for host in hosts.split(","):
+        _, colon, port = host.rpartition("]")[2].rpartition(":")
+        if colon and not port.isdigit():
+            raise mistake
+    seconds = CONNECT_SECONDS
+    for name, value in options:
+        if name == "connect_timeout":
+            if not value.isdigit():
+                raise StartupError("connect_timeout in the PostgreSQL URL must be a number of seconds")
+            seconds = float(value) or CONNECT_SECONDS
+    kept = [(name, value) for name, value in options if name not in _NOT_FOR_US and name != "connect_timeout"]
+    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
+    where = dict(options)
+    place = hosts or where.get("host", "") or "localhost"
+    if where.get("port") and not hosts:
+        place += f":{where['port']}"
+    return PostgresUrl(dsn, f"postgresql://{place}/{parts.path.lstrip('/') or where.get('dbname', '')}", seconds)

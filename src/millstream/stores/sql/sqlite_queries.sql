@@ -1,0 +1,100 @@
+-- name: make_log
+INSERT INTO logs (topic_id, partition) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: logs_of_topic
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE topic_id = ? AND partition < ? ORDER BY partition
+
+-- name: log
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE id = ?
+
+-- name: logs_newer
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE version > ? ORDER BY version
+
+-- name: last_version
+SELECT coalesce(max(version), 0) FROM logs
+
+-- name: update_log
+UPDATE logs SET version = ?, start_offset = ?, end_offset = ?, size_bytes = ? WHERE id = ?
+
+-- name: insert_batch
+INSERT INTO batches (log_id, last_offset, base_offset, max_timestamp, size, data) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: read
+SELECT size, last_offset, data FROM batches WHERE log_id = ? AND last_offset >= ? AND last_offset < ? ORDER BY last_offset
+
+-- name: rows
+SELECT base_offset, last_offset, max_timestamp, size FROM batches WHERE log_id = ? AND last_offset >= ?
+ORDER BY last_offset LIMIT ?
+
+-- name: first_at
+SELECT data FROM batches WHERE log_id = ? AND last_offset >= ? AND last_offset < ? AND max_timestamp >= ?
+ORDER BY last_offset LIMIT 1
+
+-- name: newest_time
+SELECT coalesce(max(max_timestamp), -1) FROM batches 
+WHERE log_id = ? AND last_offset >= ? AND last_offset < ? AND base_offset >= ?
+
+-- name: rows_below
+SELECT last_offset, size FROM batches WHERE log_id = ? AND last_offset < ? ORDER BY last_offset LIMIT ?
+
+-- name: delete_up_to
+DELETE FROM batches WHERE log_id = ? AND last_offset <= ?
+
+-- name: tail
+SELECT coalesce(min(base_offset), ?), coalesce(sum(size), 0) FROM batches WHERE log_id = ? AND last_offset >= ?
+
+-- name: delete_tail
+DELETE FROM batches WHERE log_id = ? AND last_offset >= ?
+
+-- name: producers
+SELECT producer_id, epoch, seen_ms, batches FROM producers WHERE log_id = ?
+
+-- name: put_producer
+INSERT OR REPLACE INTO producers (log_id, producer_id, epoch, seen_ms, batches) VALUES (?, ?, ?, ?, ?)
+
+-- name: delete_producers
+DELETE FROM producers WHERE log_id = ?
+
+-- name: forget_idle_producers
+DELETE FROM producers WHERE seen_ms < ?
+
+-- name: crowded_logs
+SELECT log_id, count(*) - ? FROM producers GROUP BY log_id HAVING count(*) > ?
+
+-- name: forget_oldest_producers
+DELETE FROM producers WHERE (log_id, producer_id) IN (
+    SELECT log_id, producer_id FROM producers WHERE log_id = ? ORDER BY seen_ms LIMIT ?
+)
+
+-- name: delete_log
+DELETE FROM logs WHERE id = ?
+
+-- name: topic_ids
+SELECT DISTINCT topic_id FROM logs
+
+-- name: revision
+SELECT revision, floor FROM meta_revision
+
+-- name: set_revision
+UPDATE meta_revision SET revision = ?
+
+-- name: get
+SELECT value, revision FROM meta WHERE key = ? AND value IS NOT NULL
+
+-- name: list
+SELECT key, value, revision FROM meta WHERE key >= ? AND substr(key, 1, ?) = ? AND value IS NOT NULL ORDER BY key
+
+-- name: put
+INSERT OR REPLACE INTO meta (key, value, revision) VALUES (?, ?, ?)
+
+-- name: delete
+UPDATE meta SET value = NULL, revision = ? WHERE key = ? AND value IS NOT NULL
+
+-- name: changes
+SELECT key, value, revision FROM meta WHERE revision > ? ORDER BY revision
+
+-- name: forget_deleted
+DELETE FROM meta WHERE value IS NULL AND revision <= ?
+
+-- name: set_floor
+UPDATE meta_revision SET floor = max(floor, ?)

@@ -1,0 +1,368 @@
+"""`sqlite:FILE`: logs and metadata in one file that several processes may open.
+
+One thread writes, two read, each with a connection of its own; the loop never waits for the file. WAL mode, so that
+readers and the writer do not wait for each other, and synchronous=FULL, so that a commit is one sync.
+
+    processes that share the file    SQLite's write lock (BEGIN IMMEDIATE) puts their transactions in one order
+    noticing what others wrote       `PRAGMA data_version`, looked at every `POLL_SECONDS` and before every own write;
+                                     by the machine's clock, for other processes do not live in a test's
+
+What the writer knows of logs and producers is kept between transactions and forgotten as soon as another connection
+has written. A commit that fails with an I/O error is final, as for a log: after it nobody can say what is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.log.producers import Producers
+from millstream.stores import queries
+from millstream.stores.base import Operation, Versioned
+from millstream.stores.database import Append, Changes, LogState, Row, Stored
+from millstream.stores.sqlite_writer import SqliteWriter, changes, load_producers
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x4D494C4C
+"""Marks the file as ours ("MILL"): another program's database is not written into."""
+PAGE_BYTES = 8192
+BUSY_MS = 10_000
+"""How long to wait for another process's transaction."""
+POLL_SECONDS = 0.02
+WAL_PAGES = 4000
+"""At which a checkpoint moves what is in the WAL into the file."""
+READERS = 2
+_SQL = queries.named("sqlite_queries.sql")
+
+T = TypeVar("T")
+
+
+class SqliteDatabase:
+    """Implements `stores.database.Database`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = self.location = os.path.abspath(path)
+        self.failure: str | None = None
+        self._writer: SqliteWriter | None = None
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite-write")
+        self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-read")
+        self._readers = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+        self._poller: sqlite3.Connection | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._data_version = -1
+        self._last_version = 0
+        self._on_logs: Callable[[Sequence[LogState]], None] = lambda states: None
+        self._on_meta: Callable[[int], None] = lambda revision: None
+        self._closed = False
+
+    def listen(
+        self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[int], None], lost: Callable[[], None]
+    ) -> None:
+        self._on_logs, self._on_meta = logs, meta
+
+    async def start(self) -> None:
+        if self._writer is not None:
+            return
+        try:
+            connection = await self._in(self._writing, lambda: open_file(self.path))
+        except sqlite3.Error as error:
+            raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
+        self._opened.append(connection)
+        self._writer = SqliteWriter(connection)
+        self._poller = self._connect()
+        self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
+        self._last_version = self._poller.execute(_SQL["last_version"]).fetchone()[0]
+        self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
+        self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
+
+    def _shut_down(self) -> None:
+        self._reading.shutdown()
+        self._writing.shutdown()
+        for connection in reversed(self._opened):
+            connection.close()
+
+    def room(self) -> tuple[int, int]:
+        usage = shutil.disk_usage(os.path.dirname(self.path))
+        return usage.total, usage.free
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        connection.execute("PRAGMA query_only=ON")
+        self._opened.append(connection)
+        return connection
+
+    async def _in(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def run() -> T:
+            if not hasattr(self._readers, "connection"):
+                self._readers.connection = self._connect()
+            return work(self._readers.connection)
+
+        with self._errors():
+            return await self._in(self._reading, run)
+
+    async def _write(self, work: Callable[[SqliteWriter], T]) -> T:
+        """One transaction."""
+        if self.failure is not None:
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path} is read-only until a restart: {self.failure}")
+
+        def run() -> T:
+            assert self._writer is not None
+            with self._writer.transaction():
+                return work(self._writer)
+
+        with self._errors():
+            return await self._in(self._writing, run)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if _name(error).startswith("SQLITE_IOERR") and self.failure is None:
+                self.failure = str(error)
+                logger.critical("%s takes no more changes until a restart: %s", self.path, error)
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path}: {_sentence(error)}") from error
+        except RuntimeError as error:
+            if not self._closed:
+                raise
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed") from error
+
+    def _poll(self) -> None:
+        """On the loop: a look at shared memory, and only where it changed at the file."""
+        if self._closed or self._poller is None:
+            return
+        self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
+        try:
+            (data_version,) = self._poller.execute("PRAGMA data_version").fetchone()
+            if data_version == self._data_version:
+                return
+            states = [LogState(*row) for row in self._poller.execute(_SQL["logs_newer"], (self._last_version,))]
+            (revision, _) = self._poller.execute(_SQL["revision"]).fetchone()
+        except sqlite3.OperationalError:  # busy for a moment; the next look is soon
+            return
+        self._data_version = data_version
+        if states:
+            self._last_version = states[-1].version
+            self._on_logs(states)
+        self._on_meta(revision)
+
+    # -- logs --------------------------------------------------------------------------------------------------------
+
+    async def open_logs(self, topic_id: str, partitions: int) -> list[LogState]:
+        def find(connection: sqlite3.Connection) -> list[LogState]:
+            return [LogState(*row) for row in connection.execute(_SQL["logs_of_topic"], (topic_id, partitions))]
+
+        def make(writer: SqliteWriter) -> None:
+            writer.connection.executemany(_SQL["make_log"], [(topic_id, index) for index in range(partitions)])
+
+        states = await self._read(find)
+        if len(states) < partitions:
+            await self._write(make)
+            states = await self._read(find)
+        return states
+
+    async def states(self, log_ids: Sequence[int]) -> list[LogState]:
+        def find(connection: sqlite3.Connection) -> list[LogState]:
+            rows = (connection.execute(_SQL["log"], (log_id,)).fetchone() for log_id in log_ids)
+            return [LogState(*row) for row in rows if row is not None]
+
+        return await self._read(find)
+
+    async def append(
+        self, appends: Sequence[Append], now_ms: int
+    ) -> tuple[list[Stored | RequestError], list[LogState]]:
+        return await self._write(lambda writer: writer.append(appends, now_ms))
+
+    async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
+        def find(connection: sqlite3.Connection) -> tuple[bytes, int]:
+            taken: list[bytes] = []
+            size, next_offset = 0, offset
+            rows = connection.execute(_SQL["read"], (log_id, offset, below))
+            for row_size, last_offset, data in rows:
+                if taken and size + row_size > bytes_max:
+                    break
+                taken.append(data)
+                size += row_size
+                next_offset = last_offset + 1
+                if size >= bytes_max:
+                    break
+            rows.close()
+            return taken[0] if len(taken) == 1 else b"".join(taken), next_offset
+
+        return await self._read(find)
+
+    async def rows(self, log_id: int, offset: int, count_max: int) -> list[Row]:
+        return await self._read(
+            lambda connection: [Row(*row) for row in connection.execute(_SQL["rows"], (log_id, offset, count_max))]
+        )
+
+    async def first_at(self, log_id: int, timestamp: int, offset: int, below: int) -> bytes | None:
+        place = log_id, offset, below, timestamp
+        row = await self._read(lambda each: each.execute(_SQL["first_at"], place).fetchone())
+        return None if row is None else bytes(row[0])
+
+    async def newest_time(self, log_id: int, offset: int, below: int) -> int:
+        place = log_id, offset, below, offset
+        row = await self._read(lambda each: each.execute(_SQL["newest_time"], place).fetchone())
+        return int(row[0])
+
+    async def trim(self, log_id: int, offset: int) -> LogState:
+        state = await self._write(lambda writer: writer.trim(log_id, offset))
+        while await self._write(lambda writer: writer.remove_below_start(log_id)):
+            pass  # others have their turn in between
+        return (await self.states([log_id]) or [state])[0]
+
+    async def truncate(self, log_id: int, offset: int) -> LogState:
+        return await self._write(lambda writer: writer.truncate(log_id, offset))
+
+    async def producers(self, log_id: int) -> Producers:
+        return await self._read(lambda connection: load_producers(connection, log_id))
+
+    async def forget_producers(self, before_ms: int, per_log_max: int) -> None:
+        await self._write(lambda writer: writer.forget_producers(before_ms, per_log_max))
+
+    async def discard(self, topic_id: str) -> None:
+        for state in await self._read(
+            lambda each: [LogState(*row) for row in each.execute(_SQL["logs_of_topic"], (topic_id, 1 << 31))]
+        ):
+            log_id = state.id
+            await self._write(lambda writer, log_id=log_id: writer.close_log(log_id))  # type: ignore[misc]
+            while await self._write(lambda writer, log_id=log_id: writer.remove(log_id, 1 << 62)):  # type: ignore[misc]
+                pass  # others have their turn in between
+
+    async def topic_ids(self) -> set[str]:
+        return await self._read(lambda each: {row[0] for row in each.execute(_SQL["topic_ids"])})
+
+    # -- metadata ----------------------------------------------------------------------------------------------------
+
+    async def revision(self) -> int:
+        row = await self._read(lambda connection: connection.execute(_SQL["revision"]).fetchone())
+        return int(row[0])
+
+    async def get(self, key: str) -> Versioned | None:
+        row = await self._read(lambda connection: connection.execute(_SQL["get"], (key,)).fetchone())
+        return None if row is None else Versioned(*row)
+
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
+        def find(connection: sqlite3.Connection) -> list[tuple[str, Versioned]]:
+            rows = connection.execute(_SQL["list"], (prefix, len(prefix), prefix))
+            return [(key, Versioned(value, revision)) for key, value, revision in rows]
+
+        return await self._read(find)
+
+    async def transact(
+        self, transactions: Sequence[Sequence[Operation]], since: int, prefixes: Sequence[str]
+    ) -> tuple[list[int | RevisionConflict], Changes]:
+        def run(writer: SqliteWriter) -> tuple[list[int | RevisionConflict], Changes]:
+            answers = writer.transact(transactions)
+            return answers, changes(writer.connection, since, prefixes)
+
+        return await self._write(run)
+
+    async def changes(self, since: int, prefixes: Sequence[str]) -> Changes:
+        def run(connection: sqlite3.Connection) -> Changes:
+            connection.execute("BEGIN")
+            try:
+                return changes(connection, since, prefixes)
+            finally:
+                connection.execute("COMMIT")
+
+        return await self._read(run)
+
+    async def forget_deleted(self, keep: int) -> None:
+        def run(writer: SqliteWriter) -> None:
+            revision, _ = writer.connection.execute(_SQL["revision"]).fetchone()
+            if writer.connection.execute(_SQL["forget_deleted"], (revision - keep,)).rowcount > 0:
+                writer.connection.execute(_SQL["set_floor"], (revision - keep,))
+
+        await self._write(run)
+
+
+def open_file(path: str) -> sqlite3.Connection:
+    """The connection that writes, to a file that is ours and of a schema that we know; raises `StartupError`."""
+    try:
+        # SQLite itself says only "unable to open database file" to all of these.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        text = (
+            "the file or its directory is read-only" if error.errno in (errno.EROFS, errno.EACCES) else error.strerror
+        )
+        raise StartupError(f"{path} cannot be opened as a store: {text}") from error
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    try:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # takes effect in a new file only
+        _migrate(connection, path)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
+    except sqlite3.Error as error:
+        connection.close()
+        raise StartupError(f"{path} cannot be opened as a store: {_sentence(error)}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION_ID and tables:
+            raise StartupError(f"{path} is a database of another program; name another file")
+        if version > SCHEMA_VERSION:
+            raise StartupError(f"{path} was written by a newer Millstream (schema {version}); upgrade this one")
+        if not tables:
+            for statement in queries.text("sqlite_schema.sql").split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _name(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "")  # errors of the Python module itself have none
+
+
+def _sentence(error: sqlite3.Error) -> str:
+    if _name(error) == "SQLITE_FULL":
+        return "the disk is full"
+    if _name(error).startswith("SQLITE_READONLY"):
+        return "the file or its directory is read-only"
+    if _name(error) == "SQLITE_NOTADB":
+        return "it is not an SQLite database"
+    return str(error)

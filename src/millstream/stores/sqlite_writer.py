@@ -1,0 +1,220 @@
+"""The connection that writes to an SQLite file: transactions of the one thread that has it.
+
+What is known of logs and producers is kept between two transactions, and forgotten as soon as another connection has
+written, or one of ours has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from millstream.errors import Code, RequestError, RevisionConflict
+from millstream.log.producers import Producers
+from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
+from millstream.stores import queries
+from millstream.stores.base import Check, Operation, Put, Versioned
+from millstream.stores.database import Append, Changes, LogState, Stored
+
+STEP_ROWS = 500
+"""How many batches one transaction removes at most."""
+LEADER_EPOCH = 0
+_SQL = queries.named("sqlite_queries.sql")
+
+
+class SqliteWriter:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._data_version = -1
+        self._version = 0
+        self._states: dict[int, LogState | None] = {}
+        self._producers: dict[int, Producers] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            (data_version,) = self.connection.execute("PRAGMA data_version").fetchone()
+            if data_version != self._data_version:  # another connection has written
+                self._forget()
+                self._data_version = data_version
+                (self._version,) = self.connection.execute(_SQL["last_version"]).fetchone()
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self._forget()
+            self._data_version = -1
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def _forget(self) -> None:
+        self._states.clear()
+        self._producers.clear()
+
+    def _state(self, log_id: int) -> LogState | None:
+        if log_id not in self._states:
+            row = self.connection.execute(_SQL["log"], (log_id,)).fetchone()
+            self._states[log_id] = None if row is None else LogState(*row)
+        return self._states[log_id]
+
+    def _update(self, states: Sequence[LogState]) -> list[LogState]:
+        self._version += 1
+        changed = [state._replace(version=self._version) for state in states]
+        self.connection.executemany(
+            _SQL["update_log"],
+            [(state.version, state.start, state.end, state.size_bytes, state.id) for state in changed],
+        )
+        self._states.update((state.id, state) for state in changed)
+        return changed
+
+    def append(self, appends: Sequence[Append], now_ms: int) -> tuple[list[Stored | RequestError], list[LogState]]:
+        outcomes: list[Stored | RequestError] = []
+        rows: list[tuple[int, int, int, int, int, bytearray]] = []
+        changed: dict[int, LogState] = {}
+        producers: dict[tuple[int, int], None] = {}
+        for log_id, batches, headers in appends:
+            state = changed.get(log_id) or self._state(log_id)
+            if state is None:
+                outcomes.append(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted"))
+                continue
+            try:
+                repeated = self._find_repeat(log_id, headers[0])
+            except RequestError as error:
+                outcomes.append(error)
+                continue
+            if repeated is not None:
+                outcomes.append(Stored(repeated, True))
+                continue
+            outcomes.append(Stored(state.end, False))
+            end, size = state.end, state.size_bytes
+            for batch, header in zip(batches, headers, strict=True):
+                patch_offset(batch, end, header.length, LEADER_EPOCH)
+                last = end + header.last_offset_delta
+                rows.append((log_id, last, end, header.max_timestamp, len(batch), batch))
+                if header.producer_id != NO_PRODUCER:
+                    self._producers[log_id].note(header, end, now_ms)
+                    producers[log_id, header.producer_id] = None
+                end, size = last + 1, size + len(batch)
+            changed[log_id] = state._replace(end=end, size_bytes=size)
+        if not changed:
+            return outcomes, []
+        self.connection.executemany(_SQL["insert_batch"], rows)
+        for log_id, producer_id in producers:
+            known = self._producers[log_id].by_id[producer_id]
+            self.connection.execute(
+                _SQL["put_producer"], (log_id, producer_id, known.epoch, known.seen_ms, json.dumps(known.batches))
+            )
+        return outcomes, self._update(list(changed.values()))
+
+    def _find_repeat(self, log_id: int, header: BatchHeader) -> int | None:
+        if header.producer_id == NO_PRODUCER:
+            return None
+        if log_id not in self._producers:
+            self._producers[log_id] = load_producers(self.connection, log_id)
+        return self._producers[log_id].find_repeat(header)
+
+    def trim(self, log_id: int, offset: int) -> LogState:
+        state = self._require(log_id)
+        if offset <= state.start:
+            return state
+        return self._update([state._replace(start=min(offset, state.end))])[0]
+
+    def remove_below_start(self, log_id: int) -> bool:
+        return self.remove(log_id, self._require(log_id).start)
+
+    def remove(self, log_id: int, offset: int) -> bool:
+        """Some of the batches below an offset; whether there may be more."""
+        rows = self.connection.execute(_SQL["rows_below"], (log_id, offset, STEP_ROWS)).fetchall()
+        if not rows:
+            return False
+        self.connection.execute(_SQL["delete_up_to"], (log_id, rows[-1][0]))
+        state = self._state(log_id)
+        if state is not None:
+            self._update([state._replace(size_bytes=state.size_bytes - sum(size for _, size in rows))])
+        return len(rows) == STEP_ROWS
+
+    def truncate(self, log_id: int, offset: int) -> LogState:
+        state = self._require(log_id)
+        if offset >= state.end:
+            return state
+        end, size = self.connection.execute(_SQL["tail"], (max(offset, state.start), log_id, offset)).fetchone()
+        self.connection.execute(_SQL["delete_tail"], (log_id, offset))
+        producers = load_producers(self.connection, log_id)
+        producers.forget_from(end)
+        self.connection.execute(_SQL["delete_producers"], (log_id,))
+        self.connection.executemany(
+            _SQL["put_producer"],
+            [(log_id, known, each.epoch, each.seen_ms, json.dumps(each.batches))
+             for known, each in producers.by_id.items()],
+        )  # fmt: skip
+        self._producers.pop(log_id, None)
+        start = min(state.start, end)
+        return self._update([state._replace(start=start, end=end, size_bytes=state.size_bytes - size)])[0]
+
+    def _require(self, log_id: int) -> LogState:
+        state = self._state(log_id)
+        if state is None:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
+        return state
+
+    def close_log(self, log_id: int) -> None:
+        """From here on nothing is appended; its batches follow step by step."""
+        self.connection.execute(_SQL["delete_log"], (log_id,))
+        self.connection.execute(_SQL["delete_producers"], (log_id,))
+        self._states.pop(log_id, None)
+        self._producers.pop(log_id, None)
+
+    def forget_producers(self, before_ms: int, per_log_max: int) -> None:
+        self.connection.execute(_SQL["forget_idle_producers"], (before_ms,))
+        for log_id, surplus in self.connection.execute(_SQL["crowded_logs"], (per_log_max, per_log_max)).fetchall():
+            self.connection.execute(_SQL["forget_oldest_producers"], (log_id, surplus))
+        self._producers.clear()
+
+    def transact(self, transactions: Sequence[Sequence[Operation]]) -> list[int | RevisionConflict]:
+        (revision, _) = self.connection.execute(_SQL["revision"]).fetchone()
+        before = revision
+        answers: list[int | RevisionConflict] = []
+        for operations in transactions:
+            conflict = self._conflict(operations)
+            if conflict is not None:
+                answers.append(conflict)
+                continue
+            revision += 1
+            answers.append(revision)
+            for operation in operations:
+                if isinstance(operation, Put):
+                    self.connection.execute(_SQL["put"], (operation.key, operation.value, revision))
+                elif not isinstance(operation, Check):
+                    self.connection.execute(_SQL["delete"], (revision, operation.key))
+        if revision != before:
+            self.connection.execute(_SQL["set_revision"], (revision,))
+        return answers
+
+    def _conflict(self, operations: Sequence[Operation]) -> RevisionConflict | None:
+        for operation in operations:
+            if operation.if_revision is not None:
+                row = self.connection.execute(_SQL["get"], (operation.key,)).fetchone()
+                found = 0 if row is None else row[1]
+                if found != operation.if_revision:
+                    return RevisionConflict(operation.key, operation.if_revision, found)
+        return None
+
+
+def load_producers(connection: sqlite3.Connection, log_id: int) -> Producers:
+    rows = connection.execute(_SQL["producers"], (log_id,))
+    return Producers.from_state([[known, epoch, seen, json.loads(batches)] for known, epoch, seen, batches in rows])
+
+
+def changes(connection: sqlite3.Connection, since: int, prefixes: Sequence[str]) -> Changes:
+    revision, floor = connection.execute(_SQL["revision"]).fetchone()
+    if not prefixes or since >= revision:
+        return Changes(revision, True, [])
+    wanted = tuple(prefixes)
+    rows = connection.execute(_SQL["changes"], (since,))
+    items = [
+        (key, None if value is None else Versioned(value, at), at) for key, value, at in rows if key.startswith(wanted)
+    ]
+    return Changes(revision, since >= floor, items)

@@ -1,0 +1,251 @@
+"""One partition in a database: what is known of it here, and the way to what is not.
+
+    start            durable = end
+      |---- readers ----|-- on its way to the database --
+
+Rules
+-----
+1. A committed batch is durable and readable: `durable` and `end` are one. They follow the database, never lead it.
+2. What is known here may be behind what others have appended, by the time that news takes. So nothing is refused for
+   being behind the end before the database was asked.
+3. News come by several ways and may overtake each other; the version of a state tells which is the newer.
+4. Appends of one log are answered in their order, because they leave in one order (`group_commit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millstream.errors import Code, LogReadOnly, RequestError
+from millstream.log.answers import Appended, TimedOffset
+from millstream.log.config import LogConfig
+from millstream.log.producers import Producers
+from millstream.log.slice import Slice
+from millstream.promise import Promise, promised
+from millstream.records import codec
+from millstream.records.batch import BatchHeader, read_header
+from millstream.stores.database import Append, LogState, Stored
+
+if TYPE_CHECKING:
+    from millstream.stores.table_store import TableLogStore
+
+LEADER_EPOCH = 0
+EXPIRE_ROWS = 500
+"""How many batches retention looks at, and removes, at a time."""
+
+
+class Waiting:
+    """An append on its way."""
+
+    __slots__ = ("append", "log", "promise", "size")
+
+    def __init__(self, log: TableLog, append: Append, size: int) -> None:
+        self.log = log
+        self.append = append
+        self.size = size
+        self.promise: Promise[Appended] = Promise()
+
+
+class TableLog:
+    """Implements `stores.base.PartitionLog`."""
+
+    __slots__ = (
+        "_flushes", "_state", "_store", "_wakers", "closed", "config", "durable", "end", "id", "name", "start",
+        "unsynced_bytes",
+    )  # fmt: skip
+
+    def __init__(self, name: str, state: LogState, config: LogConfig, store: TableLogStore) -> None:
+        self.name = name
+        self.id = state.id
+        self.config = config
+        self.closed = False
+        self.unsynced_bytes = 0
+        self._state = state
+        self.start, self.durable, self.end = state.start, state.end, state.end
+        self._store = store
+        self._wakers: dict[Callable[[], None], None] = {}
+        self._flushes: list[Promise[None]] = []
+
+    @property
+    def failure(self) -> str | None:
+        return self._store.database.failure
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        return self.append_run([batch], [header])
+
+    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+        refusal = self._refusal()
+        if refusal is not None:
+            return Promise.failed(refusal)
+        size = sum(map(len, batches))
+        if not self._store.has_room(size):
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already"))
+        waiting = Waiting(self, Append(self.id, list(map(bytearray, batches)), headers), size)
+        self.unsynced_bytes += size
+        self._store.put(waiting)
+        return waiting.promise
+
+    def _refusal(self) -> RequestError | None:
+        if self.closed:
+            return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted")
+        failure = self.failure
+        return LogReadOnly(self.name, failure) if failure is not None else None
+
+    def landed(self, waiting: Waiting, outcome: Stored | RequestError) -> None:
+        """An append is decided; what it changed is known by now."""
+        self.unsynced_bytes -= waiting.size
+        if isinstance(outcome, RequestError):
+            waiting.promise.fail(outcome)
+        else:
+            waiting.promise.settle(Appended(outcome.base_offset, self.start, outcome.duplicate))
+        if self.unsynced_bytes == 0 and self._flushes:
+            flushes, self._flushes = self._flushes, []
+            for flush in flushes:
+                flush.settle(None)
+
+    def flush(self) -> Promise[None]:
+        done: Promise[None] = Promise()
+        if self.unsynced_bytes == 0:
+            done.settle(None)
+        else:
+            self._flushes.append(done)
+        return done
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def learn(self, state: LogState) -> None:
+        if state.version <= self._state.version:
+            return
+        grown = state.end > self.durable
+        self._state = state
+        self.start, self.durable, self.end = state.start, state.end, state.end
+        if grown:
+            self._wake()
+
+    def refresh(self) -> Promise[None]:
+        return promised(self._refresh())
+
+    async def _refresh(self) -> None:
+        states = await self._store.database.states([self.id])
+        if not states:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted")
+        self.learn(states[0])
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._wakers[callback] = None
+        return lambda: self._wakers.pop(callback, None)
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers):
+            waker()
+
+    def abandon(self) -> None:
+        """The topic is gone: whoever waits is told so, and nothing is taken any more."""
+        self.closed = True
+        self._wake()
+
+    def size_bytes(self) -> int:
+        return self._state.size_bytes
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        if offset == self.durable:
+            return Promise.of(Slice(0, offset))
+        if offset < self.start:
+            return Promise.failed(self._out_of_range(offset))
+        return promised(self._read(offset, bytes_max))
+
+    async def _read(self, offset: int, bytes_max: int) -> Slice:
+        if offset > self.durable:
+            await self._refresh()
+            if not self.start <= offset <= self.durable:
+                raise self._out_of_range(offset)
+        data, next_offset = await self._store.database.read(self.id, offset, self.durable, bytes_max)
+        if not data and offset < self.start:  # trimmed meanwhile
+            raise self._out_of_range(offset)
+        return Slice(len(data), next_offset, data=data)
+
+    def _out_of_range(self, offset: int) -> RequestError:
+        detail = f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
+        return RequestError(Code.OFFSET_OUT_OF_RANGE, detail)
+
+    def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
+        return promised(self._find_time(timestamp))
+
+    async def _find_time(self, timestamp: int) -> TimedOffset | None:
+        at = self.start
+        while True:
+            batch = await self._store.database.first_at(self.id, timestamp, at, self.durable)
+            if batch is None:
+                return None
+            for record in codec.decode(batch):
+                if record.timestamp >= timestamp and record.offset >= self.start:
+                    return TimedOffset(record.offset, record.timestamp)
+            # Only what was trimmed of it is as new: the batch around the start.
+            at = read_header(batch).next_offset
+
+    def find_max_time(self) -> Promise[TimedOffset | None]:
+        return promised(self._find_max_time())
+
+    async def _find_max_time(self) -> TimedOffset | None:
+        start = self.start
+        newest = await self._store.database.newest_time(self.id, start, self.durable)
+        for row in await self._store.database.rows(self.id, start, 1):
+            if row.base_offset < start and row.max_timestamp > newest:
+                data, _ = await self._store.database.read(self.id, start, row.last_offset + 1, 0)
+                newest = max([newest, *(each.timestamp for each in codec.decode(data) if each.offset >= start)])
+        return await self._find_time(newest) if newest >= 0 else None
+
+    def known_producers(self) -> Promise[Producers]:
+        return promised(self._store.database.producers(self.id))
+
+    # -- shrinking ---------------------------------------------------------------------------------------------------
+
+    def trim(self, offset: int) -> Promise[int]:
+        return promised(self._trim(offset))
+
+    async def _trim(self, offset: int) -> int:
+        if offset > self.durable:
+            await self._refresh()
+        if offset > self.durable or offset < 0:
+            detail = f"{self.name} ends at {self.durable}; it cannot be trimmed to {offset}"
+            raise RequestError(Code.OFFSET_OUT_OF_RANGE, detail)
+        if offset > self.start:
+            self.learn(await self._store.database.trim(self.id, offset))
+        return self.start
+
+    def truncate(self, offset: int) -> Promise[int]:
+        return promised(self._truncate(offset))
+
+    async def _truncate(self, offset: int) -> int:
+        if self.unsynced_bytes:
+            raise RequestError(Code.INVALID_REQUEST, f"{self.name} has appends in flight")
+        if offset < self.end:
+            self.learn(await self._store.database.truncate(self.id, offset))
+        return self.end
+
+    async def expire(self, now_ms: int) -> None:
+        """Retention by age and size, whole batches from the front, some at a time."""
+        config = self.config
+        if self.closed or not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
+            return
+        count = 1  # mostly the oldest batch stays, and with it all others
+        while self.size_bytes():
+            size, keep_from = self.size_bytes(), self.start
+            rows = await self._store.database.rows(self.id, self.start, count)
+            for row in rows:
+                too_old = config.retention_ms >= 0 and row.max_timestamp < now_ms - config.retention_ms
+                too_much = 0 <= config.retention_bytes <= size - row.size
+                if not (too_old or too_much):
+                    break
+                size -= row.size
+                keep_from = row.last_offset + 1
+            if keep_from > self.start:
+                self.learn(await self._store.database.trim(self.id, keep_from))
+            if len(rows) < count or keep_from <= rows[-1].last_offset:
+                return
+            count = EXPIRE_ROWS

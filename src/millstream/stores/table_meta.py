@@ -1,0 +1,176 @@
+"""`MetaStore` over a database, with watches that see what others do.
+
+Reads go to the database. Watches are told from a feed of changes in order of revision: whenever news come, and as part
+of every own transaction, all changes since the last ones told are asked for. So each change is told once, in order,
+and an own one before its promise settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise, promised
+from millstream.stores.base import Operation, Versioned
+from millstream.stores.database import Changes, Database
+from millstream.stores.group_commit import GroupCommit
+
+logger = logging.getLogger(__name__)
+
+Watcher = Callable[[str, Versioned | None], None]
+RETRY_SECONDS = 0.5
+DELETIONS_KEPT = 10_000
+"""Revisions for which it is remembered what was deleted. Who was away for longer compares everything."""
+
+
+class TableMeta:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._commits: GroupCommit[tuple[Sequence[Operation], Promise[int]]] = GroupCommit(self._write)
+        self._watchers: dict[int, tuple[str, Watcher]] = {}
+        self._next_watcher = 0
+        self._told = 0
+        """The revision up to which watchers know everything."""
+        self._known: dict[str, int] = {}
+        """Keys under a watched prefix, with the revision last told: what a full comparison starts from."""
+        self._heard = 0
+        self._catching_up = False
+        self._writing = False
+
+    async def start(self) -> None:
+        await self._database.start()
+        self._told = await self._database.revision()
+
+    def get(self, key: str) -> Promise[Versioned | None]:
+        return promised(self._database.get(key))
+
+    def list(self, prefix: str) -> Promise[Sequence[tuple[str, Versioned]]]:
+        return promised(self._list(prefix))
+
+    async def _list(self, prefix: str) -> Sequence[tuple[str, Versioned]]:
+        return await self._database.list_keys(prefix)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def transact(self, *operations: Operation) -> Promise[int]:
+        promise: Promise[int] = Promise()
+        self._commits.put((operations, promise), sum(len(getattr(each, "value", b"")) + 100 for each in operations))
+        return promise
+
+    async def _write(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:
+        self._writing = True
+        try:
+            await self._write_group(group)
+        finally:
+            self._writing = False
+            self.news(0)
+
+    async def _write_group(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:
+        watchers = self._next_watcher
+        try:
+            answers, changes = await self._database.transact(
+                [operations for operations, _ in group], self._told, self._prefixes()
+            )
+            if watchers != self._next_watcher:  # who began to watch meanwhile is not in this answer
+                changes = await self._database.changes(self._told, self._prefixes())
+            await self._tell(changes)
+        except RequestError as error:
+            for _, promise in group:
+                promise.fail(error)
+            return
+        except Exception as error:
+            logger.exception("a metadata transaction failed in a way that nobody thought of")
+            for _, promise in group:
+                detail = f"the transaction failed: {type(error).__name__}"
+                promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
+            return
+        for (_, promise), answer in zip(group, answers, strict=True):
+            if isinstance(answer, int):
+                promise.settle(answer)
+            else:
+                promise.fail(answer)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str, callback: Watcher) -> Callable[[], None]:
+        number = self._next_watcher
+        self._next_watcher += 1
+        self._watchers[number] = (prefix, callback)
+        promised(self._remember(prefix)).then(lambda _: None)
+        return lambda: self._watchers.pop(number, None) and None
+
+    async def _remember(self, prefix: str) -> None:
+        for key, value in await self._database.list_keys(prefix):
+            self._known.setdefault(key, value.revision)
+
+    def _prefixes(self) -> Sequence[str]:
+        return sorted({prefix for prefix, _ in self._watchers.values()})
+
+    def news(self, revision: int) -> None:
+        """The metadata is at a revision now; by our own doing, perhaps, of which a transaction's answer tells more."""
+        self._heard = max(self._heard, revision)
+        if self._heard > self._told and self._watchers and not self._catching_up and not self._writing:
+            self._catching_up = True
+            promised(self._catch_up()).then(self._caught_up)
+
+    async def catch_up(self) -> None:
+        """Asks, where news may have been missed."""
+        self.news(await self._database.revision())
+
+    async def _catch_up(self) -> None:
+        while self._heard > self._told:
+            watchers = self._next_watcher
+            changes = await self._database.changes(self._told, self._prefixes())
+            if watchers == self._next_watcher:
+                await self._tell(changes)
+
+    def _caught_up(self, done: Promise[None]) -> None:
+        self._catching_up = False
+        if done.error is not None:
+            logger.warning("could not look for changes of the metadata, and will try again: %s", done.error)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.news, 0)
+
+    async def _tell(self, changes: Changes) -> None:
+        if not changes.complete:
+            await self._compare()
+            return
+        told = self._told
+        self._told = max(told, changes.revision)
+        for key, value, revision in changes.items:
+            if revision > told:
+                self._tell_one(key, value)
+
+    def _tell_one(self, key: str, value: Versioned | None) -> None:
+        if value is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = value.revision
+        for prefix, callback in list(self._watchers.values()):
+            if key.startswith(prefix):
+                callback(key, value)
+
+    async def _compare(self) -> None:
+        """What was deleted is not known any more: everything that was told is held against everything there is."""
+        revision = await self._database.revision()
+        found: dict[str, Versioned] = {}
+        for prefix in self._prefixes():
+            found.update(await self._database.list_keys(prefix))
+        self._told = max(self._told, revision)
+        for key in [key for key in self._known if key not in found]:
+            self._tell_one(key, None)
+        for key, value in sorted(found.items(), key=lambda item: item[1].revision):
+            if self._known.get(key, 0) < value.revision:
+                self._tell_one(key, value)
+
+    async def housekeep(self) -> None:
+        await self._database.forget_deleted(DELETIONS_KEPT)
+
+    async def drained(self) -> None:
+        await self._commits.drained()
+
+    async def close(self) -> None:
+        self._watchers.clear()
+        await self.drained()
+        await self._database.close()

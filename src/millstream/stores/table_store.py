@@ -1,0 +1,179 @@
+"""`LogStore` over a database: opened logs, group commit, retention, and what to do about news."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Sequence
+
+from millstream.clock import Clock
+from millstream.errors import Code, RequestError
+from millstream.log.config import LogConfig
+from millstream.log.producers import PRODUCERS_MAX
+from millstream.promise import Promise, promised
+from millstream.stores.database import Database, LogState
+from millstream.stores.group_commit import GroupCommit
+from millstream.stores.table_log import TableLog, Waiting
+from millstream.stores.table_meta import TableMeta
+
+logger = logging.getLogger(__name__)
+
+PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
+"""How long a producer that is silent is remembered; as long as its batches are kept by default."""
+EARLY_MAX = 20_000
+WAITING_BYTES_MAX = 256 << 20
+"""Of all appends on their way. They are in memory, unlike those that wait for a file's sync: more are to come again."""
+RETRY_SECONDS = 0.5
+TOPICS_PREFIX = "topics/"
+
+
+class TableLogStore:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.database = database
+        self.location = database.location
+        self._clock = clock
+        self._prepared: dict[tuple[str, int], LogState] = {}
+        self._preparing = 0
+        self._early: dict[int, LogState] = {}
+        self._logs: dict[tuple[str, int], TableLog] = {}
+        self._by_id: dict[int, TableLog] = {}
+        self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
+        self.meta = TableMeta(database)
+        self._waiting_bytes = 0
+        self._catching_up: asyncio.Task[None] | None = None
+        database.listen(self._learn, self.meta.news, self._lost)
+
+    async def start(self) -> None:
+        await self.meta.start()
+
+    def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
+        return promised(self._prepare(topic_id, partitions))
+
+    async def _prepare(self, topic_id: str, partitions: int) -> None:
+        self._preparing += 1
+        try:
+            states = await self.database.open_logs(topic_id, partitions)
+        finally:
+            self._preparing -= 1
+        for index, state in enumerate(states):
+            if (topic_id, index) not in self._logs:
+                self._prepared[topic_id, index] = state
+                self._learn_early(state)
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> TableLog:
+        key = topic_id, partition
+        if key not in self._logs:
+            log = TableLog(f"{topic}-{partition}", self._prepared.pop(key), config, self)
+            self._logs[key] = self._by_id[log.id] = log
+            early = self._early.pop(log.id, None)
+            if early is not None:
+                log.learn(early)
+        return self._logs[key]
+
+    def opened_all(self) -> None:
+        """Nothing to set aside: what belongs to no topic is removed by and by (`housekeep`)."""
+
+    def room(self) -> tuple[int, int]:
+        return self.database.room()
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int) -> bool:
+        return self._waiting_bytes + size <= WAITING_BYTES_MAX or not self._waiting_bytes
+
+    def put(self, waiting: Waiting) -> None:
+        self._waiting_bytes += waiting.size
+        self._commits.put(waiting, waiting.size)
+
+    async def _write(self, group: list[Waiting]) -> None:
+        group.sort(key=lambda waiting: waiting.log.id)  # the order in which every process takes its locks
+        try:
+            outcomes, states = await self.database.append([each.append for each in group], self._clock.now_ms())
+            self._learn(states)
+        except RequestError as error:
+            outcomes = [error] * len(group)
+        except Exception as error:
+            logger.exception("an append failed in a way that nobody thought of")
+            detail = f"the append failed: {type(error).__name__}"
+            outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
+        self._waiting_bytes -= sum(waiting.size for waiting in group)
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            waiting.log.landed(waiting, outcome)
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _learn(self, states: Sequence[LogState]) -> None:
+        for state in states:
+            log = self._by_id.get(state.id)
+            if log is not None:
+                log.learn(state)
+            elif self._preparing or self._prepared:
+                self._learn_early(state)
+
+    def _learn_early(self, state: LogState) -> None:
+        """News of a log that is about to be opened may overtake the answer that opens it."""
+        known = self._early.get(state.id)
+        if known is None or known.version < state.version:
+            self._early[state.id] = state
+        if len(self._early) > EARLY_MAX:
+            del self._early[next(iter(self._early))]
+
+    def _lost(self) -> None:
+        """Some news did not come: the state of everything is asked for, until there is an answer."""
+        if self._catching_up is None:
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        while True:
+            try:
+                self._learn(await self.database.states(list(self._by_id)))
+                await self.meta.catch_up()
+                break
+            except RequestError as error:
+                logger.warning("could not catch up with %s, and will try again: %s", self.location, error)
+                await asyncio.sleep(RETRY_SECONDS)
+        self._catching_up = None
+
+    # -- housekeeping ------------------------------------------------------------------------------------------------
+
+    async def discard(self, topic: str, topic_id: str) -> None:
+        for key in [key for key in self._logs if key[0] == topic_id]:
+            log = self._logs.pop(key)
+            del self._by_id[log.id]
+            log.abandon()
+        await self._commits.drained()
+        await self.database.discard(topic_id)
+
+    async def housekeep(self) -> None:
+        now_ms = self._clock.now_ms()
+        try:
+            for log in self._every_log():
+                await log.expire(now_ms)
+            await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
+            await self.meta.housekeep()
+            await self._remove_orphans()
+        except RequestError as error:
+            logger.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
+
+    async def _remove_orphans(self) -> None:
+        """Logs whose topic is gone: a process that deleted one may have died before it was done.
+
+        A topic's key is there before its logs are, so looking at the logs first cannot mistake a new one.
+        """
+        found = await self.database.topic_ids()
+        topics = await self.database.list_keys(TOPICS_PREFIX)
+        live = {json.loads(stored.value)["id"].replace("-", "") for _, stored in topics}
+        for topic_id in found - live - {key[0] for key in self._logs} - {key[0] for key in self._prepared}:
+            await self.database.discard(topic_id)
+
+    def _every_log(self) -> Iterator[TableLog]:
+        return iter(list(self._logs.values()))
+
+    async def close(self) -> None:
+        """What waits is written first."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+        await self._commits.drained()
+        await self.meta.drained()
+        await self.database.close()

@@ -1,0 +1,242 @@
+"""What the stores promise that several processes may open: two of them over one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from millstream.errors import Code, RequestError, RevisionConflict
+from millstream.log.config import LogConfig
+from millstream.promise import Promise
+from millstream.stores.base import Delete, PartitionLog, Put, Versioned
+from millstream.stores.table_store import TableLogStore
+from tests.batches import NOW, append, batch, fill, read_back
+from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
+
+pytestmark = pytest.mark.parametrize("driver", ["sqlite", "postgresql"], indirect=True)
+SECONDS = 10.0
+
+
+@pytest.fixture
+async def stores(driver: Driver) -> AsyncIterator[tuple[TableLogStore, TableLogStore]]:
+    pair = []
+    for _ in range(2):
+        store = driver.make_logs()
+        assert isinstance(store, TableLogStore)
+        await store.start()
+        await store.prepare(TOPIC_ID, 3)
+        pair.append(store)
+    yield pair[0], pair[1]
+    for store in pair:
+        await store.close()
+
+
+@pytest.fixture
+def logs(stores: tuple[TableLogStore, TableLogStore]) -> tuple[PartitionLog, PartitionLog]:
+    one, two = stores
+    return one.open(TOPIC, TOPIC_ID, 0, LogConfig()), two.open(TOPIC, TOPIC_ID, 0, LogConfig())
+
+
+async def woken(log: PartitionLog, condition: Callable[[], bool]) -> None:
+    """Returns when a condition holds; looks whenever the log says that there is more."""
+    if condition():
+        return
+    event = asyncio.Event()
+    take_off = log.wake(lambda: event.set() if condition() else None)
+    async with asyncio.timeout(SECONDS):
+        await event.wait()
+    take_off()
+
+
+class TestLogs:
+    async def test_an_append_through_one_wakes_readers_of_the_other(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = logs
+        await append(one, batch(b"a", b"b"))
+        await woken(two, lambda: two.durable == 2)
+        assert [record.value for record in await read_back(two)] == [b"a", b"b"]
+
+    async def test_offsets_are_dense_and_ordered_however_many_write_at_once(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        async def write(log: PartitionLog, name: bytes) -> list[int]:
+            return [(await append(log, batch(b"%s %d" % (name, at)))).base_offset for at in range(60)]
+
+        answers = await asyncio.gather(*(write(log, b"%d" % at) for at in range(4) for log in (logs[at % 2],)))
+        assert sorted(offset for offsets in answers for offset in offsets) == list(range(240))
+        assert all(offsets == sorted(offsets) for offsets in answers)
+        for log in logs:
+            await woken(log, lambda log=log: log.durable == 240)  # type: ignore[misc]
+            records = await read_back(log)
+            assert [record.offset for record in records] == list(range(240))
+            for name, offsets in enumerate(answers):
+                assert [records[offset].value for offset in offsets] == [b"%d %d" % (name, at) for at in range(60)]
+
+    async def test_a_repeat_through_the_other_is_recognised(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        one, two = logs
+        for sequence in range(3):
+            await append(one, batch(b"x", producer=7, sequence=sequence))
+        assert (await append(two, batch(b"x", producer=7, sequence=1))) == (1, 0, True)
+        assert (await append(two, batch(b"y", producer=7, sequence=3))).base_offset == 3
+        assert (await append(one, batch(b"y", producer=7, sequence=3))).duplicate
+        with pytest.raises(RequestError) as caught:
+            await append(one, batch(b"z", producer=7, sequence=9))
+        assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert list((await two.known_producers()).by_id) == [7]
+
+    async def test_a_reader_that_was_elsewhere_before_is_not_out_of_range(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = logs
+        await append(one, batch(b"a"))
+        appended = await append(one, batch(b"b"))
+        # However far the news have come: what one has answered the other serves.
+        assert (await two.read(appended.base_offset + 1, 1000)).size == 0
+        assert two.durable == 2
+        with pytest.raises(RequestError):
+            await two.read(3, 1000)
+
+    async def test_news_that_overtake_the_opening_of_a_log_are_kept(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        one, two = stores
+        await one.prepare("late", 1)
+        await two.prepare("late", 1)
+        writer = two.open("late", "late", 0, LogConfig())
+        await append(writer, batch(b"a"))
+        [state] = await one.database.states([writer.id])
+        one._learn([state])  # as a notification would, between preparing and opening
+        assert one.open("late", "late", 0, LogConfig()).durable == 1
+
+    async def test_a_refresh_shows_what_was_answered_elsewhere(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        one, two = logs
+        await append(one, batch(b"a"))
+        await two.refresh()
+        assert two.durable == 1
+
+    async def test_a_trim_through_one_moves_the_start_of_the_other(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = logs
+        await fill(one, 10)
+        await two.refresh()
+        await two.trim(6)
+        await one.refresh()
+        assert one.start == 6 and one.size_bytes() == two.size_bytes() > 0
+        assert [record.offset for record in await read_back(one)] == [6, 7, 8, 9]
+
+    async def test_times_are_found_over_what_both_wrote(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        one, two = logs
+        await append(one, batch(b"a", at=NOW))
+        await append(two, batch(b"b", at=NOW + 5))
+        await one.refresh()
+        assert await one.find_time(NOW + 1) == (1, NOW + 5)
+
+    async def test_what_one_discarded_the_other_cannot_append_to(
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        await fill(logs[1], 5)
+        await stores[0].discard(TOPIC, TOPIC_ID)
+        with pytest.raises(RequestError) as caught:
+            await append(logs[1], batch(b"late"))
+        assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+    async def test_logs_without_a_topic_are_removed_by_and_by(
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = stores
+        await one.database.open_logs("ffff", 2)
+        known = '{"id": "8c1f0e6a-5d7b-4f2e-9a3c-1b0d2e4f6a8c", "partitions": 3, "settings": {}}'
+        await one.meta.transact(Put("topics/orders", known.encode()))
+        await two.housekeep()
+        assert await two.database.topic_ids() == {TOPIC_ID}
+
+    async def test_many_logs_of_several_writers_do_not_lock_each_other_out(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        opened = [[store.open(TOPIC, TOPIC_ID, index, LogConfig()) for index in range(3)] for store in stores]
+        work = [
+            append(logs[(index * step) % 3], batch(b"x"))
+            for index in range(60)
+            for step, logs in zip((1, 2), opened, strict=True)
+        ]
+        await asyncio.gather(*work)
+        for log in opened[0]:
+            await log.refresh()
+        assert sum(log.durable for log in opened[0]) == 120
+
+
+class Watched:
+    """Changes as a watch tells them, with an event for whoever waits for one."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bytes | None]] = []
+        self._waiting: list[tuple[str, Promise[None]]] = []
+
+    def __call__(self, key: str, value: Versioned | None) -> None:
+        self.seen.append((key, None if value is None else value.value))
+        for wanted, promise in self._waiting:
+            if wanted == key and not promise.done:
+                promise.settle(None)
+
+    async def key(self, key: str) -> None:
+        promise: Promise[None] = Promise()
+        self._waiting.append((key, promise))
+        if any(seen == key for seen, _ in self.seen):
+            return
+        async with asyncio.timeout(SECONDS):
+            await promise
+
+
+class TestMetadata:
+    async def test_a_watch_tells_what_the_other_changed(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
+        one, two = stores
+        watched = Watched()
+        two.meta.watch("t/", watched)
+        await one.meta.transact(Put("t/a", b"1"), Put("u/a", b"1"))
+        await watched.key("t/a")
+        await one.meta.transact(Delete("t/a"))
+        await one.meta.transact(Put("t/b", b"2"))
+        await watched.key("t/b")
+        assert watched.seen == [("t/a", b"1"), ("t/a", None), ("t/b", b"2")]
+
+    async def test_own_and_others_changes_come_in_one_order(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
+        one, two = stores
+        told: tuple[list[int], list[int]] = ([], [])
+        for store, revisions in zip(stores, told, strict=True):
+            store.meta.watch("t/", lambda _, value, revisions=revisions: revisions.append(value.revision))
+        await asyncio.gather(*(store.meta.transact(Put(f"t/{at}", b"")) for at in range(30) for store in stores))
+        last = Watched()
+        for store in stores:
+            store.meta.watch("end", last)
+        await one.meta.transact(Put("end", b""))
+        await two.meta.transact(Put("end", b""))
+        for revisions in told:
+            assert revisions == sorted(set(revisions)), "each once, in order"
+            assert revisions[-1] == 60
+
+    async def test_compare_and_set_holds_across_both(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
+        one, two = stores
+        await one.meta.transact(Put("a", b"1", if_revision=0))
+        with pytest.raises(RevisionConflict):
+            await two.meta.transact(Put("a", b"2", if_revision=0))
+        assert await two.meta.get("a") == Versioned(b"1", 1)
+
+    async def test_who_was_away_too_long_to_know_what_was_deleted_compares_everything(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        one, two = stores
+        watched = Watched()
+        await one.meta.transact(Put("t/stays", b"1"), Put("t/goes", b"1"))
+        two.meta.watch("t/", watched)
+        await two.meta.list("t/")
+        two.database.listen(lambda states: None, lambda revision: None, lambda: None)  # it hears nothing any more
+        await one.meta.transact(Delete("t/goes"))
+        await one.meta.transact(Put("t/comes", b"2"))
+        await one.database.forget_deleted(0)
+        await two.meta.catch_up()
+        await watched.key("t/comes")
+        assert ("t/goes", None) in watched.seen and ("t/comes", b"2") in watched.seen

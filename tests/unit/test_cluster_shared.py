@@ -1,0 +1,258 @@
+"""Brokers that share a store: signs of life, leases, and who looks after which group."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.cluster.base import Node, Owns
+from millstream.cluster.shared import SHARDS, SharedCluster, shard_of
+from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.promise import Promise
+from millstream.stores.base import Operation, Put
+from millstream.stores.keys import MemoryMeta
+from millstream.testing.clock import VirtualClock
+
+LEASE_MS = 6_000
+GROUPS = [f"group-{number}" for number in range(200)]
+
+
+class FlakyMeta(MemoryMeta):
+    """A store that can be away, and can lose the answer to what it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.loses_answers = False
+
+    def transact(self, *operations: Operation) -> Promise[int]:
+        if self.is_away:
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "away"))
+        done = super().transact(*operations)
+        if self.loses_answers:
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "lost"))
+        return done
+
+
+class View:
+    """One broker's way to the store: its own connection, which can break while the others' do not."""
+
+    def __init__(self, meta: FlakyMeta) -> None:
+        self.meta = meta
+        self.is_away = False
+
+    def transact(self, *operations: Operation) -> Promise[int]:
+        if self.is_away:
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "away"))
+        return self.meta.transact(*operations)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.meta, name)
+
+
+class Member:
+    def __init__(self, meta: FlakyMeta, clock: VirtualClock, node_id: int) -> None:
+        self.view = View(meta)
+        self.cluster = SharedCluster(self.view, clock, node_id, LEASE_MS)  # type: ignore[arg-type]
+        self.adopted: set[str] = set()
+        self.releases = 0
+        self.cluster.serve_groups(self._adopt, self._release)
+
+    async def _adopt(self, owns: Owns) -> None:
+        self.adopted |= {group for group in GROUPS if owns(group)}
+
+    def _release(self) -> None:
+        self.adopted.clear()
+        self.releases += 1
+
+    async def join(self, port: int) -> Member:
+        await self.cluster.start()
+        await self.cluster.join("127.0.0.1", port)
+        return self
+
+    def refusal(self, group: str) -> Code:
+        try:
+            self.cluster.check(group)
+        except RequestError as error:
+            return error.code
+        return Code.NONE
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def meta() -> FlakyMeta:
+    return FlakyMeta()
+
+
+async def turn() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def live(clock: VirtualClock, seconds: float) -> None:
+    """Time passes, and everybody gets to do what falls due."""
+    for _ in range(round(seconds * 2)):
+        clock.advance(0.5)
+        await turn()
+
+
+async def both(meta: FlakyMeta, clock: VirtualClock) -> tuple[Member, Member]:
+    return await Member(meta, clock, 1).join(9001), await Member(meta, clock, 2).join(9002)
+
+
+async def test_everybody_is_listed_and_stays_listed(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await live(clock, 60)
+    assert one.cluster.others() == [Node(2, "127.0.0.1", 9002)]
+    assert two.cluster.others() == [Node(1, "127.0.0.1", 9001)]
+
+
+async def test_a_group_has_the_coordinator_that_was_asked_first(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    assert await one.cluster.find_coordinator("g") is None
+    assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
+    assert (one.refusal("g"), two.refusal("g")) == (Code.NONE, Code.NOT_COORDINATOR)
+
+
+async def test_of_two_that_are_asked_at_once_one_is_the_coordinator(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    found = [await asyncio.gather(*(each.cluster.find_coordinator(g) for each in (one, two))) for g in GROUPS[:20]]
+    assert all(pair.count(None) == 1 for pair in found)
+
+
+async def test_groups_of_a_silent_broker_move_when_its_lease_is_over(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    for group in GROUPS:
+        assert await one.cluster.find_coordinator(group) is None
+    one.view.is_away = True
+    await live(clock, LEASE_MS / 1000 - 1)
+    assert two.cluster.others() and await two.cluster.find_coordinator("group-1") == Node(1, "127.0.0.1", 9001)
+    await live(clock, 5)
+    assert two.cluster.others() == []
+    assert two.adopted == set(GROUPS), "without anybody asking"
+    assert await two.cluster.find_coordinator("group-1") is None
+
+
+async def test_what_a_broker_that_was_taken_for_dead_writes_is_refused(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("g")
+    guards = one.cluster.guards()
+    await meta.transact(Put("groups/g", b"1"), *guards)
+    one.view.is_away = True
+    await live(clock, 12)
+    assert await two.cluster.find_coordinator("g") is None
+    with pytest.raises(RevisionConflict):
+        await meta.transact(Put("groups/g", b"2"), *guards)
+
+
+async def test_it_drops_its_groups_when_it_finds_out_and_begins_anew(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    for group in GROUPS[:5]:
+        await one.cluster.find_coordinator(group)
+    one.view.is_away = True
+    await live(clock, 12)
+    one.view.is_away = False
+    await live(clock, 3)
+    assert one.releases == 1 and one.refusal("group-1") == Code.NOT_COORDINATOR
+    assert [node.node_id for node in two.cluster.others()] == [1], "it is listed again"
+    assert await one.cluster.find_coordinator("group-1") == Node(2, "127.0.0.1", 9002)
+    assert await one.cluster.find_coordinator("group-77") is None, "it may look after others"
+
+
+async def test_a_refused_write_makes_it_find_out_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, _ = await both(meta, clock)
+    await one.cluster.find_coordinator("g")
+    one.view.is_away = True
+    await live(clock, 12)
+    one.view.is_away = False
+    one.cluster.fenced()
+    await turn()
+    assert one.releases == 1
+
+
+async def test_a_broker_that_is_cut_off_says_that_it_is_no_coordinator(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    await one.cluster.find_coordinator("g")
+    one.view.is_away = True
+    await live(clock, LEASE_MS / 1000 + 1)
+    assert one.refusal("g") == Code.COORDINATOR_NOT_AVAILABLE
+    with pytest.raises(RequestError) as caught:
+        await one.cluster.find_coordinator("h")
+    assert caught.value.code == Code.COORDINATOR_NOT_AVAILABLE
+    one.view.is_away = False
+    await live(clock, 3)
+    assert one.refusal("g") == Code.NONE and one.releases == 0, "nobody took over: it goes on with what it has"
+
+
+async def test_after_an_outage_for_all_nobody_is_taken_for_dead(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("g")
+    meta.is_away = True
+    await live(clock, 60)
+    meta.is_away = False
+    await live(clock, 20)
+    assert (one.releases, two.releases) == (0, 0)
+    assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
+
+
+async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    await one.cluster.find_coordinator("g")
+    meta.loses_answers = True
+    await live(clock, 2)
+    meta.loses_answers = False
+    await live(clock, 6)
+    assert one.releases == 0 and one.refusal("g") == Code.NONE
+
+
+async def test_who_leaves_is_gone_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("group-3")
+    await one.cluster.leave()
+    await turn()
+    assert two.cluster.others() == [] and "group-3" in two.adopted
+
+
+async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    for group in GROUPS:
+        await one.cluster.find_coordinator(group)
+    again = await Member(meta, clock, 1).join(9001)
+    assert again.adopted == set(GROUPS) and again.refusal("group-1") == Code.NONE
+    with pytest.raises(RevisionConflict):
+        await meta.transact(Put("groups/g", b""), *one.cluster.guards())
+
+
+async def test_a_number_that_another_live_broker_has_is_refused(meta: FlakyMeta, clock: VirtualClock) -> None:
+    await Member(meta, clock, 1).join(9001)
+    joining = asyncio.ensure_future(Member(meta, clock, 1).join(9077))
+    await turn()
+    await live(clock, 4)
+    with pytest.raises(StartupError, match=r"127\.0\.0\.1:9001, has the number 1; give this one another"):
+        await joining
+
+
+async def test_a_number_whose_broker_died_elsewhere_is_free_after_half_a_lease(
+    meta: FlakyMeta, clock: VirtualClock
+) -> None:
+    dead = await Member(meta, clock, 1).join(9001)
+    dead.view.is_away = True
+    joining = asyncio.ensure_future(Member(meta, clock, 1).join(9077))
+    await turn()
+    await live(clock, 4)
+    assert (await joining).refusal("g") == Code.NOT_COORDINATOR
+    dead.view.is_away = False
+    await live(clock, 3)
+    assert dead.releases == 1
+    await live(clock, 30)
+    assert await (await joining).cluster.find_coordinator("g") is None, "the two do not fight over it"
+
+
+def test_every_group_has_a_shard_for_ever() -> None:
+    assert {shard_of(group) for group in GROUPS} <= set(range(SHARDS))
+    assert shard_of("payments") == 50
