@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,12 +45,14 @@ def server() -> Iterator[BrokerThread]:
         yield broker
 
 
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    """Each test has topics of its own; the remote ones share a server."""
+@pytest.fixture(params=["memory", "sqlite", "remote"])
+async def ms(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Millstream]:
+    """Embedded over two stores, and remote. Each test has topics of its own; the remote ones share a server."""
     async with AsyncExitStack() as stack:
-        if request.param == "embedded":
+        if request.param == "memory":
             yield await stack.enter_async_context(package.open("memory:"))
+        elif request.param == "sqlite":
+            yield await stack.enter_async_context(package.open(f"sqlite:{tmp_path / 'app.db'}"))
         else:
             served = request.getfixturevalue("server")
             yield await stack.enter_async_context(package.connect(served.bootstrap, timeout=10))

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Iterator
+from contextlib import AbstractContextManager
 
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
@@ -125,6 +126,14 @@ class Broker:
         if partition.inlet is None:
             partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
         return partition.inlet
+
+    @property
+    def atomic(self) -> bool:
+        """Whether appends made `together` are stored as a whole, over several partitions."""
+        return self._logs.atomic
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._logs.together()
 
     def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
         """A new member of an exclusive group, to be opened."""

@@ -10,6 +10,7 @@ members in the others stand by, and take over when it goes.
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,20 +20,25 @@ from millstream.broker.topics import Topic
 from millstream.client.api import Batch, Millstream, Reading, Row, Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_exclusive import EmbeddedExclusive
-from millstream.client.embedded_queue import EmbeddedQueue
+from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
 from millstream.client.embedded_reading import EmbeddedReading
 from millstream.client.embedded_stream import EmbeddedStream
 from millstream.client.partitioners import Partitioner
 from millstream.clock import Clock
+from millstream.cluster.base import Cluster, Solo
+from millstream.cluster.shared import SharedCluster
 from millstream.config import Config
-from millstream.errors import Code, MillstreamError, RequestError, UnknownTopic, refusal
+from millstream.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
 from millstream.log.answers import Appended
 from millstream.metrics import Metrics
 from millstream.promise import Promise
 from millstream.records import codec as codecs
 from millstream.records.compression import Codec
 from millstream.stores.base import LogStore, MetaStore
-from millstream.stores.url import open_store
+from millstream.stores.url import is_shared, open_store
+
+NODE_IDS = 1 << 20, 1 << 31
+"""Numbers that embedded brokers over a shared store give themselves: far from those that people give to servers."""
 
 
 class Embedded(Millstream):
@@ -50,6 +56,8 @@ class Embedded(Millstream):
     ) -> None:
         """`settings` are fields of `millstream.config.Config`, as `default_partitions=4`; `stores` is for tests."""
         super().__init__(partitioner=partitioner, compression=compression, clock=clock)
+        if is_shared(store):
+            settings = {"node_id": random.randrange(*NODE_IDS), **settings}
         try:
             self._config = Config(store=store, **settings)
         except TypeError as error:
@@ -58,7 +66,6 @@ class Embedded(Millstream):
         self._broker: Broker | None = None
         self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
         """Members in this process, by group: they tell each other when something changed."""
-        self._is_memory = store.startswith("memory:")
 
     @property
     def broker(self) -> Broker:
@@ -70,14 +77,22 @@ class Embedded(Millstream):
 
     @property
     def atomic_across(self) -> bool:  # type: ignore[override]  # what a class says here depends on the store
-        return self._is_memory
+        return self.broker.atomic
 
     async def _connect(self) -> None:
-        metrics = Metrics()
-        logs, meta = self._given or open_store(self._config.store, self.clock, lambda seconds: None)
-        self._broker = Broker(self._config, logs, meta, self.clock, metrics)
+        config = self._config
+        logs, meta = self._given or open_store(config.store, self.clock, lambda seconds: None)
+        cluster: Cluster = Solo(config.node_id)
+        if is_shared(config.store):
+            cluster = SharedCluster(meta, self.clock, config.node_id, config.lease_ms)
+        self._broker = Broker(config, logs, meta, self.clock, Metrics(), cluster)
         try:
             await self._broker.start()
+            await cluster.join("", 0)  # without an address: no client is ever sent here
+        except RequestError as error:
+            await self._broker.close()
+            self._broker = None
+            raise StartupError(f"the store cannot be opened: {error.detail}") from error
         except BaseException:
             await self._broker.close()
             self._broker = None
@@ -87,6 +102,15 @@ class Embedded(Millstream):
         if self._broker is not None:
             broker, self._broker = self._broker, None
             await broker.close()
+
+    async def is_coordinator(self, group: str) -> bool:
+        """Whether this process looks after a group, which it does from now on if nobody did."""
+        try:
+            return await self.broker.cluster.find_coordinator(group) is None
+        except RequestError as error:
+            if error.code in ELSEWHERE:
+                return False
+            raise refusal(error.code, error.detail) from None
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -133,8 +157,9 @@ class Embedded(Millstream):
         answers: list[Promise[Appended]] = []
         try:
             admitted = [self._admit(batch, codec) for batch in batches]
-            for partition, data in admitted:
-                answers.append(partition.append(memoryview(data), self.clock)[1])
+            with self.broker.together():
+                for partition, data in admitted:
+                    answers.append(partition.append(memoryview(data), self.clock)[1])
         except RequestError as error:
             return Promise.failed(refusal(error.code, error.detail))
         except MillstreamError as error:

@@ -56,12 +56,15 @@ class EmbeddedQueue(Queue[V], Desk[V]):
     async def _start(self) -> None:
         for name in self._topics:
             await self._embedded.topic(name)
-        while not await self._join():
-            await Signal(self._owner.clock).wait(STANDBY_SECONDS)
+        if not self._cancels:
+            self._cancels.append(self._embedded.broker.topics.watch(self._signal.set))
+        await self._join()
 
     async def _join(self) -> bool:
         """Whether this process has the group; if not, another has."""
         broker = self._embedded.broker
+        if not await self._embedded.is_coordinator(self._group):
+            return False
         try:
             self._queue = broker.queues.open(self._group, settings=self._settings)
             await self._open_partitions()
@@ -70,8 +73,12 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             if error.code in ELSEWHERE:
                 return False
             raise refusal(error.code, error.detail) from None
-        self._cancels.append(broker.topics.watch(self._signal.set))
         return True
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether the queue is still the one that this process looks after."""
+        return self._member is not None and self._embedded.broker.queues.get(self._group) is self._queue
 
     async def _open_partitions(self) -> None:
         """Those of topics that are new, or that grew."""
@@ -89,7 +96,18 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         self._order = list(self._partitions.values())
 
     async def _next(self, timeout: float | None) -> Job[V] | None:
+        deadline = None if timeout is None else self._owner.clock.monotonic() + timeout
         while not self.is_closed:
+            if not self._is_joined:
+                self._leave()
+                if not await self._join():
+                    left = STANDBY_SECONDS
+                    if deadline is not None:
+                        left = min(left, deadline - self._owner.clock.monotonic())
+                    if left <= 0:
+                        return None
+                    await self._signal.wait(left)
+                    continue
             if self._ready:
                 return self._job(*self._ready.popleft())
             if self._taking is None:
@@ -98,8 +116,10 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             taking, self._taking = self._taking, None
             if taking is not None:
                 taking.result()
-            if not self._ready and not await self._signal.wait(timeout):
-                return None
+            if not self._ready:
+                left_over = None if deadline is None else deadline - self._owner.clock.monotonic()
+                if not await self._signal.wait(left_over) and left_over is not None:
+                    return None
         return None
 
     async def _take(self) -> None:
@@ -148,10 +168,13 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         await self._answer(job, Answer(job.offset, job.offset, Verb.RENEW))
 
     async def _answer(self, job: Job[V], answer: Answer) -> None:
-        if self.is_closed or self._member is None:
+        if self.is_closed:
             raise Closed("this worker has left its queue; the job goes to another")
-        partition = self._partitions[job.topic, job.partition]
+        partition = self._partitions.get((job.topic, job.partition))
+        if partition is None or not self._is_joined:
+            raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now")
         try:
+            assert self._member is not None
             await partition.answer(self._member, [answer])
         except RequestError as error:
             if error.code in ELSEWHERE:
@@ -164,7 +187,13 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             self._taking.exception()
         for cancel in self._cancels:
             cancel()
+        self._leave()
+        self._signal.set()
+
+    def _leave(self) -> None:
+        """Jobs at hand go back; where another process has the queue by now, they have already."""
         self._ready.clear()
         if self._queue is not None and self._member is not None:
             self._queue.leave(self._member)
-        self._signal.set()
+        self._queue = self._member = None
+        self._partitions.clear()

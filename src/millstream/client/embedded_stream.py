@@ -232,6 +232,8 @@ class EmbeddedStream(Stream[V]):
         told: tuple[object, ...] = ()
         while not self._is_leaving:
             try:
+                if not await self._embedded.is_coordinator(self._group):
+                    raise RequestError(Code.NOT_COORDINATOR, "another process looks after the group")
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
