@@ -87,23 +87,20 @@ def _find(request: Any, name: str) -> Any:
     if isinstance(request, Message):
         return request.get(name)
     # A request that lists bare names or numbers: the answer has a structure for each.
-    wanted = int if name in ("partition", "partition_index", "index") else str
-    return request if isinstance(request, wanted) else None
+    if isinstance(request, str):
+        return request if name in ("group_id", "key", "name") else None
+    return request if name in ("index", "partition", "partition_index") else None
 
 
 def _parts(field: messages.Planned, request: Any) -> list[Any]:
-    """The request's array that an array of the answer speaks about: of that name, else its only one."""
+    """The request's array that an array of the answer speaks about: of that name; else its first, if errors go there."""
     if not isinstance(request, Message):
         return []
     arrays = request.arrays()
-    named = arrays.get(field.name)
-    if named is None and field.name in (
-        "responses",
-        "topics",
-        "partitions",
-        "partition_responses",
-        "groups",
-        "results",
-    ):
-        named = next(iter(arrays.values()), None)
-    return named or []
+    if field.name not in arrays and field.inner is not None and _has_error(field.inner):
+        return next(iter(arrays.values()), [])
+    return arrays.get(field.name, [])
+
+
+def _has_error(plan: list[messages.Planned]) -> bool:
+    return any(each.kind == "error_code" or (each.inner is not None and _has_error(each.inner)) for each in plan)

@@ -156,7 +156,7 @@ def nothing(field: Planned) -> Any:
         return ()
     if field.inner is not None:
         return {each.name: nothing(each) for each in field.inner}
-    return _NOTHING.get(field.kind, 0)
+    return b"" if field.kind == "records" else _NOTHING.get(field.kind, 0)
 
 
 def is_flexible(key: int, version: int) -> bool:
