@@ -93,7 +93,7 @@ def _find(request: Any, name: str) -> Any:
 
 
 def _parts(field: messages.Planned, request: Any) -> list[Any]:
-    """The request's array that an array of the answer speaks about: of that name; else its first, if errors go there."""
+    """The request's array that one of the answer speaks about: of that name; else its first, if errors go there."""
     if not isinstance(request, Message):
         return []
     arrays = request.arrays()
