@@ -37,6 +37,7 @@ test-all: setup check  ## every test
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer
+	SOAK_BROKER_KILLS=20 SOAK_RECORDS=100000 $(PYTEST) -s tests/crash/test_queue_chaos.py
 	SOAK_KILLS=12 $(PYTEST) -s tests/spark/test_exactly_once.py
 
 check: setup  ## format, lint, strict types, import directions, generated documents

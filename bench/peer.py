@@ -57,7 +57,7 @@ def _bare(seconds: float) -> float:
 
 def _jetstream(records: int, publish: Callable[[int, int], float]) -> float:
     with servers.nats() as server:
-        asyncio.run(_create_stream(server.port))
+        asyncio.run(create_stream(server.port))
         seconds = publish(server.port, records)
         stored = asyncio.run(_stored(server.port))
         if stored != records:
@@ -71,7 +71,7 @@ def _publish_bare(port: int, records: int) -> float:
 
 def _publish_nats_py(port: int, records: int) -> float:
     async def publish() -> float:
-        connection = await _connect(port)
+        connection = await connect(port)
         stream = connection.jetstream(publish_async_max_pending=UNACKNOWLEDGED_MAX)
         payload = os.urandom(RECORD_BYTES)
         start = time.perf_counter()
@@ -85,7 +85,7 @@ def _publish_nats_py(port: int, records: int) -> float:
     return asyncio.run(publish())
 
 
-async def _connect(port: int):  # type: ignore[no-untyped-def]  # nats-py is there only with the extra `bench`
+async def connect(port: int):  # type: ignore[no-untyped-def]  # nats-py is there only with the extra `bench`
     try:
         import nats
     except ImportError:
@@ -93,14 +93,14 @@ async def _connect(port: int):  # type: ignore[no-untyped-def]  # nats-py is the
     return await nats.connect(f"nats://127.0.0.1:{port}")
 
 
-async def _create_stream(port: int) -> None:
-    connection = await _connect(port)
+async def create_stream(port: int) -> None:
+    connection = await connect(port)
     await connection.jetstream().add_stream(name=TOPIC, subjects=[TOPIC], storage="file")
     await connection.close()
 
 
 async def _stored(port: int) -> int:
-    connection = await _connect(port)
+    connection = await connect(port)
     info = await connection.jetstream().stream_info(TOPIC)
     await connection.close()
     return int(info.state.messages)

@@ -111,6 +111,21 @@ class PrivatePostgres:
             self._process = subprocess.Popen([*self._as_user, *command, *settings], stdout=log, stderr=log, cwd="/")
         self._wait()
 
+    def speak_tls(self) -> Path:
+        """From now on, with a certificate for `localhost`; answers with where whoever wants to trust it finds it."""
+        import psycopg
+
+        data, trusted = self._home / "data", self._home / "trusted.crt"
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        made = ["-keyout", data / "server.key", "-out", data / "server.crt"]
+        self._run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *map(str, made))
+        (data / "server.key").chmod(0o600)
+        shutil.copy(data / "server.crt", trusted)
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET ssl = on")
+            connection.execute("SELECT pg_reload_conf()")
+        return trusted
+
     def kill(self) -> None:
         """As by `kill -9` of all its processes: of the first, and of those that would notice and clean up."""
         assert self._process is not None

@@ -13,7 +13,7 @@ from tests import stores
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 
-ON_EVERY_STORE = ("test_clients", "test_groups", "test_admin")
+ON_EVERY_STORE = ("test_clients", "test_groups", "test_admin", "test_share_groups")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -224,12 +224,6 @@ def test_what_a_killed_consumer_had_goes_to_another_at_once(broker: ServedBroker
             assert values(heir.seen) == place.records
             heir.commit()
     assert place.finds_nothing()
-
-
-@pytest.fixture
-def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    with ServedBroker(tmp_path_factory.mktemp("share")) as served:
-        yield served
 
 
 def test_nothing_is_lost_or_repeated_when_the_broker_dies_and_comes_back(

@@ -144,6 +144,18 @@ class TestLogs:
             await append(logs[1], batch(b"late"))
         assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
+    async def test_retention_takes_as_many_steps_as_it_needs(
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = logs
+        await fill(one, 1200, size=10)
+        one.config = LogConfig(retention_ms=-1, retention_bytes=one.size_bytes() // 100)
+        await stores[0].housekeep()
+        await two.refresh()
+        assert 1180 < one.start == two.start < 1200
+        assert [record.offset for record in await read_back(two)] == list(range(two.start, 1200))
+        assert one.size_bytes() == two.size_bytes() == (await two.read(two.start, 1 << 20)).size
+
     async def test_logs_without_a_topic_are_removed_by_and_by(
         self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
     ) -> None:

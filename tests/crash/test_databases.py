@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from tests.compat import raw
 from tests.crash.load import PARTITIONS, TOPIC, Load, consume_all, count, create_topic
@@ -139,6 +139,15 @@ def coordinator(address: str, group: str) -> int:
     return int(described.coordinator.id)
 
 
+def listing(address: str) -> ClusterMetadata:
+    """What a broker says of the cluster, when it has heard of the topic that another one made."""
+    admin, deadline = AdminClient({"bootstrap.servers": address}), time.monotonic() + 20
+    while TOPIC not in (listed := admin.list_topics(timeout=10)).topics:
+        assert time.monotonic() < deadline, "the topic does not get about"
+        time.sleep(0.05)
+    return listed
+
+
 @pytest.mark.timeout(200)
 def test_two_brokers_over_one_postgresql_of_which_one_is_killed(
     tmp_path: Path, killable: PrivatePostgres, capsys: pytest.CaptureFixture[str]
@@ -153,7 +162,7 @@ def test_two_brokers_over_one_postgresql_of_which_one_is_killed(
     ):
         both = f"{one.address},{two.address}"
         create_topic(one.address)
-        listed = AdminClient({"bootstrap.servers": two.address}).list_topics(timeout=10)
+        listed = listing(two.address)
         assert {f"{node.host}:{node.port}" for node in listed.brokers.values()} == {one.address, two.address}
         assert {part.leader for part in listed.topics[TOPIC].partitions.values()} == {1, 2}
         loads = [Load(both, first=0), Load(both, first=1_000_000_000)]

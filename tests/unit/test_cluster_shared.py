@@ -112,7 +112,14 @@ async def test_everybody_is_listed_and_stays_listed(meta: FlakyMeta, clock: Virt
     assert two.cluster.others() == [Node(1, "127.0.0.1", 9001)]
 
 
-async def test_a_group_has_the_coordinator_that_was_asked_first(meta: FlakyMeta, clock: VirtualClock) -> None:
+async def test_who_is_alone_looks_after_everything_and_keeps_it(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    assert one.adopted == set(GROUPS) and two.adopted == set()
+    await live(clock, 30)
+    assert (one.refusal("g"), two.refusal("g")) == (Code.NONE, Code.NOT_COORDINATOR)
+
+
+async def test_a_group_has_one_coordinator_whoever_is_asked(meta: FlakyMeta, clock: VirtualClock) -> None:
     one, two = await both(meta, clock)
     assert await one.cluster.find_coordinator("g") is None
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
@@ -161,7 +168,9 @@ async def test_it_drops_its_groups_when_it_finds_out_and_begins_anew(meta: Flaky
     assert one.releases == 1 and one.refusal("group-1") == Code.NOT_COORDINATOR
     assert [node.node_id for node in two.cluster.others()] == [1], "it is listed again"
     assert await one.cluster.find_coordinator("group-1") == Node(2, "127.0.0.1", 9002)
-    assert await one.cluster.find_coordinator("group-77") is None, "it may look after others"
+    await two.cluster.leave()
+    await turn()
+    assert await one.cluster.find_coordinator("group-1") is None, "it may look after groups again"
 
 
 async def test_a_refused_write_makes_it_find_out_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:
@@ -245,7 +254,7 @@ async def test_a_number_whose_broker_died_elsewhere_is_free_after_half_a_lease(
     joining = asyncio.ensure_future(Member(meta, clock, 1).join(9077))
     await turn()
     await live(clock, 4)
-    assert (await joining).refusal("g") == Code.NOT_COORDINATOR
+    assert (await joining).refusal("g") == Code.NONE
     dead.view.is_away = False
     await live(clock, 3)
     assert dead.releases == 1

@@ -209,6 +209,23 @@ class TestPostgres:
     async def test_tls_that_the_server_does_not_speak(self, postgres: PrivatePostgres) -> None:
         assert "cannot be used" in await refusal(postgres.url + "?sslmode=require")
 
+    async def test_tls_with_a_certificate_that_is_checked(self, tmp_path: Path) -> None:
+        with PrivatePostgres() as server:
+            trusted = server.speak_tls()
+            url = server.url.replace("127.0.0.1", "localhost")
+            for options in ("sslmode=require", f"sslmode=verify-full&sslrootcert={trusted}"):
+                logs, _ = open_store(f"{url}?{options}", VirtualClock(), lambda seconds: None)
+                await logs.start()
+                with psycopg.connect(server.url) as connection:
+                    encrypted = "SELECT count(*) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()"
+                    (count,) = connection.execute(encrypted).fetchone() or (0,)
+                assert count >= 1
+                await logs.close()
+            wrong = tmp_path / "wrong.crt"
+            wrong.write_bytes(trusted.read_bytes())
+            text = await refusal(f"{server.url}?sslmode=verify-full&sslrootcert={wrong}")  # not the name it is for
+            assert "cannot be used" in text
+
     async def test_a_newer_schema(self, postgres: PrivatePostgres) -> None:
         url = postgres.new_database()
         logs, _ = open_store(url, VirtualClock(), lambda seconds: None)

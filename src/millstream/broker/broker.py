@@ -20,7 +20,7 @@ from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock, Timer
-from millstream.cluster.base import Cluster, Node, Owns, Solo
+from millstream.cluster.base import Cluster, Node, Solo
 from millstream.config import Address, Config
 from millstream.errors import RevisionConflict
 from millstream.metrics import Metrics
@@ -77,7 +77,6 @@ class Broker:
             meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed(), self.cluster
         )
         self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
-        self.cluster.serve_groups(self._adopt_groups, self._release_groups)
         self.queues.is_taken = self.groups.is_stream
         self.producer_ids = ProducerIds(meta)
 
@@ -89,14 +88,6 @@ class Broker:
         await self.groups.start()
         await self.queues.start()
         self._schedule_housekeeping()
-
-    async def _adopt_groups(self, owns: Owns) -> None:
-        await self.groups.adopt(owns)
-        await self.queues.adopt(owns)
-
-    def _release_groups(self) -> None:
-        self.groups.release()
-        self.queues.release()
 
     async def _load_cluster_id(self) -> str:
         fresh = uuid.uuid4().hex[:22]

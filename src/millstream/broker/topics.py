@@ -118,6 +118,11 @@ class Topics:
         if done.error is not None:
             logger.warning("could not follow a change of the topics: %s", done.error)
 
+    async def follow(self, name: str) -> Topic | None:
+        """A topic that is not known here, if the store has it: another broker may have made it a moment ago."""
+        await self._follow(name, None)
+        return self._by_name.get(name)
+
     async def _follow(self, name: str, known: Topic | None) -> None:
         versioned = await self._meta.get(PREFIX + name)
         if versioned is not None:
@@ -227,7 +232,7 @@ class Topics:
                 raise
         # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
         if name not in self._by_name:
-            await self._follow(name, None)
+            await self.follow(name)
         return self._require(name)
 
     async def delete(self, name: str) -> Awaitable[None]:

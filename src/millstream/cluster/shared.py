@@ -11,7 +11,7 @@ Rules
 2. Who sees no sign of life for that long deletes the other's `leases` and `brokers` keys, at the revisions it knows. If
    the other was alive after all one of the two is refused: the deletion, or the other's next sign of life.
 3. A shard belongs to an epoch, and to nobody once that epoch's lease is gone. Then any broker may take it, by
-   compare-and-set, when a client asks for a coordinator or when it sees the other go.
+   compare-and-set, when a client asks for a coordinator or when it sees the other go. Who is alone takes all.
 4. Every write of groups' state checks the writer's lease at its epoch in the same transaction. So a broker that was
    taken for dead writes nothing more, however late it finds out. When it does it drops all groups and begins anew.
 5. A broker whose lease has run out by its own clock says that it is no coordinator, though nobody may have taken over:
@@ -154,7 +154,7 @@ class SharedCluster:
         await self._make_sure_nobody_has_our_number()
         await self._register()
         self._schedule()
-        await self._claim(self._orphans())
+        await self._claim(self._free())
 
     async def _make_sure_nobody_has_our_number(self) -> None:
         found = await self._meta.get(self._key)
@@ -224,7 +224,7 @@ class SharedCluster:
         try:
             if not self._epoch:
                 await self._register()
-                await self._claim(self._orphans())
+                await self._claim(self._free())
                 return
             started = self._clock.monotonic()
             put = Put(self._key, self._encode(self._epoch), self._revision)
@@ -261,7 +261,7 @@ class SharedCluster:
             )  # fmt: skip
             return
         await self._register()
-        await self._claim(self._orphans())
+        await self._claim(self._free())
 
     async def _bury_the_dead(self) -> None:
         now = self._clock.monotonic()
@@ -284,7 +284,7 @@ class SharedCluster:
         if stored is None:
             self._seen.pop(node_id, None)
             if self._epoch:
-                promised(self._claim(self._orphans())).then(_note)
+                promised(self._claim(self._free())).then(_note)
             return
         node, epoch = _decode(stored)
         self._seen[node_id] = Seen(node, epoch, stored.revision, self._clock.monotonic())
@@ -301,9 +301,15 @@ class SharedCluster:
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def _orphans(self) -> list[int]:
-        """Shards that somebody looked after, and nobody does now."""
-        return [shard for shard in self._owners if shard not in self._own and self._living_owner(shard) is None]
+    def _free(self) -> list[int]:
+        """Shards that somebody looked after, and nobody does now. Where there is nobody else, all that are not ours:
+        then also who never asks for a coordinator (a door of another protocol) finds its groups here. A broker
+        without an address (embedded) takes only the groups that it is asked for: no client could be sent to it.
+        """
+        if not self._node.host:
+            return []
+        shards = self._owners if self._seen else range(SHARDS)
+        return [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
 
     async def _claim(self, shards: Sequence[int]) -> None:
         """Takes what is free among some shards, and has their groups loaded before anybody hears of it."""

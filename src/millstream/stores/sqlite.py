@@ -21,8 +21,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
@@ -31,6 +30,7 @@ from millstream.stores import queries
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Append, Changes, LogState, Row, Stored
 from millstream.stores.sqlite_writer import SqliteWriter, changes, load_producers
+from millstream.stores.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,13 @@ class SqliteDatabase:
         self.path = self.location = os.path.abspath(path)
         self.failure: str | None = None
         self._writer: SqliteWriter | None = None
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite-write")
-        self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-read")
+        self._writing = Worker("sqlite-write", 1)
+        self._reading = Worker("sqlite-read", READERS)
         self._readers = threading.local()
         self._opened: list[sqlite3.Connection] = []
         self._poller: sqlite3.Connection | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._data_version = -1
-        self._last_version = 0
         self._on_logs: Callable[[Sequence[LogState]], None] = lambda states: None
         self._on_meta: Callable[[int], None] = lambda revision: None
         self._closed = False
@@ -77,14 +76,13 @@ class SqliteDatabase:
         if self._writer is not None:
             return
         try:
-            connection = await self._in(self._writing, lambda: open_file(self.path))
+            connection = await self._writing.do(lambda: open_file(self.path))
         except sqlite3.Error as error:
             raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
         self._opened.append(connection)
         self._writer = SqliteWriter(connection)
         self._poller = self._connect()
         self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
-        self._last_version = self._poller.execute(_SQL["last_version"]).fetchone()[0]
         self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
         self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
 
@@ -97,8 +95,8 @@ class SqliteDatabase:
         await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     def _shut_down(self) -> None:
-        self._reading.shutdown()
-        self._writing.shutdown()
+        self._reading.close()
+        self._writing.close()
         for connection in reversed(self._opened):
             connection.close()
 
@@ -115,9 +113,6 @@ class SqliteDatabase:
         self._opened.append(connection)
         return connection
 
-    async def _in(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(executor, work)
-
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
             if not hasattr(self._readers, "connection"):
@@ -125,7 +120,7 @@ class SqliteDatabase:
             return work(self._readers.connection)
 
         with self._errors():
-            return await self._in(self._reading, run)
+            return await self._reading.do(run)
 
     async def _write(self, work: Callable[[SqliteWriter], T]) -> T:
         """One transaction."""
@@ -138,7 +133,7 @@ class SqliteDatabase:
                 return work(self._writer)
 
         with self._errors():
-            return await self._in(self._writing, run)
+            return await self._writing.do(run)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -158,19 +153,22 @@ class SqliteDatabase:
         """On the loop: a look at shared memory, and only where it changed at the file."""
         if self._closed or self._poller is None:
             return
-        self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
-        try:
-            (data_version,) = self._poller.execute("PRAGMA data_version").fetchone()
-            if data_version == self._data_version:
-                return
-            states = [LogState(*row) for row in self._poller.execute(_SQL["logs_newer"], (self._last_version,))]
-            (revision, _) = self._poller.execute(_SQL["revision"]).fetchone()
-        except sqlite3.OperationalError:  # busy for a moment; the next look is soon
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with suppress(sqlite3.OperationalError):  # busy for a moment; the next look is soon
+            self._look()
+        # However many logs there are to look at, it takes a twentieth of the loop's time at most.
+        self._poll_timer = loop.call_later(max(POLL_SECONDS, (loop.time() - started) * 20), self._poll)
+
+    def _look(self) -> None:
+        assert self._poller is not None
+        (data_version,) = self._poller.execute("PRAGMA data_version").fetchone()
+        if data_version == self._data_version:
             return
+        states = [LogState(*row) for row in self._poller.execute(_SQL["logs"])]
+        (revision, _) = self._poller.execute(_SQL["revision"]).fetchone()
         self._data_version = data_version
-        if states:
-            self._last_version = states[-1].version
-            self._on_logs(states)
+        self._on_logs(states)
         self._on_meta(revision)
 
     # -- logs --------------------------------------------------------------------------------------------------------

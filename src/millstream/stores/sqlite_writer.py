@@ -28,7 +28,6 @@ class SqliteWriter:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self._data_version = -1
-        self._version = 0
         self._states: dict[int, LogState | None] = {}
         self._producers: dict[int, Producers] = {}
 
@@ -40,7 +39,6 @@ class SqliteWriter:
             if data_version != self._data_version:  # another connection has written
                 self._forget()
                 self._data_version = data_version
-                (self._version,) = self.connection.execute(_SQL["last_version"]).fetchone()
             yield
             self.connection.execute("COMMIT")
         except BaseException:
@@ -61,8 +59,7 @@ class SqliteWriter:
         return self._states[log_id]
 
     def _update(self, states: Sequence[LogState]) -> list[LogState]:
-        self._version += 1
-        changed = [state._replace(version=self._version) for state in states]
+        changed = [state._replace(version=state.version + 1) for state in states]
         self.connection.executemany(
             _SQL["update_log"],
             [(state.version, state.start, state.end, state.size_bytes, state.id) for state in changed],

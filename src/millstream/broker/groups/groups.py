@@ -108,9 +108,12 @@ class Groups:
 
     async def adopt(self, owns: Owns) -> None:
         """Loads what an earlier broker, or another one, stored of some groups."""
+        if not isinstance(self._cluster, Solo):  # a broker alone has opened all queues by now
+            await self._queues.adopt(owns)
         for key, stored in await self._meta.list(GROUPS_PREFIX):
-            if owns(group_of(key)):
-                self._groups[group_of(key)] = self._kinds.restore(group_of(key), decode_group(stored.value))
+            group_id = group_of(key)
+            if owns(group_id):
+                self._groups[group_id] = self._kinds.restore(group_id, decode_group(stored.value))
         for key, stored in await self._meta.list(OFFSETS_PREFIX):
             if owns(offset_of(key)[0]):
                 group_id = self._offsets.load(key, stored.value)
@@ -122,6 +125,7 @@ class Groups:
         error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
         groups, self._groups = self._groups, {}
         self._journal.drop_waiting(error)
+        self._queues.release()
         self._offsets.clear()
         for group in groups.values():
             group.close(error)

@@ -38,14 +38,14 @@ class Queues:
         settings: GroupSettings,
         in_background: Callable[[Awaitable[None]], None],
         committed: Committed,
-        cluster: Cluster,
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster = cluster or Solo(0)
         self._meta = meta
-        self._cluster = cluster
         self._clock = clock
         self._topics = topics
         self._settings = settings
-        self._journal = Journal(meta, settings.writes_waiting_max, cluster)
+        self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
         self._queues: dict[str, Queue] = {}
         self._dead_letters = DeadLetters(topics, clock, in_background)
         self._retention = DoneRetention(topics, clock, self.partitions, committed)
@@ -54,11 +54,14 @@ class Queues:
         """Whether a group id belongs to a group of another discipline."""
 
     async def start(self) -> None:
+        """A broker alone opens every queue there is; one of several those that the cluster gives it."""
+        if isinstance(self._cluster, Solo):
+            await self.adopt(lambda group_id: True)
         self._retention.start()
 
     async def adopt(self, owns: Owns) -> None:
-        """Opens queues that an earlier broker, or another one, kept; a broker alone drops what is kept of topics that
-        are gone.
+        """Opens some of the queues that an earlier broker kept, or another one. What belongs to topics that are gone is
+        dropped.
         """
         found: dict[tuple[str, str, int], Stored] = {}
         settings: dict[str, dict[str, str]] = {}
@@ -76,26 +79,23 @@ class Queues:
             self._make(group_id, overrides, durable=True)
         orphans: list[str] = []
         for (group_id, name, index), kept in found.items():
-            topic = self._topics.get(name)
+            topic = self._topics.get(name) or await self._topics.follow(name)
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
                 orphans += kept.keys
             else:
                 self._queues[group_id].restore(topic, index, kept)
-        if orphans and isinstance(self._cluster, Solo):
-            self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
+        self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
 
     def release(self) -> None:
-        """Another broker looks after them now. Who holds one of them finds it closed."""
+        """Another broker looks after them now: nothing that is known here counts any more, and nothing is written."""
         self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
-        for queue in list(self._queues.values()):
-            if queue.is_durable:
-                del self._queues[queue.id]
-                queue.close()
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.close()
 
     def open(self, group_id: str, *, durable: bool = True, settings: Mapping[str, str] | None = None) -> Queue:
         """The group, made if it is new; `settings` are those of a new one."""
-        if durable:
-            self._cluster.check(group_id)
+        self._cluster.check(group_id)
         queue = self._queues.get(group_id)
         if queue is not None:
             return queue

@@ -45,6 +45,10 @@ class QueuesView(Protocol):
 
     async def delete(self, group_id: str) -> None: ...
 
+    async def adopt(self, owns: Callable[[str], bool]) -> None: ...
+
+    def release(self) -> None: ...
+
 
 class NoQueues:
     """For a broker that keeps none: there are no share groups, and none can be made."""
@@ -62,4 +66,10 @@ class NoQueues:
         return {}
 
     async def delete(self, group_id: str) -> None:
+        return
+
+    async def adopt(self, owns: Callable[[str], bool]) -> None:
+        return
+
+    def release(self) -> None:
         return

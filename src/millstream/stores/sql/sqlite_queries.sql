@@ -7,11 +7,8 @@ SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE topic_i
 -- name: log
 SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE id = ?
 
--- name: logs_newer
-SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE version > ? ORDER BY version
-
--- name: last_version
-SELECT coalesce(max(version), 0) FROM logs
+-- name: logs
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs
 
 -- name: update_log
 UPDATE logs SET version = ?, start_offset = ?, end_offset = ?, size_bytes = ? WHERE id = ?

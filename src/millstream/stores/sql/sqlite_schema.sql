@@ -1,6 +1,6 @@
 -- Logs and metadata in one SQLite file, schema 1.
 
--- One row per partition. `version` is that of the file's last change to any log: what is larger is newer.
+-- One row per partition. `version` grows with every change of a log: of two states the larger is the newer.
 CREATE TABLE logs (
     id           INTEGER PRIMARY KEY,
     topic_id     TEXT    NOT NULL,
@@ -11,7 +11,6 @@ CREATE TABLE logs (
     version      INTEGER NOT NULL DEFAULT 0,
     UNIQUE (topic_id, partition)
 );
-CREATE INDEX logs_by_version ON logs (version);
 
 -- One row per batch, in the order in which they came, so that a transaction over many logs writes neighbouring pages.
 -- The index finds a batch by the last offset that it reaches, and answers questions about time and size alone.

@@ -1,0 +1,63 @@
+"""Threads that do blocking work for the loop, and promises of what comes of it.
+
+What `run_in_executor` does with two futures and a lock on each takes longer than a small commit does, so this has
+none: work goes in by a queue, its outcome comes back by one call on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from millstream.promise import Promise
+
+T = TypeVar("T")
+_Job = tuple[Callable[[], Any], Promise[Any], asyncio.AbstractEventLoop]
+
+
+class Worker:
+    """So many threads, started with the first work; in the order in which it came."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True) for number in range(threads)
+        ]
+        self._started = False
+        self._closed = False
+
+    def do(self, work: Callable[[], T]) -> Promise[T]:
+        if self._closed:
+            raise RuntimeError("the worker is closed")
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+        promise: Promise[T] = Promise()
+        self._queue.put((work, promise, asyncio.get_running_loop()))
+        return promise
+
+    def _serve(self) -> None:
+        while (job := self._queue.get()) is not None:
+            work, promise, loop = job
+            tell: Callable[[Any], None]
+            try:
+                tell, outcome = promise.settle, work()
+            except BaseException as error:
+                tell, outcome = promise.fail, error
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+                loop.call_soon_threadsafe(tell, outcome)
+            del job, work, promise, loop, tell, outcome  # nothing is kept alive while there is nothing to do
+
+    def close(self) -> None:
+        """Blocks until all that was begun is done."""
+        self._closed = True
+        if self._started:
+            for _ in self._threads:
+                self._queue.put(None)
+            for thread in self._threads:
+                thread.join()
