@@ -33,6 +33,7 @@ from millstream import (
     Unreachable,
 )
 from millstream.client.partitioners import fnv1a_32, murmur2
+from millstream.errors import Code
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0
@@ -185,8 +186,12 @@ async def test_wrong_places_are_errors_of_their_own(ms: Millstream, unique: Call
         await everything(ms, unique("missing"))
     with pytest.raises(UnknownTopic):
         await everything(ms, topic, 2)
-    with pytest.raises(UnknownTopic):
-        await ms.send(topic, b"x", partition=2)
+    for partition in (2, -1):
+        with pytest.raises(UnknownTopic):
+            await ms.send(topic, b"x", partition=partition)
+    with pytest.raises(RequestError, match=r"(?i)topic") as raised:
+        await ms.send("not a name", b"x")
+    assert raised.value.code == Code.INVALID_TOPIC_EXCEPTION
     with pytest.raises(OutOfRange, match="holds offsets 0 to 0, not 5"):
         [record async for record in ms.read(topic, offset=5)]
 

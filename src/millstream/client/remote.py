@@ -189,6 +189,11 @@ class Remote(Millstream):
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
         delivery = Delivery(batches)
+        for batch in batches:
+            if batch.partition < 0:  # which to the client would mean: any
+                detail = f"there is no partition {batch.partition} of a topic {batch.topic}"
+                delivery.fail(UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail))
+                return delivery.future
         try:
             producer = self._producer(codec)
             for number, batch in enumerate(batches):
