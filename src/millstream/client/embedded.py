@@ -137,20 +137,23 @@ class Embedded(Millstream):
         return found
 
     async def partition_count(self, topic: str) -> int:
-        return (await self.topic(topic)).partition_count
+        found = self.broker.topics.get(topic) or await self.topic(topic)
+        return found.partition_count
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     async def _append(self, topic: str, partition: int, row: Row) -> int:
-        found = await self.topic(topic)
+        found = self.broker.topics.get(topic) or await self.topic(topic)
         if not 0 <= partition < found.partition_count:
             raise _no_partition(topic, partition)
-        async with refusals():
-            if self._codec is Codec.NONE:
-                _, timestamp, key, value, headers = row
-                return await self.broker.inlet(found.partitions[partition]).put(value, key, headers, timestamp)
+        if self._codec is not Codec.NONE:
             [offsets] = await self.append([Batch(topic, partition, [row])], self._codec)
             return offsets[0]
+        _, timestamp, key, value, headers = row
+        try:
+            return await self.broker.inlet(found.partitions[partition]).put(value, key, headers, timestamp)
+        except RequestError as error:
+            raise refusal(error.code, error.detail) from None
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
         """All are checked before any is written, and written in this turn of the loop."""
