@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream import sync
-    from millstream.client.api import Exclusive, Millstream, Queue, Reading, Stream, Streams
+    from millstream.client.api import Millstream
     from millstream.client.embedded import Embedded as open
+    from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
     from millstream.client.records import Event, Job, Message, Record, Sent
     from millstream.client.remote import Remote as connect
     from millstream.client.sending import Sender
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "millstream.client.api": ("Exclusive", "Millstream", "Queue", "Reading", "Stream", "Streams"),
+    "millstream.client.api": ("Millstream",),
+    "millstream.client.iterators": ("Exclusive", "Queue", "Reading", "Stream", "Streams"),
     "millstream.client.records": ("Event", "Job", "Message", "Record", "Sent"),
     "millstream.client.sending": ("Sender",),
 }

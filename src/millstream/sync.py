@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from millstream.client import api
+from millstream.client import api, iterators
 from millstream.client.consuming import Consuming
 from millstream.client.records import Event as AsyncEvent
 from millstream.client.records import Job as AsyncJob
@@ -161,7 +161,7 @@ class Reading(Items[Record[V], Record[V]]):
 
 
 class Stream(Items[Record[V], Record[V]]):
-    def __init__(self, loop: Loop, stream: api.Stream[V]) -> None:
+    def __init__(self, loop: Loop, stream: iterators.Stream[V]) -> None:
         super().__init__(loop, stream, lambda record: record)
         self._stream = stream
 
@@ -182,7 +182,7 @@ class Stream(Items[Record[V], Record[V]]):
 class Streams(Generic[V]):
     """Several iterators over one group: one for each thread."""
 
-    def __init__(self, loop: Loop, streams: api.Streams[V], counts: Mapping[str, int]) -> None:
+    def __init__(self, loop: Loop, streams: iterators.Streams[V], counts: Mapping[str, int]) -> None:
         self._loop = loop
         self._streams = streams
         self._by_topic = {topic: [Stream(loop, each) for each in streams[topic]] for topic in counts}
@@ -209,7 +209,7 @@ class Streams(Generic[V]):
 
 
 class Exclusive(Items[AsyncEvent[V], Event[V]]):
-    def __init__(self, loop: Loop, exclusive: api.Exclusive[V]) -> None:
+    def __init__(self, loop: Loop, exclusive: iterators.Exclusive[V]) -> None:
         super().__init__(loop, exclusive, self._event)
         self._exclusive = exclusive
 

@@ -17,12 +17,13 @@ from typing import Any
 
 from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
-from millstream.client.api import Batch, Millstream, Reading, Row, Start
+from millstream.client.api import Batch, Millstream, Row, Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
 from millstream.client.embedded_reading import EmbeddedReading
 from millstream.client.embedded_stream import EmbeddedStream
+from millstream.client.iterators import Reading
 from millstream.client.partitioners import Partitioner
 from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Solo

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
-from millstream.client.api import Exclusive, Start
+from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_reading import Cursor, user_record
+from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.signal import Signal
 from millstream.errors import Closed, Code, NotActive, UnknownTopic

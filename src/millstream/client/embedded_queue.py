@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from millstream.broker.groups.queue import Queue as BrokerQueue
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
-from millstream.client.api import Queue
 from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Queue
 from millstream.client.records import Desk, Job
 from millstream.client.signal import Signal
 from millstream.errors import Closed, Code, LeaseLost, RequestError, UnknownTopic, refusal

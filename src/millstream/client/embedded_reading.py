@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from millstream.broker.topics import Topic
-from millstream.client.api import Reading
 from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.signal import Signal
 from millstream.errors import Code, OutOfRange, RequestError, UnknownTopic, refusal

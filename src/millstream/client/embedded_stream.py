@@ -22,10 +22,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
-from millstream.client.api import Start, Stream
+from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
 from millstream.client.embedded_reading import Cursor, user_record
+from millstream.client.iterators import Stream
 from millstream.client.records import Record
 from millstream.client.signal import Signal
 from millstream.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal

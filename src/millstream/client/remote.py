@@ -16,8 +16,9 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from millstream.client.api import Batch, Exclusive, Millstream, Queue, Reading, Row, Start, Stream
+from millstream.client.api import Batch, Millstream, Row, Start
 from millstream.client.consuming import Decoder
+from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
 from millstream.errors import BufferFull, Code, UnknownTopic

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.api import Exclusive, Start
+from millstream.client.api import Start
 from millstream.client.consuming import Decoder
+from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.remote_reading import poll, raise_for, user_record
 from millstream.client.remote_stream import LOST

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaException, Message, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from millstream.client.api import Queue
 from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Queue
 from millstream.client.records import Desk, Job, Record
 from millstream.client.remote_reading import raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from millstream.client.api import Reading
 from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
 from millstream.errors import Code, OutOfRange, UnknownTopic

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.api import Start, Stream
+from millstream.client.api import Start
 from millstream.client.consuming import Decoder
+from millstream.client.iterators import Stream
 from millstream.client.records import Record
 from millstream.client.remote_reading import poll, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
