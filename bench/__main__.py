@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from bench import (
     decode,
+    embedded,
     fetch,
     flowmq,
     flume,
@@ -50,6 +51,7 @@ MODULES = (
     flume,
     luxun,
     decode,
+    embedded,
     memory,
     sqlite_store,
     postgres_store,

@@ -9,6 +9,8 @@ import pytest
 
 from tests.serving import ServedBroker
 
+pytest_plugins = ["millstream.testing.plugin"]  # as its users have it; also where the package is not installed anew
+
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:

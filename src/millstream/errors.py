@@ -146,3 +146,87 @@ class RevisionConflict(MillstreamError):
     def __init__(self, key: str, expected: int, found: int) -> None:
         super().__init__(f"{key} is at revision {found}, not {expected}")
         self.key = key
+
+
+# What users of the Python API meet. Refusals of a broker keep their code, whether it is embedded or remote.
+
+
+class UnknownTopic(RequestError):
+    """There is no such topic or partition."""
+
+
+class TopicExists(RequestError):
+    """A topic of that name is there already."""
+
+
+class OutOfRange(RequestError):
+    """The offset is outside what the partition holds."""
+
+
+class TooLarge(RequestError):
+    """A record or a batch is larger than the topic takes."""
+
+
+class LeaseLost(RequestError):
+    """The job is not leased to this worker any more: its time ran out, or it was answered before."""
+
+
+class NotActive(MillstreamError):
+    """A commit by a member of an exclusive group that is not, or no longer, the active one."""
+
+    def __init__(self, group: str, topic: str) -> None:
+        super().__init__(f"this member of {group} is not the active one for {topic}: it stands by and may not commit")
+
+
+class NotMember(MillstreamError):
+    """A commit by a member of a stream group that lost the partition meanwhile; others go on from the last commit."""
+
+
+class BufferFull(MillstreamError):
+    """A buffered sender has no room and was told to raise rather than to wait."""
+
+
+class SendFailed(MillstreamError):
+    """Records that a buffered sender had taken could not be sent; `failures` has them with their reasons."""
+
+    def __init__(self, failures: list[tuple[object, BaseException]], count: int) -> None:
+        first = failures[0][1]
+        super().__init__(f"{count} record{'s' if count != 1 else ''} could not be sent: {first}")
+        self.failures = failures
+        self.count = count
+
+
+class Undecodable(MillstreamError):
+    """The decoder that was given refused a record's value; `record` has the bytes as they are."""
+
+    def __init__(self, record: object, text: str) -> None:
+        super().__init__(text)
+        self.record = record
+
+
+class Closed(MillstreamError):
+    """The object was closed, or never opened: use it inside `async with`."""
+
+
+class Unreachable(MillstreamError):
+    """No broker answered in time."""
+
+
+class Unsupported(MillstreamError):
+    """The other side has no such thing: Kafka's protocol lacks it, or the broker does."""
+
+
+_REFUSALS: dict[Code, type[RequestError]] = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
+    Code.UNKNOWN_TOPIC_ID: UnknownTopic,
+    Code.TOPIC_ALREADY_EXISTS: TopicExists,
+    Code.OFFSET_OUT_OF_RANGE: OutOfRange,
+    Code.MESSAGE_TOO_LARGE: TooLarge,
+    Code.RECORD_LIST_TOO_LARGE: TooLarge,
+    Code.INVALID_RECORD_STATE: LeaseLost,
+}
+
+
+def refusal(code: Code, detail: str | None = None) -> RequestError:
+    """The exception for a code, of the class that users catch where there is one."""
+    return _REFUSALS.get(code, RequestError)(code, detail)

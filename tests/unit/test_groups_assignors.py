@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.broker.groups.assignors import ASSIGNORS, Assignor, Target, Wants, range_, uniform
+from millstream.broker.groups.assignors import ASSIGNORS, Assignor, Target, Wants, exclusive, range_, uniform
 
 TOPICS = [UUID(int=number) for number in range(1, 5)]
 counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 12), min_size=1)
@@ -112,3 +112,23 @@ def test_ten_thousand_partitions_are_assigned_to_a_thousand_members_with_differe
     members = {f"m{n}": Wants(everything - {UUID(int=n % 100 + 1)}, set(), f"m{n}") for n in range(1_000)}
     loads = [len(mine) for mine in uniform(members, topics).values()]
     assert (min(loads), max(loads)) == (10, 10)
+
+
+@settings(max_examples=50)
+@given(groups(same=True))
+def test_exclusive_gives_everything_to_one_member(group: tuple[dict[str, Wants], dict[UUID, int]]) -> None:
+    members, topics = group
+    members = {name: wants._replace(held=set()) for name, wants in members.items()}
+    assert sum(bool(mine) for mine in exclusive(members, topics).values()) <= 1
+
+
+def test_exclusive_stays_with_who_has_it_and_moves_as_a_whole() -> None:
+    one = TOPICS[0]
+    members = {name: Wants(frozenset({one}), set(), name) for name in "bcd"}
+    before = exclusive(members, {one: 3})
+    assert before == {"b": {(one, 0), (one, 1), (one, 2)}, "c": set(), "d": set()}
+    members = {name: wants._replace(held=before[name]) for name, wants in members.items()}
+    members["a"] = Wants(frozenset({one}), set(), "a")
+    assert exclusive(members, {one: 4})["b"] == {(one, n) for n in range(4)}
+    del members["b"]
+    assert exclusive(members, {one: 4}) == {"a": {(one, n) for n in range(4)}, "c": set(), "d": set()}

@@ -8,9 +8,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Iterator
+from contextlib import AbstractContextManager
 
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.cursor import Cursors
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
@@ -18,7 +20,7 @@ from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
-from millstream.broker.topics import Topics
+from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock, Timer
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
@@ -128,6 +130,18 @@ class Broker:
         if partition.inlet is None:
             partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
         return partition.inlet
+
+    @property
+    def atomic(self) -> bool:
+        """Whether appends made `together` are stored as a whole, over several partitions."""
+        return self._logs.atomic
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._logs.together()
+
+    def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
+        """A new member of an exclusive group, to be opened."""
+        return ExclusiveMember(self._meta, self.clock, self.topics, topic, group, uuid.uuid4().hex, settings)
 
     async def delete_topic(self, name: str) -> None:
         self.in_background(await self.topics.delete(name))

@@ -303,8 +303,11 @@ class SharedCluster:
 
     def _free(self) -> list[int]:
         """Shards that somebody looked after, and nobody does now. Where there is nobody else, all that are not ours:
-        then also who never asks for a coordinator (a door of another protocol) finds its groups here.
+        then also who never asks for a coordinator (a door of another protocol) finds its groups here. A broker
+        without an address (embedded) takes only the groups that it is asked for: no client could be sent to it.
         """
+        if not self._node.host:
+            return []
         shards = self._owners if self._seen else range(SHARDS)
         return [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
 

@@ -11,6 +11,7 @@ from the event loop's thread only and never block it for longer than a write to 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from millstream.log.answers import Appended, TimedOffset
@@ -80,6 +81,11 @@ class PartitionLog(Protocol):
 class LogStore(Protocol):
     location: str
     """Where the logs live, for people to read."""
+    atomic: bool
+    """Whether what is appended inside `together` is stored as a whole or not at all, over several logs."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Holds appends of this turn of the loop together, where the store can; nothing is awaited inside."""
 
     def room(self) -> tuple[int, int]:
         """All bytes and free bytes of that place; -1 where nobody can tell."""

@@ -24,11 +24,15 @@ class GroupCommit(Generic[Item]):
     def __init__(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
         self._write = write
         """Writes, and answers every item, well or badly; raises nothing."""
-        self._waiting: deque[tuple[Item, int]] = deque()
+        self._waiting: deque[tuple[list[Item], int]] = deque()
         self._running: asyncio.Task[None] | None = None
 
     def put(self, item: Item, size: int = 0) -> None:
-        self._waiting.append((item, size))
+        self.put_together([item], size)
+
+    def put_together(self, items: list[Item], size: int) -> None:
+        """Several that leave in one transaction, however many they are."""
+        self._waiting.append((items, size))
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -37,8 +41,8 @@ class GroupCommit(Generic[Item]):
             group: list[Item] = []
             size = 0
             while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
-                item, more = self._waiting.popleft()
-                group.append(item)
+                items, more = self._waiting.popleft()
+                group += items
                 size += more
             await self._write(group)
             await asyncio.sleep(0)

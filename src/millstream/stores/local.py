@@ -10,6 +10,7 @@ DIR/set-aside/                  what recovery found and did not understand; neve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import logging
@@ -50,6 +51,8 @@ class DirectoryLock:
 
 
 class LocalLogStore:
+    atomic = False
+
     def __init__(self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None) -> None:
         self.location = self.directory = os.path.abspath(directory)
         self._clock = clock
@@ -106,6 +109,9 @@ class LocalLogStore:
     def room(self) -> tuple[int, int]:
         usage = shutil.disk_usage(self.directory)
         return usage.total, usage.free
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def opened_all(self) -> None:
         known = {os.path.basename(self._topic_path(*key)) for key in self._logs}

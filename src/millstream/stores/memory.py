@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
@@ -142,6 +143,8 @@ class MemoryLog:
 
 
 class MemoryLogStore:
+    atomic = True
+
     def __init__(self, clock: Clock) -> None:
         self.location = "memory"
         self._clock = clock
@@ -155,6 +158,9 @@ class MemoryLogStore:
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> MemoryLog:
         return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock))
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def opened_all(self) -> None:
         return None

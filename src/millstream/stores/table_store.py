@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ TOPICS_PREFIX = "topics/"
 
 
 class TableLogStore:
+    atomic = True
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
         self.location = database.location
@@ -38,6 +41,7 @@ class TableLogStore:
         self._early: dict[int, LogState] = {}
         self._logs: dict[tuple[str, int], TableLog] = {}
         self._by_id: dict[int, TableLog] = {}
+        self._gathered: list[Waiting] | None = None
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
         self.meta = TableMeta(database)
         self._waiting_bytes = 0
@@ -82,8 +86,28 @@ class TableLogStore:
     def has_room(self, size: int) -> bool:
         return self._waiting_bytes + size <= WAITING_BYTES_MAX or not self._waiting_bytes
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        gathered: list[Waiting] = []
+        self._gathered = gathered
+        try:
+            yield
+        except BaseException:
+            for waiting in gathered:
+                self._waiting_bytes -= waiting.size
+                waiting.log.landed(waiting, RequestError(Code.OPERATION_NOT_ATTEMPTED))
+            gathered.clear()
+            raise
+        finally:
+            self._gathered = None
+            if gathered:
+                self._commits.put_together(gathered, sum(waiting.size for waiting in gathered))
+
     def put(self, waiting: Waiting) -> None:
         self._waiting_bytes += waiting.size
+        if self._gathered is not None:
+            self._gathered.append(waiting)
+            return
         self._commits.put(waiting, waiting.size)
 
     async def _write(self, group: list[Waiting]) -> None:

@@ -4,6 +4,7 @@ Every partition of a topic that somebody wants goes to exactly one of those who 
 
     uniform   as even as possible (loads differ by one at most when all want the same), moving as little as possible
     range     per topic, consecutive partitions in order of member: partition n of two topics meets at one member
+    exclusive per topic, one member has all of it and the others stand by; who has it keeps it
 
 `ASSIGNORS` is open: a discipline that needs another rule adds its function under a name.
 """
@@ -58,6 +59,20 @@ def uniform(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
         _level(target, members, topics)
     else:
         _balance(target, members, topics)
+    return target
+
+
+def exclusive(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
+    """A new active member is the first in line, so that all topics of a group that moves meet again at one."""
+    target: Target = {member: set() for member in members}
+    in_line = sorted(members, key=lambda member: (members[member].order, member))
+    for topic, count in topics.items():
+        readers = [member for member in in_line if topic in members[member].topics]
+        if not readers:
+            continue
+        holding = {member: sum(held[0] == topic for held in members[member].held) for member in readers}
+        active = max(readers, key=lambda member: holding[member])  # of those who hold nothing, the first
+        target[active].update((topic, partition) for partition in range(count))
     return target
 
 
@@ -137,5 +152,5 @@ def _even_out(target: Target, movable: dict[str, list[Partition]], readers: list
         moved = True
 
 
-ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": range_}
+ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": range_, "exclusive": exclusive}
 DEFAULT_ASSIGNOR = "uniform"

@@ -29,8 +29,8 @@ with rebalancing, commits and resuming after a restart of the broker.
 | client | what it stands for | groups |
 |---|---|---|
 | confluent-kafka (librdkafka 2.x) | every client built on librdkafka: C, C++, Python, Go, .NET, PHP, Ruby, Rust \
-| classic: range, roundrobin, cooperative-sticky, static members; `group.protocol=consumer`: range, uniform; share \
-groups: `ShareConsumer` and `DeserializingShareConsumer`, implicit and explicit acknowledgement |
+| classic: range, roundrobin, cooperative-sticky, static members; `group.protocol=consumer`: range, uniform, \
+exclusive; share groups: `ShareConsumer` and `DeserializingShareConsumer`, implicit and explicit acknowledgement |
 | aiokafka | asyncio Python | classic: range, roundrobin, sticky |
 | kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
 | kcat 1.7 | the shell, with an older librdkafka | classic: range |

@@ -175,7 +175,7 @@ class Connection:
             after = position + 4 + size
             if after > end:
                 break
-            if end - after > 4:
+            if end - after > 4 and self._door.faults is None:
                 run = ProduceRun(self._door.known)
                 after = run.take(data, position, end)
                 if after > position:
@@ -292,6 +292,9 @@ class Connection:
 
     def _handle(self, frame: memoryview) -> None:
         key, version, correlation_id = header.peek(frame)
+        if self._door.faults is not None and (fault := self._door.faults(key, version, frame)) is not None:
+            self._put(_frame(correlation_id, fault[0], [fault[1]]))
+            return
         if key == _PRODUCE and self._handle_known(frame, version, correlation_id):
             return
         api = APIS.get(key)

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Callable
 
 from millstream.broker.broker import Broker
 from millstream.clock import Timer
@@ -55,6 +56,8 @@ class KafkaDoor:
         self._address = Address("", 0)
         self._sweeper: Timer | None = None
         self._refusals = 0
+        self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
+        """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
         self.now = self.clock.monotonic()
         """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
@@ -159,5 +162,16 @@ class KafkaDoor:
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
         while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+        for connection in list(self._connections):
+            connection.close()
+
+    def abort(self) -> None:
+        """Closes everything at once, as the end of the process does: nobody is answered."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._listener is not None:
+            self.loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
         for connection in list(self._connections):
             connection.close()

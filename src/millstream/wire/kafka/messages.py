@@ -56,6 +56,13 @@ class Message:
                 return None
             raise AttributeError(f"no version of this message has a field {name!r}") from None
 
+    def get(self, name: str) -> Any:
+        """The field, or None where this version of the message has none of that name."""
+        return self._values.get(name)
+
+    def arrays(self) -> dict[str, list[Any]]:
+        return {name: value for name, value in self._values.items() if isinstance(value, list)}
+
     def __repr__(self) -> str:
         return f"Message({self._values!r})"
 
@@ -110,12 +117,46 @@ def encode_refusal(key: int, version: int, code: int) -> tuple[bytes, bytes]:
     return (b"\0" if entity.__flexible__ else b""), body
 
 
+_NOTHING = {"string": "", "bytes": b"", "records": None, "bool": False, "uuid": None}
+
+
 def _nothing(kind: str, inner: Any, is_array: bool) -> Any:
     if is_array:
         return ()
     if inner is not None:
         return {name: _nothing(*rest) for name, *rest in _plan(inner)}
-    return {"string": "", "bytes": b"", "records": None, "bool": False, "uuid": None}.get(kind, 0)
+    return _NOTHING.get(kind, 0)
+
+
+class Planned(typing.NamedTuple):
+    """One field of an answer."""
+
+    name: str
+    kind: str
+    inner: list[Planned] | None
+    is_array: bool
+
+
+def response_plan(key: int, version: int) -> list[Planned]:
+    """The fields of an answer, structures inside it included: for whoever makes one without knowing the API."""
+    return _planned(_load(key, version, "response"))
+
+
+def _planned(entity: Any) -> list[Planned]:
+    """Without tagged fields, which say nothing when they are left out."""
+    return [
+        Planned(name, kind, None if inner is None else _planned(inner), is_array)
+        for field, (name, kind, inner, is_array) in zip(dataclasses.fields(entity), _plan(entity), strict=True)
+        if "tag" not in field.metadata
+    ]
+
+
+def nothing(field: Planned) -> Any:
+    if field.is_array:
+        return ()
+    if field.inner is not None:
+        return {each.name: nothing(each) for each in field.inner}
+    return b"" if field.kind == "records" else _NOTHING.get(field.kind, 0)
 
 
 def is_flexible(key: int, version: int) -> bool:

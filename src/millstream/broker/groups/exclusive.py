@@ -1,0 +1,422 @@
+"""A group with the `exclusive` discipline: one active member reads a topic in order, the others stand by.
+
+              no member is active, or the active one is silent for too long (compare-and-set)
+    STANDBY ----------------------------------------------------------------------------------> ACTIVE
+       ^                                                                                           |
+       +---- another member took over, or a commit met another's revision ------------------------+
+
+All there is of a group and a topic is one key of the metadata store:
+
+    exclusive/<group>/<topic>    topic id, active member or none, position per partition, time of the change, behind
+
+Rules
+-----
+1. Every change is a compare-and-set on the key's revision. Of two members that both take themselves for the active one
+   at most one can commit: the other meets a revision that is not its own, learns so, and stands by. Nothing else is
+   needed, so members may live in as many processes as share the store.
+2. A commit never moves a position back.
+3. The active member repeats its claim `heartbeat_ms` after the last change, a standby takes over `takeover_ms` after
+   it; both only while there is something left to consume. A group that is idle writes nothing and moves nowhere.
+4. Idle time does not count: both clocks start anew when something arrives. A member that did not see it arrive goes by
+   `behind`, which says whether there was more to consume when the state was last written.
+5. A clean leave writes that nobody is active; the standbys see it and one of them takes over at once.
+6. Time since a change is measured by each member on its own clock from the moment it saw it. The time in the state only
+   shortens the first wait of a member that comes later; clocks that differ can bring a takeover forward, which rule 1
+   makes safe.
+
+One change is on its way at a time, and what is committed meanwhile leaves together with the next.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.topics import Topic, Topics
+from millstream.clock import Clock
+from millstream.errors import Code, MillstreamError, NotActive, RevisionConflict, UnknownTopic
+from millstream.promise import Promise
+from millstream.stores.base import MetaStore, Put, Versioned
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "exclusive/"
+SOMEBODY = ""
+"""An active member whose name is not known yet."""
+RETRY_MS = 1_000
+"""Before a store that failed is asked again."""
+
+
+class ExclusiveSettings(NamedTuple):
+    heartbeat_ms: int = 28_000
+    takeover_ms: int = 60_000
+    from_end: bool = False
+    """Where a group that is new begins."""
+
+    def check(self) -> None:
+        if not 0 < self.heartbeat_ms < self.takeover_ms:
+            raise MillstreamError(
+                f"the heartbeat ({self.heartbeat_ms} ms) must come before the takeover ({self.takeover_ms} ms)"
+            )
+
+
+class State(NamedTuple):
+    topic_id: str
+    active: str | None
+    positions: Mapping[int, int]
+    """The next offset to process, of partitions that anything was committed for."""
+    changed_ms: int
+    behind: bool
+    """Whether there was something left to consume when this was written."""
+
+    def encode(self) -> bytes:
+        return json.dumps({**self._asdict(), "positions": sorted(self.positions.items())}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> State:
+        fields = json.loads(value)
+        return cls(**{**fields, "positions": {int(partition): offset for partition, offset in fields["positions"]}})
+
+
+def state_key(group: str, topic: str) -> str:
+    return f"{PREFIX}{quote(group, safe='')}/{topic}"
+
+
+class ExclusiveMember:
+    """One member. `open` it, ask `is_active`, `commit` what was processed, `leave` in the end."""
+
+    def __init__(
+        self,
+        meta: MetaStore,
+        clock: Clock,
+        topics: Topics,
+        topic: Topic,
+        group: str,
+        member_id: str,
+        settings: ExclusiveSettings,
+    ) -> None:
+        settings.check()
+        self.id = member_id
+        self.group = group
+        self.topic = topic
+        self.settings = settings
+        self.revision = 0
+        self.active_since = 0
+        """The revision at which it last became active, and that of the last change it made."""
+        self.written = 0
+        self._meta = meta
+        self._clock = clock
+        self._topics = topics
+        self._key = state_key(group, topic.name)
+        self._state: State | None = None
+        self._changed_at = 0.0
+        """When this member saw the last change, and since when it sees something to consume; on its own clock."""
+        self._behind_since: float | None = None
+        self._heartbeat = Deadline(clock, self._beat)
+        self._takeover = Deadline(clock, self._look)
+        self._retry = Deadline(clock, self._reload)
+        self._is_busy = False
+        self._is_open = False
+        self._is_leaving = False
+        self._beats = False
+        self._committing: dict[int, int] = {}
+        self._settling: list[Promise[None]] = []
+        self._left: Promise[None] = Promise()
+        self._was_active = False
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._next_watcher = 0
+        self._unwatch: list[Callable[[], None]] = []
+        self._wakes: list[Callable[[], None]] = []
+
+    # What the owner sees
+
+    @property
+    def is_active(self) -> bool:
+        return self._holds and self._is_open and not self._is_leaving
+
+    @property
+    def is_gone(self) -> bool:
+        """The topic was deleted: there is nothing left to be active for."""
+        return self._topics.get(self.topic.name) is not self.topic
+
+    def position(self, partition: int) -> int:
+        """Where to go on reading: what was committed, or the first record there is."""
+        start = self.topic.partitions[partition].log.start
+        committed = self._state.positions.get(partition, start) if self._state is not None else start
+        return max(committed, start)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when `is_active` or `is_gone` changes, and after others' changes; the answer ends it."""
+        number = self._next_watcher
+        self._next_watcher += 1
+        self._watchers[number] = callback
+        return lambda: self._watchers.pop(number, None) and None
+
+    async def open(self) -> None:
+        """Learns the group's state; the first member of a group is active when this returns."""
+        self._unwatch = [self._meta.watch(self._key, self._changed), self._topics.watch(self._topics_changed)]
+        self._is_open = True
+        self._watch_logs()
+        self._learn(await self._meta.get(self._key), is_first=True)
+
+    def commit(self, positions: Mapping[int, int]) -> Promise[None]:
+        """Everything below these offsets was processed. Settles when durable; fails with `NotActive`."""
+        if not self.is_active:
+            return Promise.failed(self._refusal())
+        for partition, offset in positions.items():
+            self._committing[partition] = max(offset, self._committing.get(partition, 0))
+        promise: Promise[None] = Promise()
+        self._settling.append(promise)
+        self._pump()
+        return promise
+
+    def leave(self) -> Promise[None]:
+        """A clean end: what was committed lands, then a standby may take over at once."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._go_if_leaving()
+        return self._left
+
+    def _go_if_leaving(self) -> None:
+        """Not before a change that is on its way has landed: it may be the one that makes this member active."""
+        if self._is_busy and self._is_open:
+            return
+        if self._holds and self._is_open:
+            self._pump()
+        else:
+            self._end()
+
+    def abandon(self) -> None:
+        """Stops without a word, as a process does that is killed."""
+        self._is_leaving = True
+        self._end()
+
+    # Learning
+
+    def _changed(self, key: str, found: Versioned | None) -> None:
+        if key == self._key:
+            self._learn(found)
+
+    def _learn(self, found: Versioned | None, *, is_first: bool = False) -> None:
+        if found is not None and found.revision <= self.revision:
+            return
+        state = State.decode(found.value) if found is not None else None
+        self.revision = found.revision if found is not None else 0
+        if state is not None and state.topic_id != self.topic.id.hex:
+            state = None  # it speaks of an earlier topic of that name
+        self._state = state
+        now = self._clock.monotonic()
+        self._changed_at = now
+        self._behind_since = None
+        if is_first and state is not None:
+            age = max(self._clock.now_ms() - state.changed_ms, 0) / 1000
+            self._changed_at = now - age
+            if state.behind and self._is_behind():
+                self._behind_since = self._changed_at
+        self._tell()
+        self._look()
+
+    def _reload(self) -> None:
+        if self._is_open:
+            self._meta.get(self._key).then(self._reloaded)
+
+    def _reloaded(self, done: Promise[Versioned | None]) -> None:
+        if done.error is not None:
+            logger.warning("the state of group %s cannot be read; trying again: %s", self.group, done.error)
+            self._retry.push(RETRY_MS)
+            return
+        self._learn(done.value())
+        if self._state is not None and self._state.active == SOMEBODY:
+            self._retry.push(RETRY_MS)
+        self._look()
+
+    def _topics_changed(self) -> None:
+        if self.is_gone:
+            was_active = self._was_active
+            self._end()
+            self._tell(always=not was_active)
+        elif len(self._wakes) != self.topic.partition_count:
+            self._watch_logs()
+            self._look()
+
+    def _watch_logs(self) -> None:
+        for unwake in self._wakes:
+            unwake()
+        self._wakes = [partition.log.wake(self._log_grew) for partition in self.topic.partitions]
+
+    def _log_grew(self) -> None:
+        if self._behind_since is None:
+            self._look()
+
+    def _is_behind(self) -> bool:
+        return any(partition.log.durable > self.position(partition.index) for partition in self.topic.partitions)
+
+    # Deciding
+
+    def _look(self) -> None:
+        """What the state, the log and the time call for now."""
+        if not self._is_open or self._is_busy or self._is_leaving:
+            return
+        state = self._state
+        if state is None or state.active is None:
+            self._take()
+            return
+        if not self._is_behind():
+            self._behind_since = None
+            self._heartbeat.stop()
+            self._takeover.stop()
+            return
+        now = self._clock.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        since = max(self._changed_at, self._behind_since)
+        if self.is_active:
+            self._takeover.stop()
+            self._heartbeat.push(_ms(since - now) + self.settings.heartbeat_ms)
+            return
+        self._heartbeat.stop()
+        left_ms = _ms(since - now) + self.settings.takeover_ms
+        if left_ms > 0:
+            self._takeover.push(left_ms)
+        else:
+            self._take()
+
+    def _beat(self) -> None:
+        if self.is_active and self._is_behind():
+            self._beats = True
+            self._pump()
+
+    def _take(self) -> None:
+        old = self._state
+        positions = dict(old.positions) if old is not None else {}
+        if old is None and self.settings.from_end:
+            positions = {partition.index: partition.log.durable for partition in self.topic.partitions}
+        self._write(self.id, positions, [])
+
+    def _pump(self) -> None:
+        """Writes what the active member has to say, if anything."""
+        state = self._state
+        if self._is_busy or not self._is_open or state is None or state.active != self.id:
+            return
+        if not (self._settling or self._beats or self._is_leaving):
+            return
+        positions = dict(state.positions)
+        for partition, offset in self._committing.items():
+            positions[partition] = max(offset, positions.get(partition, 0))
+        settling, self._settling, self._committing, self._beats = self._settling, [], {}, False
+        self._write(None if self._is_leaving else self.id, positions, settling)
+
+    def _write(self, active: str | None, positions: dict[int, int], settling: list[Promise[None]]) -> None:
+        self._is_busy = True
+        behind = any(
+            partition.log.durable > max(positions.get(partition.index, 0), partition.log.start)
+            for partition in self.topic.partitions
+        )
+        state = State(self.topic.id.hex, active, positions, self._clock.now_ms(), behind)
+        put = Put(self._key, state.encode(), self.revision)
+        was_ours = self._holds
+        self._meta.transact(put).then(lambda done: self._landed(done, put, state, was_ours, settling))
+
+    def _landed(
+        self, done: Promise[int], put: Put, state: State, was_ours: bool, settling: list[Promise[None]]
+    ) -> None:
+        self._is_busy = False
+        if done.error is not None:
+            self._failed(done.error, state, settling)
+            return
+        self.written = done.value()
+        if state.active == self.id and not was_ours:
+            self.active_since = self.written
+        if done.value() > self.revision:  # else the watch has said so already, or something newer
+            self._learn(Versioned(put.value, done.value()))
+        for promise in settling:
+            promise.settle(None)
+        if self._is_leaving:
+            self._go_if_leaving()
+            return
+        self._pump()
+        self._look()
+
+    def _failed(self, error: BaseException, state: State, settling: list[Promise[None]]) -> None:
+        """Of a conflict the store's state says what it means; whoever waits is answered when that is known."""
+        if not isinstance(error, RevisionConflict):
+            logger.warning("a change of group %s could not be stored: %s", self.group, error)
+        self._is_busy = True
+        self._meta.get(self._key).then(lambda done: self._looked_after(done, error, state, settling))
+
+    def _looked_after(
+        self, done: Promise[Versioned | None], error: BaseException, state: State, settling: list[Promise[None]]
+    ) -> None:
+        self._is_busy = False
+        before = self.revision
+        if done.error is None:
+            self._learn(done.value())
+        is_conflict = isinstance(error, RevisionConflict)
+        if is_conflict and self.revision == before and self._state is not None:
+            # Somebody was faster, and who it was is not known here yet. It was not this member.
+            self._state = self._state._replace(active=SOMEBODY)
+            self._tell()
+        if is_conflict and self._holds and self._is_open:
+            # The other revision was written by this member too: an answer of before was lost, its effect was not.
+            for partition, offset in state.positions.items():
+                self._committing[partition] = max(offset, self._committing.get(partition, 0))
+            self._settling = settling + self._settling
+        else:
+            for promise in settling:
+                promise.fail(self._refusal() if is_conflict else error)
+        if self._is_leaving:
+            self._go_if_leaving() if is_conflict else self._end()
+        elif self.revision == before:
+            self._retry.push(RETRY_MS)
+        else:
+            self._pump()
+            self._look()
+
+    @property
+    def _holds(self) -> bool:
+        return self._state is not None and self._state.active == self.id
+
+    def _give_up(self) -> None:
+        settling, self._settling, self._committing, self._beats = self._settling, [], {}, False
+        for promise in settling:
+            promise.fail(self._refusal())
+
+    def _tell(self, *, always: bool = False) -> None:
+        """Those who watch; and those whose commits have no place any more."""
+        is_active = self.is_active
+        if self._was_active and not self._holds:
+            self._give_up()
+        if is_active == self._was_active and not always:
+            return
+        self._was_active = is_active
+        for watcher in list(self._watchers.values()):
+            watcher()
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._stop()
+        if not self._left.done:
+            self._left.settle(None)
+
+    def _stop(self) -> None:
+        self._is_open = False
+        for cancel in (*self._unwatch, *self._wakes):
+            cancel()
+        self._wakes = []
+        for deadline in (self._heartbeat, self._takeover, self._retry):
+            deadline.stop()
+        self._give_up()
+        self._tell()
+
+    def _refusal(self) -> MillstreamError:
+        if self.is_gone:
+            return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name}")
+        return NotActive(self.group, self.topic.name)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

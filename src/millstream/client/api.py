@@ -1,0 +1,543 @@
+"""The verbs, the same whether the broker is in this process (`millstream.open`) or elsewhere (`millstream.connect`).
+
+    async with millstream.open("memory:") as ms:
+        await ms.send("orders", b"one widget", key=b"user-1")
+        async for record in ms.read("orders", follow=False):
+            print(record.offset, record.key, record.value)
+
+What a verb promises
+
+    send        returns when the record is durable, with where it went
+    send_many   records of one partition are one batch: all of them or none. Across partitions and topics that holds
+                where the store has transactions over all of its logs (see `atomic_across`); elsewhere all are checked
+                before any is written, and a failure of the store in between can leave a part
+    read        no group: from a position or a time, as often as one likes
+    stream      the members of a group share the partitions; progress is committed as records are processed
+    queue       any worker of a group gets any record; each is answered on its own
+    exclusive   one member of a group reads all of a topic in order, the others stand by
+
+Errors are those of `millstream.errors`, the same both ways: a broker's refusal is a `RequestError` with its code.
+
+A send that is cancelled may or may not have happened. Everything else that is cancelled can be called again.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
+
+from millstream.client import partitioners
+from millstream.client.consuming import Consuming, Decoder
+from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
+from millstream.client.partitioners import Partitioner
+from millstream.client.records import Message, Sent
+from millstream.client.sending import Sender
+from millstream.clock import Clock, SystemClock
+from millstream.errors import Closed, MillstreamError
+from millstream.records.compression import Codec
+from millstream.records.record import Headers
+
+V = TypeVar("V")
+X = TypeVar("X")
+Encoder = Callable[[X], bytes]
+Start = Literal["earliest", "latest"]
+Row = tuple[int, int | None, bytes | None, bytes | None, Headers]
+"""As the codec takes them: offset (unused), timestamp (None: now), key, value, headers."""
+
+
+class Batch(NamedTuple):
+    """Records for one partition."""
+
+    topic: str
+    partition: int
+    rows: list[Row]
+
+
+class Millstream(abc.ABC):
+    atomic_across = False
+    """Whether one `send_many` is atomic across partitions and topics."""
+
+    def __init__(
+        self,
+        *,
+        partitioner: str | Partitioner = "murmur2",
+        compression: str = "none",
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._partitioner = partitioners.make(partitioner)
+        self._codec = _codec(compression)
+        self._consuming: set[Consuming[object]] = set()
+        self._senders: set[Sender] = set()
+        self._is_open = False
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._is_open:
+            raise Closed("it is open already")
+        await self._connect()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(clean=kind is None)
+
+    async def close(self, *, clean: bool = True) -> None:
+        """Ends all that is open, sends what senders still hold, and lets go of the broker."""
+        if not self._is_open:
+            return
+        ends: list[Awaitable[None]] = [sender.close() for sender in list(self._senders)]
+        ends += [each.close(clean=clean) for each in list(self._consuming)]
+        results = await asyncio.gather(*ends, return_exceptions=True)
+        self._is_open = False
+        await self._disconnect()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def opened(self, consuming: Consuming[object]) -> None:
+        self._consuming.add(consuming)
+
+    def closed(self, consuming: Consuming[object]) -> None:
+        self._consuming.discard(consuming)
+
+    def check_open(self) -> None:
+        if not self._is_open:
+            raise Closed("it is not open: use it inside `async with`")
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Sent: ...
+
+    @overload
+    async def send(
+        self,
+        topic: str,
+        value: X,
+        *,
+        encode: Encoder[X],
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Sent: ...
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        encode: Encoder[Any] | None = None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> Sent:
+        """Stores one record; returns when it is durable, with where it is.
+
+        sent = await ms.send("orders", b"one widget", key=b"user-1")
+        sent = await ms.send("orders", {"item": "widget"}, encode=lambda order: json.dumps(order).encode())
+        """
+        self.check_open()
+        row = (0, timestamp, key, encoded(encode, value), headers)
+        if partition is None:
+            partition = partitioners.place(self._partitioner, key, await self.partition_count(topic))
+        return Sent(topic, partition, await self._append(topic, partition, row))
+
+    async def send_many(
+        self, messages: Iterable[Message | tuple[Any, ...]], *, encode: Encoder[Any] | None = None
+    ) -> list[Sent]:
+        """Stores several records in one call, in order; returns when all are durable, with where each is.
+
+        await ms.send_many([("orders", b"a"), ("audit", b"b", b"key"), Message("audit", b"c", headers=(("h", b"1"),))])
+
+        Records without a key that go to one topic go to one partition of it, and so stay together.
+        """
+        self.check_open()
+        batches: dict[tuple[str, int], Batch] = {}
+        places: list[tuple[tuple[str, int], int]] = []
+        for topic, partition, row in await self._place(messages, encode):
+            batch = batches.setdefault((topic, partition), Batch(topic, partition, []))
+            places.append(((topic, partition), len(batch.rows)))
+            batch.rows.append(row)
+        if not batches:
+            return []
+        offsets = await self.append(list(batches.values()), self._codec)
+        found = dict(zip(batches, offsets, strict=True))
+        return [Sent(*place, found[place][at]) for place, at in places]
+
+    async def _place(
+        self, messages: Iterable[Message | tuple[Any, ...]], encode: Encoder[Any] | None
+    ) -> list[tuple[str, int, Row]]:
+        placed = []
+        together: dict[str, int] = {}
+        for each in messages:
+            message = each if isinstance(each, Message) else Message(*each)
+            partition = message.partition
+            if partition is None and message.key is None and isinstance(self._partitioner, partitioners.ByKey):
+                partition = together.get(message.topic)
+            if partition is None:
+                count = await self.partition_count(message.topic)
+                partition = partitioners.place(self._partitioner, message.key, count)
+                if message.key is None:
+                    together[message.topic] = partition
+            row = (0, message.timestamp, message.key, encoded(encode, message.value), message.headers)
+            placed.append((message.topic, partition, row))
+        return placed
+
+    def sender(
+        self,
+        topic: str | None = None,
+        *,
+        records_max: int = 1_000,
+        bytes_max: int = 256 * 1024,
+        linger: float = 0.005,
+        buffer_bytes_max: int = 32 * 1024 * 1024,
+        when_full: Literal["wait", "raise"] = "wait",
+        partitioner: str | Partitioner | None = None,
+        compression: str | None = None,
+        encode: Encoder[Any] | None = None,
+        on_sent: Callable[[Message, Sent | BaseException], None] | None = None,
+    ) -> Sender:
+        """Buffered sending: records leave in batches, by count, bytes or time, whichever comes first.
+
+        async with ms.sender("clicks", compression="zstd") as out:
+            for click in clicks:
+                await out.send(click)          # returns when buffered; waits while the buffer is full
+        # here all of them are durable, or an error said which are not
+        """
+        sender = Sender(
+            self,
+            topic,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            linger=linger,
+            buffer_bytes_max=buffer_bytes_max,
+            when_full=when_full,
+            partitioner=self._partitioner if partitioner is None else partitioners.make(partitioner),
+            codec=self._codec if compression is None else _codec(compression),
+            encode=encode,
+            on_sent=on_sent,
+        )
+        self._senders.add(sender)
+        sender.on_close = self._senders.discard
+        return sender
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | Literal["start", "end"] = "start",
+        time: datetime | int | None = None,
+        follow: bool = True,
+    ) -> Reading[bytes | None]: ...
+
+    @overload
+    def read(
+        self,
+        topic: str,
+        *,
+        decode: Decoder[V],
+        partition: int = 0,
+        offset: int | Literal["start", "end"] = "start",
+        time: datetime | int | None = None,
+        follow: bool = True,
+    ) -> Reading[V | None]: ...
+
+    def read(
+        self,
+        topic: str,
+        *,
+        decode: Decoder[Any] | None = None,
+        partition: int = 0,
+        offset: int | Literal["start", "end"] = "start",
+        time: datetime | int | None = None,
+        follow: bool = True,
+    ) -> Reading[Any]:
+        """One partition from an offset, or from the first record at or after a time (milliseconds or a datetime).
+
+        async for record in ms.read("orders", partition=2, offset=1_000): ...
+        async for record in ms.read("orders", time=datetime.now(UTC) - timedelta(hours=1), follow=False): ...
+
+        Without `follow` it ends where the partition ended when it was opened.
+        """
+        if isinstance(time, datetime):
+            time = round(time.timestamp() * 1000)
+        return self._reading(topic, partition, offset, time, follow, decode)
+
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        start: Start = "earliest",
+        commit_every: float = 1.0,
+    ) -> Stream[bytes | None]: ...
+
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        decode: Decoder[V],
+        start: Start = "earliest",
+        commit_every: float = 1.0,
+    ) -> Stream[V | None]: ...
+
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        decode: Decoder[Any] | None = None,
+        start: Start = "earliest",
+        commit_every: float = 1.0,
+    ) -> Stream[Any]:
+        """One member of a group: it gets a share of the partitions, and goes on where the group stopped.
+
+        async with ms.stream("orders", group="analytics") as orders:
+            async for record in orders:
+                await store(record)
+
+        `start` is for partitions of which the group has committed nothing.
+        """
+        return self._stream(_names(topics), group, _start(start), commit_every, decode)
+
+    def streams(
+        self,
+        counts: Mapping[str, int],
+        *,
+        group: str,
+        decode: Decoder[Any] | None = None,
+        start: Start = "earliest",
+        commit_every: float = 1.0,
+    ) -> Streams[Any]:
+        """Several members of one group at once, as many per topic as asked for."""
+        for topic, count in counts.items():
+            if count < 1:
+                raise MillstreamError(f"{topic} needs at least one stream, not {count}")
+        return Streams(
+            {
+                topic: [self._stream((topic,), group, _start(start), commit_every, decode) for _ in range(count)]
+                for topic, count in counts.items()
+            }
+        )
+
+    @overload
+    def queue(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        start: Start = "earliest",
+        prefetch: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> Queue[bytes | None]: ...
+
+    @overload
+    def queue(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        decode: Decoder[V],
+        start: Start = "earliest",
+        prefetch: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> Queue[V | None]: ...
+
+    def queue(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        decode: Decoder[Any] | None = None,
+        start: Start = "earliest",
+        prefetch: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> Queue[Any]:
+        """One worker of a queue: every record goes to one worker, which answers for it.
+
+        async with ms.queue("jobs", group="workers") as jobs:
+            async for job in jobs:
+                try:
+                    await work(job.value)
+                    await job.accept()
+                except Temporary:
+                    await job.release(delay=30)
+                except Exception as error:
+                    await job.reject(reason=str(error))
+
+        `prefetch` jobs are leased at a time; `start` and `settings` (Kafka's names for share groups) are for a group
+        that is new. Jobs that come back count as delivered, so `prefetch` stays small where a delivery is dear.
+        """
+        if prefetch < 1:
+            raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
+        reset = {"share.auto.offset.reset": _start(start)}
+        return self._queue(_names(topics), group, prefetch, {**reset, **(settings or {})}, decode)
+
+    @overload
+    def exclusive(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Start = "earliest",
+        heartbeat: float = 28.0,
+        takeover: float = 60.0,
+        on_change: Callable[[bool], None] | None = None,
+    ) -> Exclusive[bytes | None]: ...
+
+    @overload
+    def exclusive(
+        self,
+        topic: str,
+        *,
+        group: str,
+        decode: Decoder[V],
+        start: Start = "earliest",
+        heartbeat: float = 28.0,
+        takeover: float = 60.0,
+        on_change: Callable[[bool], None] | None = None,
+    ) -> Exclusive[V | None]: ...
+
+    def exclusive(
+        self,
+        topic: str,
+        *,
+        group: str,
+        decode: Decoder[Any] | None = None,
+        start: Start = "earliest",
+        heartbeat: float = 28.0,
+        takeover: float = 60.0,
+        on_change: Callable[[bool], None] | None = None,
+    ) -> Exclusive[Any]:
+        """One member of a group of which one is active at a time and reads all of the topic in order.
+
+        async with ms.exclusive("ledger", group="projector") as ledger:
+            async for event in ledger:
+                await project(event)
+                await event.commit()
+
+        `heartbeat` and `takeover` are seconds since the group's last change; see `docs/python.md`.
+        """
+        return self._exclusive(topic, group, _start(start), heartbeat, takeover, on_change, decode)
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def topics(self) -> dict[str, int]:
+        """Every topic's name and number of partitions."""
+
+    @abc.abstractmethod
+    async def create_topic(
+        self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises `TopicExists` if it is there. Topics also come into being with the first record sent to them."""
+
+    @abc.abstractmethod
+    async def delete_topic(self, name: str) -> None:
+        """Raises `UnknownTopic` if it is not there."""
+
+    # -- what the two kinds do differently ---------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def _connect(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _disconnect(self) -> None: ...
+
+    @abc.abstractmethod
+    async def partition_count(self, topic: str) -> int:
+        """Of a topic that is about to be written to; makes it where that is allowed."""
+
+    @abc.abstractmethod
+    async def _append(self, topic: str, partition: int, row: Row) -> int: ...
+
+    @abc.abstractmethod
+    def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
+        """Stores batches; the offsets of each one's records. What is called first is stored first."""
+
+    @abc.abstractmethod
+    def _reading(
+        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
+    ) -> Reading[Any]: ...
+
+    @abc.abstractmethod
+    def _stream(
+        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
+    ) -> Stream[Any]: ...
+
+    @abc.abstractmethod
+    def _queue(
+        self,
+        topics: tuple[str, ...],
+        group: str,
+        prefetch: int,
+        settings: Mapping[str, str],
+        decode: Decoder[Any] | None,
+    ) -> Queue[Any]: ...
+
+    @abc.abstractmethod
+    def _exclusive(
+        self,
+        topic: str,
+        group: str,
+        start: Start,
+        heartbeat: float,
+        takeover: float,
+        on_change: Callable[[bool], None] | None,
+        decode: Decoder[Any] | None,
+    ) -> Exclusive[Any]: ...
+
+
+def encoded(encode: Encoder[Any] | None, value: Any) -> bytes | None:
+    data = value if encode is None or value is None else encode(value)
+    if data is None or isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise MillstreamError(f"a value is bytes or None, not {type(data).__name__}: give an encoder for it (encode=...)")
+
+
+def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
+    names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    if not names:
+        raise MillstreamError("name at least one topic")
+    return names
+
+
+def _start(start: str) -> Start:
+    if start not in ("earliest", "latest"):
+        raise MillstreamError(f"start is earliest or latest, not {start!r}")
+    return start  # type: ignore[return-value]  # it is one of the two
+
+
+def _codec(name: str) -> Codec:
+    try:
+        return Codec.parse(name)
+    except Exception as error:
+        raise MillstreamError(str(error)) from None

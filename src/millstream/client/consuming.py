@@ -1,0 +1,110 @@
+"""What all iterators of the API have in common: opening, waiting, closing, and what a break leaves behind.
+
+    async with ms.stream("orders", group="g") as stream:      # closed at the end, whatever happens
+        async for record in stream: ...
+    async for record in ms.stream("orders", group="g"): ...   # closed when the loop ends, or when it is left
+    record = await stream.receive(timeout=1.0)                # None when nothing came: control is back
+
+An iterator opens when it is first used. It belongs to one task at a time; what several tasks shall share is made
+several times (`streams`). Nothing is fetched ahead of what a single read brings: a slow reader holds little.
+
+A task that is cancelled while it waits loses nothing: what was on its way is given to whoever asks next.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from millstream.clock import Clock
+from millstream.errors import Closed, Undecodable
+
+T = TypeVar("T")
+V = TypeVar("V")
+Decoder = Callable[[bytes], V]
+
+
+class Owner(Protocol):
+    """What iterators need of the `Millstream` that made them."""
+
+    clock: Clock
+
+    def opened(self, consuming: Consuming[object]) -> None: ...
+
+    def closed(self, consuming: Consuming[object]) -> None: ...
+
+
+class Consuming(abc.ABC, Generic[T]):
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._is_held = False
+        """By an `async with`, which closes it: leaving a loop does not."""
+        self._is_open = False
+        self.is_closed = False
+
+    async def __aenter__(self) -> Self:
+        self._is_held = True
+        await self._ensure_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(clean=kind is None)
+
+    async def receive(self, timeout: float | None = None) -> T | None:
+        """The next one; None if `timeout` seconds bring none, or if there will be no more (`is_closed`, `is_over`)."""
+        if not self._is_open:
+            await self._ensure_open()
+        return await self._next(timeout)
+
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
+        try:
+            while not self.is_closed:
+                item = await self.receive()
+                if item is None:
+                    return
+                yield item
+        finally:
+            if not self._is_held:
+                await self.close(clean=False)
+
+    async def close(self, *, clean: bool = True) -> None:
+        """Ends it. `clean`: the record that was given last was processed."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._owner.closed(self)  # type: ignore[arg-type]  # any Consuming is one of object
+        if self._is_open:
+            self._is_open = False
+            await self._shut(clean)
+
+    async def _ensure_open(self) -> None:
+        if self.is_closed:
+            raise Closed("this iterator was closed; ask for a new one")
+        if not self._is_open:
+            await self._start()
+            self._is_open = True
+            self._owner.opened(self)  # type: ignore[arg-type]  # as above
+
+    @abc.abstractmethod
+    async def _start(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _next(self, timeout: float | None) -> T | None: ...
+
+    @abc.abstractmethod
+    async def _shut(self, clean: bool) -> None: ...
+
+
+def decoded(decode: Decoder[V] | None, value: bytes | None, record: Callable[[], object]) -> V | None:
+    """A value as its reader wants it. `record` is what an error shows."""
+    if decode is None or value is None:
+        return value  # type: ignore[return-value]  # without a decoder V is bytes
+    try:
+        return decode(value)
+    except Exception as error:
+        text = f"the decoder refused a value of {len(value)} bytes: {type(error).__name__}: {error}"
+        raise Undecodable(record(), text) from error

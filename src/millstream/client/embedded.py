@@ -1,0 +1,247 @@
+"""A broker in this process, over a store, without sockets: what `millstream.open` gives.
+
+The event loop that opens it runs it: nothing happens in other threads but syncs and database work. Whoever blocks the
+loop for long blocks the broker, its timers and its heartbeats too.
+
+Several processes may open one `sqlite:` file or one `postgresql://` database. Reading, sending and `exclusive` need no
+coordinator and work in all of them at once. Of `stream` and `queue` groups one process at a time is the coordinator:
+members in the others stand by, and take over when it goes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from millstream.broker.broker import Broker
+from millstream.broker.topics import Topic
+from millstream.client.api import Batch, Millstream, Row, Start
+from millstream.client.consuming import Decoder
+from millstream.client.embedded_exclusive import EmbeddedExclusive
+from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
+from millstream.client.embedded_reading import EmbeddedReading
+from millstream.client.embedded_stream import EmbeddedStream
+from millstream.client.iterators import Reading
+from millstream.client.partitioners import Partitioner
+from millstream.clock import Clock
+from millstream.cluster.base import Cluster, Solo
+from millstream.cluster.shared import SharedCluster
+from millstream.config import Config
+from millstream.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
+from millstream.log.answers import Appended
+from millstream.metrics import Metrics
+from millstream.promise import Promise
+from millstream.records import codec as codecs
+from millstream.records.compression import Codec
+from millstream.stores.base import LogStore, MetaStore
+from millstream.stores.url import is_shared, open_store
+
+NODE_IDS = 1 << 20, 1 << 31
+"""Numbers that embedded brokers over a shared store give themselves: far from those that people give to servers."""
+
+
+class Embedded(Millstream):
+    """Made by `millstream.open`."""
+
+    def __init__(
+        self,
+        store: str = "memory:",
+        *,
+        partitioner: str | Partitioner = "murmur2",
+        compression: str = "none",
+        clock: Clock | None = None,
+        stores: tuple[LogStore, MetaStore] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings` are fields of `millstream.config.Config`, as `default_partitions=4`; `stores` is for tests."""
+        super().__init__(partitioner=partitioner, compression=compression, clock=clock)
+        if is_shared(store):
+            settings = {"node_id": random.randrange(*NODE_IDS), **settings}
+        try:
+            self._config = Config(store=store, **settings)
+        except TypeError as error:
+            raise MillstreamError(f"{error}; settings are those that `millstream config show` lists") from None
+        self._given = stores
+        self._broker: Broker | None = None
+        self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
+        """Members in this process, by group: they tell each other when something changed."""
+
+    @property
+    def broker(self) -> Broker:
+        """The broker underneath, for whoever needs more than the verbs."""
+        if self._broker is None:
+            self.check_open()
+        assert self._broker is not None
+        return self._broker
+
+    @property
+    def atomic_across(self) -> bool:  # type: ignore[override]  # what a class says here depends on the store
+        return self.broker.atomic
+
+    async def _connect(self) -> None:
+        config = self._config
+        logs, meta = self._given or open_store(config.store, self.clock, lambda seconds: None)
+        cluster: Cluster = Solo(config.node_id)
+        if is_shared(config.store):
+            cluster = SharedCluster(meta, self.clock, config.node_id, config.lease_ms)
+        self._broker = Broker(config, logs, meta, self.clock, Metrics(), cluster)
+        try:
+            await self._broker.start()
+            await cluster.join("", 0)  # without an address: no client is ever sent here
+        except RequestError as error:
+            await self._broker.close()
+            self._broker = None
+            raise StartupError(f"the store cannot be opened: {error.detail}") from error
+        except BaseException:
+            await self._broker.close()
+            self._broker = None
+            raise
+
+    async def _disconnect(self) -> None:
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            await broker.close()
+
+    async def is_coordinator(self, group: str) -> bool:
+        """Whether this process looks after a group, which it does from now on if nobody did."""
+        try:
+            return await self.broker.cluster.find_coordinator(group) is None
+        except RequestError as error:
+            if error.code in ELSEWHERE:
+                return False
+            raise refusal(error.code, error.detail) from None
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def topics(self) -> dict[str, int]:
+        return {topic.name: topic.partition_count for topic in self.broker.topics}
+
+    async def create_topic(
+        self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        topics = self.broker.topics
+        async with refusals():
+            await topics.create(name, topics.default_partitions if partitions is None else partitions, settings or {})
+
+    async def delete_topic(self, name: str) -> None:
+        async with refusals():
+            await self.broker.delete_topic(name)
+
+    async def topic(self, name: str) -> Topic:
+        """The topic, made where that is allowed."""
+        found = self.broker.topics.get(name)
+        if found is None:
+            async with refusals():
+                found = await self.broker.topics.ensure(name)
+        return found
+
+    async def partition_count(self, topic: str) -> int:
+        found = self.broker.topics.get(topic) or await self.topic(topic)
+        return found.partition_count
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    async def _append(self, topic: str, partition: int, row: Row) -> int:
+        found = self.broker.topics.get(topic) or await self.topic(topic)
+        if not 0 <= partition < found.partition_count:
+            raise _no_partition(topic, partition)
+        if self._codec is not Codec.NONE:
+            [offsets] = await self.append([Batch(topic, partition, [row])], self._codec)
+            return offsets[0]
+        _, timestamp, key, value, headers = row
+        try:
+            return await self.broker.inlet(found.partitions[partition]).put(value, key, headers, timestamp)
+        except RequestError as error:
+            raise refusal(error.code, error.detail) from None
+
+    def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
+        """All are checked before any is written, and written in this turn of the loop."""
+        answers: list[Promise[Appended]] = []
+        try:
+            admitted = [self._admit(batch, codec) for batch in batches]
+            with self.broker.together():
+                for partition, data in admitted:
+                    answers.append(partition.append(memoryview(data), self.clock)[1])
+        except RequestError as error:
+            return Promise.failed(refusal(error.code, error.detail))
+        except MillstreamError as error:
+            return Promise.failed(error)
+        return self._appended(batches, answers)
+
+    def _admit(self, batch: Batch, codec: Codec) -> tuple[Any, bytearray]:
+        topic = self.broker.topics.get(batch.topic)
+        if topic is None or not 0 <= batch.partition < topic.partition_count:
+            raise _no_partition(batch.topic, batch.partition)
+        now = self.clock.now_ms()
+        rows = [row if row[1] is not None else (0, now, row[2], row[3], row[4]) for row in batch.rows]
+        partition = topic.partitions[batch.partition]
+        if topic.settings.log.compact and any(row[2] is None for row in rows):
+            raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
+        try:
+            data = codecs.encode(rows, codec=codec)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise MillstreamError(f"a record cannot be stored: {error}") from None
+        partition.admit(memoryview(data))
+        return partition, data
+
+    async def _appended(self, batches: list[Batch], answers: list[Promise[Appended]]) -> list[Sequence[int]]:
+        offsets: list[Sequence[int]] = []
+        async with refusals():
+            for batch, answer in zip(batches, answers, strict=True):
+                base = (await answer).base_offset
+                offsets.append(range(base, base + len(batch.rows)))
+        metrics = self.broker.metrics
+        metrics.batches_in += len(batches)
+        metrics.records_in += sum(map(len, offsets))
+        return offsets
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _reading(
+        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
+    ) -> Reading[Any]:
+        return EmbeddedReading(self, topic, partition, offset, time, follow, decode)
+
+    def _stream(
+        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
+    ) -> EmbeddedStream[Any]:
+        return EmbeddedStream(self, topics, group, start, commit_every, decode)
+
+    def _queue(
+        self,
+        topics: tuple[str, ...],
+        group: str,
+        prefetch: int,
+        settings: Mapping[str, str],
+        decode: Decoder[Any] | None,
+    ) -> EmbeddedQueue[Any]:
+        return EmbeddedQueue(self, topics, group, prefetch, settings, decode)
+
+    def _exclusive(
+        self,
+        topic: str,
+        group: str,
+        start: Start,
+        heartbeat: float,
+        takeover: float,
+        on_change: Callable[[bool], None] | None,
+        decode: Decoder[Any] | None,
+    ) -> EmbeddedExclusive[Any]:
+        return EmbeddedExclusive(self, topic, group, start, heartbeat, takeover, on_change, decode)
+
+
+@asynccontextmanager
+async def refusals() -> AsyncIterator[None]:
+    """A broker's refusal as its users know it."""
+    try:
+        yield
+    except RequestError as error:
+        if type(error) is not RequestError:
+            raise
+        raise refusal(error.code, error.detail) from None
+
+
+def _no_partition(topic: str, partition: int) -> UnknownTopic:
+    return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {partition} of a topic {topic}")

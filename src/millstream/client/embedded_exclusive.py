@@ -1,0 +1,163 @@
+"""A member of an exclusive group over an embedded broker.
+
+Who is active stands in the store (`broker/groups/exclusive.py`); here it is read, from what was committed on, each time
+this member becomes active. Events of an earlier time as the active member cannot be committed any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
+from millstream.client.api import Start
+from millstream.client.consuming import Decoder
+from millstream.client.embedded_reading import Cursor, user_record
+from millstream.client.iterators import Exclusive
+from millstream.client.records import Event
+from millstream.client.signal import Signal
+from millstream.errors import Closed, Code, NotActive, UnknownTopic
+
+if TYPE_CHECKING:
+    from millstream.client.embedded import Embedded
+
+V = TypeVar("V")
+
+
+class EmbeddedExclusive(Exclusive[V]):
+    def __init__(
+        self,
+        owner: Embedded,
+        topic: str,
+        group: str,
+        start: Start,
+        heartbeat: float,
+        takeover: float,
+        on_change: Callable[[bool], None] | None,
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._embedded = owner
+        self._topic = topic
+        self._group = group
+        self._settings = ExclusiveSettings(round(heartbeat * 1000), round(takeover * 1000), start == "latest")
+        self._settings.check()
+        self._on_change = on_change
+        self._decode = decode
+        self._member: ExclusiveMember | None = None
+        self._cursors: list[Cursor[V]] = []
+        self._turn = 0
+        self._terms = 0
+        """How often this member became active."""
+        self._signal = Signal(owner.clock)
+        self._change = Signal(owner.clock)
+        self._wakes: list[Callable[[], None]] = []
+        self._was_active = False
+
+    @property
+    def is_active(self) -> bool:
+        return self._member is not None and self._member.is_active
+
+    async def changed(self, timeout: float | None = None) -> bool:
+        await self._ensure_open()
+        await self._change.wait(timeout)
+        return self.is_active
+
+    async def _start(self) -> None:
+        topic = await self._embedded.topic(self._topic)
+        member = self._embedded.broker.exclusive(self._group, topic, self._settings)
+        member.watch(self._changed)
+        self._member = member
+        await member.open()
+
+    def _changed(self) -> None:
+        member = self._member
+        assert member is not None
+        for unwake in self._wakes:
+            unwake()
+        self._cursors, self._wakes = [], []
+        if member.is_active:
+            self._terms += 1
+            self._read_on()
+        self._signal.set()
+        if member.is_active == self._was_active:
+            return
+        self._was_active = member.is_active
+        self._change.set()
+        if self._on_change is not None:
+            self._on_change(member.is_active)
+
+    def _read_on(self) -> None:
+        """With every partition there is by now."""
+        member = self._member
+        assert member is not None
+        topics = self._embedded.broker.topics
+        for partition in member.topic.partitions[len(self._cursors) :]:
+            self._cursors.append(Cursor(topics.get, member.topic, partition.index, member.position(partition.index)))
+            self._wakes.append(partition.log.wake(self._signal.set))
+
+    async def _next(self, timeout: float | None) -> Event[V] | None:
+        member = self._member
+        assert member is not None
+        while not self.is_closed:
+            if member.is_gone:
+                raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self._topic} any more")
+            event = await self._event()
+            if event is not None:
+                return event
+            if not await self._signal.wait(timeout):
+                return None
+        return None
+
+    async def _event(self) -> Event[V] | None:
+        """From the partitions in turn, batch by batch. None: nothing is here, or this member stands by."""
+        member = self._member
+        assert member is not None
+        term = self._terms
+        if member.is_active and len(self._cursors) < member.topic.partition_count:
+            self._read_on()
+        cursors = self._cursors
+        for step in range(len(cursors)):
+            cursor = cursors[(self._turn + step) % len(cursors)]
+            found = cursor.take()
+            if found is None and cursor.has_more:
+                await cursor.load()
+                if term != self._terms or not member.is_active:
+                    return await self._event()  # it changed meanwhile; what was read does not count
+                found = cursor.take()
+            if found is not None:
+                self._turn = (self._turn + step + (not cursor.is_inside_batch)) % len(cursors)
+                record = user_record(cursor, found, self._decode)
+
+                async def commit(event: Event[V]) -> None:
+                    await self._commit(event, term)
+
+                return Event(
+                    record.topic,
+                    record.partition,
+                    record.offset,
+                    record.timestamp,
+                    record.key,
+                    record.value,
+                    record.headers,
+                    commit,
+                )
+        return None
+
+    async def _commit(self, event: Event[V], term: int) -> None:
+        member = self._member
+        assert member is not None
+        if self.is_closed:
+            raise Closed("this member has left its group")
+        if term != self._terms:
+            raise NotActive(self._group, self._topic)
+        await member.commit({event.partition: event.offset + 1})
+
+    async def _shut(self, clean: bool) -> None:
+        for unwake in self._wakes:
+            unwake()
+        self._wakes = []
+        if self._member is not None:
+            await self._member.leave()
+        self._signal.set()
+        self._change.set()

@@ -1,0 +1,199 @@
+"""A worker of a queue over an embedded broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from millstream.broker.groups.queue import Queue as BrokerQueue
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
+from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Queue
+from millstream.client.records import Desk, Job
+from millstream.client.signal import Signal
+from millstream.errors import Closed, Code, LeaseLost, RequestError, UnknownTopic, refusal
+
+if TYPE_CHECKING:
+    from millstream.client.embedded import Embedded
+
+V = TypeVar("V")
+TAKE_BYTES = 1024 * 1024
+ELSEWHERE = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.COORDINATOR_LOAD_IN_PROGRESS})
+"""Another process looks after the group: this one stands by."""
+STANDBY_SECONDS = 1.0
+
+
+class EmbeddedQueue(Queue[V], Desk[V]):
+    def __init__(
+        self,
+        owner: Embedded,
+        topics: tuple[str, ...],
+        group: str,
+        prefetch: int,
+        settings: Mapping[str, str],
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._embedded = owner
+        self._topics = topics
+        self._group = group
+        self._prefetch = prefetch
+        self._settings = settings
+        self._decode = decode
+        self._queue: BrokerQueue | None = None
+        self._member: Member | None = None
+        self._partitions: dict[tuple[str, int], QueuePartition] = {}
+        self._order: list[QueuePartition] = []
+        self._turn = 0
+        self._ready: deque[tuple[QueuePartition, TakenRecord]] = deque()
+        self._taking: asyncio.Task[None] | None = None
+        self._signal = Signal(owner.clock)
+        self._cancels: list[Callable[[], None]] = []
+
+    async def _start(self) -> None:
+        for name in self._topics:
+            await self._embedded.topic(name)
+        if not self._cancels:
+            self._cancels.append(self._embedded.broker.topics.watch(self._signal.set))
+        await self._join()
+
+    async def _join(self) -> bool:
+        """Whether this process has the group; if not, another has."""
+        broker = self._embedded.broker
+        if not await self._embedded.is_coordinator(self._group):
+            return False
+        try:
+            self._queue = broker.queues.open(self._group, settings=self._settings)
+            await self._open_partitions()
+            self._member = self._queue.join("python")
+        except RequestError as error:
+            if error.code in ELSEWHERE:
+                return False
+            raise refusal(error.code, error.detail) from None
+        return True
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether the queue is still the one that this process looks after."""
+        return self._member is not None and self._embedded.broker.queues.get(self._group) is self._queue
+
+    async def _open_partitions(self) -> None:
+        """Those of topics that are new, or that grew."""
+        assert self._queue is not None
+        for name in self._topics:
+            topic = self._embedded.broker.topics.get(name)
+            if topic is None:
+                raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name} any more")
+            for index in range(topic.partition_count):
+                known = self._partitions.get((name, index))
+                if known is None or known.is_closed or known.topic is not topic:
+                    opened = await self._queue.partition(topic, index)
+                    self._partitions[name, index] = opened
+                    self._cancels.append(opened.wake(self._signal.set))
+        self._order = list(self._partitions.values())
+
+    async def _next(self, timeout: float | None) -> Job[V] | None:
+        deadline = None if timeout is None else self._owner.clock.monotonic() + timeout
+        while not self.is_closed:
+            if not self._is_joined:
+                self._leave()
+                if not await self._join():
+                    left = STANDBY_SECONDS
+                    if deadline is not None:
+                        left = min(left, deadline - self._owner.clock.monotonic())
+                    if left <= 0:
+                        return None
+                    await self._signal.wait(left)
+                    continue
+            if self._ready:
+                return self._job(*self._ready.popleft())
+            if self._taking is None:
+                self._taking = asyncio.ensure_future(self._take())
+            await asyncio.wait([self._taking])  # in a task of its own: whoever is cancelled here loses no job
+            taking, self._taking = self._taking, None
+            if taking is not None:
+                taking.result()
+            if not self._ready:
+                left_over = None if deadline is None else deadline - self._owner.clock.monotonic()
+                if not await self._signal.wait(left_over) and left_over is not None:
+                    return None
+        return None
+
+    async def _take(self) -> None:
+        assert self._member is not None
+        try:
+            await self._open_partitions()
+            for step in range(len(self._order)):
+                partition = self._order[(self._turn + step) % len(self._order)]
+                taken = await partition.take(self._member, self._prefetch - len(self._ready), TAKE_BYTES)
+                self._ready.extend((partition, each) for each in taken)
+                if len(self._ready) >= self._prefetch:
+                    self._turn = (self._turn + step + 1) % len(self._order)
+                    return
+        except RequestError as error:
+            if type(error) is not RequestError:
+                raise
+            raise refusal(error.code, error.detail) from None
+
+    def _job(self, partition: QueuePartition, taken: TakenRecord) -> Job[V]:
+        offset, timestamp, key, value, headers = taken.record
+        job: Job[V] = Job(
+            partition.topic.name,
+            partition.index,
+            offset,
+            timestamp,
+            key,
+            value,  # type: ignore[arg-type]  # until it is decoded
+            headers,
+            taken.attempt,
+            self,
+        )
+        if self._decode is not None:
+            job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
+        return job
+
+    async def accept(self, job: Job[V]) -> None:
+        await self._answer(job, Answer(job.offset, job.offset, Verb.ACCEPT))
+
+    async def release(self, job: Job[V], delay: float, reason: str) -> None:
+        await self._answer(job, Answer(job.offset, job.offset, Verb.RELEASE, round(delay * 1000), reason))
+
+    async def reject(self, job: Job[V], reason: str) -> None:
+        await self._answer(job, Answer(job.offset, job.offset, Verb.REJECT, reason=reason))
+
+    async def renew(self, job: Job[V]) -> None:
+        await self._answer(job, Answer(job.offset, job.offset, Verb.RENEW))
+
+    async def _answer(self, job: Job[V], answer: Answer) -> None:
+        if self.is_closed:
+            raise Closed("this worker has left its queue; the job goes to another")
+        partition = self._partitions.get((job.topic, job.partition))
+        if partition is None or not self._is_joined:
+            raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now")
+        try:
+            assert self._member is not None
+            await partition.answer(self._member, [answer])
+        except RequestError as error:
+            if error.code in ELSEWHERE:
+                raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now") from None
+            raise refusal(error.code, error.detail) from None
+
+    async def _shut(self, clean: bool) -> None:
+        if self._taking is not None:
+            await asyncio.wait([self._taking])
+            self._taking.exception()
+        for cancel in self._cancels:
+            cancel()
+        self._leave()
+        self._signal.set()
+
+    def _leave(self) -> None:
+        """Jobs at hand go back; where another process has the queue by now, they have already."""
+        self._ready.clear()
+        if self._queue is not None and self._member is not None:
+            self._queue.leave(self._member)
+        self._queue = self._member = None
+        self._partitions.clear()

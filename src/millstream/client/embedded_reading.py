@@ -1,0 +1,217 @@
+"""Reading a partition of an embedded broker: positions, batches, records."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from millstream.broker.topics import Topic
+from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Reading
+from millstream.client.records import Record
+from millstream.client.signal import Signal
+from millstream.errors import Code, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.records import codec
+from millstream.records.batch import BatchHeader
+from millstream.records.record import Record as StoredRecord
+
+if TYPE_CHECKING:
+    from millstream.client.embedded import Embedded
+
+V = TypeVar("V")
+READ_BYTES = 256 * 1024
+"""At a time, from one partition. One batch is decoded at a time."""
+
+
+class Cursor(Generic[V]):
+    """A place in one partition, and the records of the batch there."""
+
+    __slots__ = ("_at", "_batches", "_records", "_topics", "given", "index", "log", "next", "processed", "topic")
+
+    def __init__(self, topics: Callable[[str], Topic | None], topic: Topic, index: int, offset: int) -> None:
+        self._topics = topics
+        self.topic = topic
+        self.index = index
+        self.log = topic.partitions[index].log
+        self.next = offset
+        """The first offset that was not given yet."""
+        self.given = -1
+        """The offset that was given last; not processed yet as far as anybody knows."""
+        self.processed = offset
+        self._batches: Iterator[tuple[BatchHeader, memoryview]] = iter(())
+        self._records: list[StoredRecord] = []
+        self._at = 0
+
+    @property
+    def has_more(self) -> bool:
+        return self._at < len(self._records) or self.next < self.log.durable
+
+    @property
+    def is_inside_batch(self) -> bool:
+        return self._at < len(self._records)
+
+    def check(self) -> None:
+        if self._topics(self.topic.name) is not self.topic:
+            raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name} any more")
+        if self.log.failure is not None:
+            raise refusal(Code.KAFKA_STORAGE_ERROR, f"{self.topic.name}-{self.index} failed: {self.log.failure}")
+
+    def take(self) -> StoredRecord | None:
+        """The next record of the batch at hand."""
+        if self._at == len(self._records):
+            return None
+        record = self._records[self._at]
+        self._at += 1
+        self.given = record.offset
+        self.next = record.offset + 1
+        return record
+
+    def left(self) -> list[StoredRecord]:
+        """The records of the batch at hand that were not given yet."""
+        return self._records[self._at :] if self._at else self._records
+
+    def went(self, offset: int) -> None:
+        """The first of what is left was given."""
+        self._at += 1
+        self.given = offset
+        self.next = offset + 1
+
+    async def load(self, limit: int | None = None) -> bool:
+        """Decodes the next batch, reading where needed; whether there was one."""
+        while True:
+            for header, batch in self._batches:
+                if header.last_offset < self.next:
+                    continue
+                if header.is_control:
+                    self.next = header.next_offset
+                    continue
+                records = codec.decode(batch, check_crc=False)
+                if header.base_offset < self.next:
+                    records = [record for record in records if record.offset >= self.next]
+                if records:
+                    self._records, self._at = records, 0
+                    return True
+                self.next = header.next_offset
+            if self.next >= self.log.durable or (limit is not None and self.next >= limit):
+                return False
+            slice_ = await self._read()
+            self._batches = iter(codec.split(slice_))
+
+    async def _read(self) -> bytes:
+        try:
+            slice_ = await self.log.read(self.next, READ_BYTES)
+        except RequestError as error:
+            raise refusal(error.code, error.detail) from None
+        if not slice_.size:
+            self.next = max(self.next, slice_.next_offset)
+        return slice_.to_bytes()
+
+    def seek(self, offset: int) -> None:
+        self._batches = iter(())
+        self._records, self._at = [], 0
+        self.next = self.processed = offset
+
+
+class EmbeddedReading(Reading[V]):
+    def __init__(
+        self,
+        owner: Embedded,
+        topic: str,
+        partition: int,
+        offset: int | str,
+        time: int | None,
+        follow: bool,
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._embedded = owner
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._time = time
+        self._follow = follow
+        self._decode = decode
+        self._cursor: Cursor[V] | None = None
+        self._limit: int | None = None
+        self._signal = Signal(owner.clock)
+        self._unwake: Callable[[], None] | None = None
+        self.is_over = False
+
+    async def _start(self) -> None:
+        topics = self._embedded.broker.topics
+        topic = topics.get(self._topic)
+        if topic is None or not 0 <= self._partition < topic.partition_count:
+            detail = f"there is no partition {self._partition} of a topic {self._topic}"
+            raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
+        log = topic.partitions[self._partition].log
+        offset = self._offset
+        if self._time is not None:
+            found = await log.find_time(self._time)
+            offset = log.durable if found is None else found.offset
+        elif offset == "start":
+            offset = log.start
+        elif offset == "end":
+            offset = log.durable
+        assert isinstance(offset, int)
+        if not log.start <= offset <= log.durable:
+            detail = f"{self._topic}-{self._partition} holds offsets {log.start} to {log.durable}, not {offset}"
+            raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
+        self._limit = None if self._follow else log.durable
+        self._cursor = Cursor(topics.get, topic, self._partition, offset)
+        self._unwake = log.wake(self._signal.set)
+
+    async def __aiter__(self) -> AsyncGenerator[Record[V], None]:
+        """What `Consuming` does, with fewer steps for each record."""
+        try:
+            while not self.is_closed:
+                first = await self.receive()
+                if first is None:
+                    return
+                yield first
+                cursor = self._cursor
+                assert cursor is not None
+                topic, index = cursor.topic.name, cursor.index
+                if self._decode is not None or self._limit is not None:
+                    continue
+                for offset, timestamp, key, value, headers in cursor.left():
+                    if offset < cursor.next:
+                        break  # somebody else asked this reading meanwhile
+                    cursor.went(offset)
+                    yield Record(topic, index, offset, timestamp, key, value, headers)  # type: ignore[arg-type]
+                    if self.is_closed:
+                        return
+        finally:
+            if not self._is_held:
+                await self.close(clean=False)
+
+    async def _next(self, timeout: float | None) -> Record[V] | None:
+        cursor = self._cursor
+        assert cursor is not None
+        while True:
+            if self._limit is not None and cursor.next >= self._limit:
+                self.is_over = True
+                return None
+            found = cursor.take()
+            if found is not None:
+                return user_record(cursor, found, self._decode)
+            if await cursor.load(self._limit):
+                continue
+            if self._limit is not None and cursor.next >= self._limit:
+                continue
+            cursor.check()
+            if self.is_closed or not await self._signal.wait(timeout):
+                return None
+
+    async def _shut(self, clean: bool) -> None:
+        if self._unwake is not None:
+            self._unwake()
+        self._signal.set()
+
+
+def user_record(cursor: Cursor[V], found: StoredRecord, decode: Decoder[V] | None) -> Record[V]:
+    offset, timestamp, key, value, headers = found
+    topic, index = cursor.topic.name, cursor.index
+    if decode is not None:
+        made = decoded(decode, value, lambda: Record(topic, index, offset, timestamp, key, value, headers))
+        return Record(topic, index, offset, timestamp, key, made, headers)  # type: ignore[arg-type]  # None has no type
+    return Record(topic, index, offset, timestamp, key, value, headers)  # type: ignore[arg-type]  # V is bytes here

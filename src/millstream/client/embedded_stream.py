@@ -1,0 +1,374 @@
+"""A member of a stream group over an embedded broker: the consumer protocol, spoken in process.
+
+    beats (a task)          joins, learns what this member has, gives up what it loses, leaves
+    receive (the caller)    reads what it has, in turn; says what was processed
+
+Members in this process tell each other when something changed, so that nobody waits for the next heartbeat to learn it.
+
+Rules
+-----
+1. A record counts as processed when the next one is asked for. A partition is given up when the record of it that was
+   given last is processed; until then its new owner waits, at most for the group's rebalance timeout.
+2. What was processed in a partition is committed before it is given up.
+3. Where another process looks after the group this member stands by: it has no partitions, and asks again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
+from millstream.client.api import Start
+from millstream.client.consuming import Decoder
+from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
+from millstream.client.embedded_reading import Cursor, user_record
+from millstream.client.iterators import Stream
+from millstream.client.records import Record
+from millstream.client.signal import Signal
+from millstream.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
+
+if TYPE_CHECKING:
+    from millstream.client.embedded import Embedded
+
+V = TypeVar("V")
+Place = tuple[str, int]
+
+REBALANCE_MS = 60_000
+JOINING, LEAVING = 0, -1
+LOST = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.ILLEGAL_GENERATION})
+"""The group goes on without this member, which joins it anew."""
+COMMIT_TRIES = 3
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedStream(Stream[V]):
+    def __init__(
+        self,
+        owner: Embedded,
+        topics: tuple[str, ...],
+        group: str,
+        start: Start,
+        commit_every: float,
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._embedded = owner
+        self._topics = topics
+        self._group = group
+        self._from_start = start == "earliest"
+        self._commit_every = commit_every
+        self._decode = decode
+        self._id = uuid.uuid4().hex
+        self._epoch = JOINING
+        self._cursors: dict[Place, Cursor[V]] = {}
+        self._wakes: dict[Place, Callable[[], None]] = {}
+        self._losing: set[Place] = set()
+        """To be given up, as soon as the record at hand is processed."""
+        self._last: Cursor[V] | None = None
+        self._turn = 0
+        self._committed: dict[Place, int] = {}
+        self._committed_at = 0.0
+        self._committing: asyncio.Task[None] | None = None
+        self._signal = Signal(owner.clock)
+        self._poke = Signal(owner.clock)
+        self._beaten: list[asyncio.Future[None]] = []
+        self._beats: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._unwatch: Callable[[], None] | None = None
+        self._is_stopped = False
+        self._is_leaving = False
+
+    @property
+    def assignment(self) -> list[Place]:
+        return sorted(self._cursors.keys() - self._losing)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._signal.set()
+
+    # -- the caller's side -------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        for name in self._topics:
+            await self._embedded.topic(name)
+        self._unwatch = self._embedded.broker.topics.watch(self._poke.set)
+        self._embedded.streams_of.setdefault(self._group, set()).add(self)
+        self._committed_at = self._owner.clock.monotonic()
+        self._beats = asyncio.ensure_future(self._beat_on())
+        self._beats.add_done_callback(self._beats_ended)
+
+    async def _next(self, timeout: float | None) -> Record[V] | None:
+        self._process_last()
+        while not self.is_closed:
+            if self._failure is not None:
+                raise self._failure
+            self._commit_now_and_then()
+            found = await self._take()
+            if found is not None:
+                return found
+            if self._is_stopped:
+                await self.close()
+                return None
+            self._commit_now_and_then(idle=True)
+            if not await self._signal.wait(timeout):
+                return None
+        return None
+
+    async def _take(self) -> Record[V] | None:
+        """From the partitions in turn, a batch at a time."""
+        places = list(self._cursors)
+        turn = self._turn
+        for step in range(len(places)):
+            at = (turn + step) % len(places)
+            cursor = self._cursors.get(places[at])
+            if cursor is None or places[at] in self._losing:
+                continue
+            found = cursor.take()
+            if found is None and cursor.has_more and not self._is_stopped:
+                try:
+                    await cursor.load()
+                except OutOfRange:  # retention was faster
+                    cursor.seek(cursor.log.start if self._from_start else cursor.log.durable)
+                if self._cursors.get(places[at]) is not cursor or places[at] in self._losing:
+                    continue
+                found = cursor.take()
+            if found is not None:
+                self._turn = at if cursor.is_inside_batch else at + 1
+                self._last = cursor
+                return user_record(cursor, found, self._decode)
+        return None
+
+    def _process_last(self) -> None:
+        if self._last is not None:
+            self._last.processed = self._last.given + 1
+            self._last = None
+            if self._losing:
+                self._poke.set()
+
+    # -- committing --------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        self._process_last()
+        await self._commit(self._progress())
+
+    def _progress(self) -> dict[Place, int]:
+        return {
+            place: cursor.processed
+            for place, cursor in self._cursors.items()
+            if self._committed.get(place) != cursor.processed
+        }
+
+    def _commit_now_and_then(self, *, idle: bool = False) -> None:
+        now = self._owner.clock.monotonic()
+        if self._committing is not None or not (idle or now - self._committed_at >= self._commit_every):
+            return
+        self._committed_at = now
+        progress = self._progress()
+        if progress:
+            self._committing = asyncio.ensure_future(self._commit_in_background(progress))
+
+    async def _commit_in_background(self, progress: dict[Place, int]) -> None:
+        try:
+            await self._commit(progress)
+        except MillstreamError as error:
+            logger.warning("group %s: a commit failed, the next one will say it again: %s", self._group, error)
+        finally:
+            self._committing = None
+
+    async def _commit(self, progress: dict[Place, int]) -> None:
+        """Raises `NotMember` if what was processed is somebody else's by now."""
+        if not progress:
+            return
+        by_topic: dict[str, list[PartitionCommit]] = {}
+        for (topic, partition), offset in progress.items():
+            by_topic.setdefault(topic, []).append(PartitionCommit(partition, offset))
+        commits = [TopicCommit(topic, partitions) for topic, partitions in by_topic.items()]
+        groups = self._embedded.broker.groups
+        for attempt in range(COMMIT_TRIES):
+            try:
+                codes = await groups.commit(self._group, self._id, None, self._epoch, commits)
+                break
+            except RequestError as error:
+                if error.code == Code.STALE_MEMBER_EPOCH and attempt + 1 < COMMIT_TRIES:
+                    await self._next_beat()
+                elif error.code in LOST or error.code in ELSEWHERE or error.code == Code.STALE_MEMBER_EPOCH:
+                    raise NotMember(f"this member of {self._group} lost its partitions: {error.detail}") from None
+                else:
+                    raise refusal(error.code, error.detail) from None
+        for code in (code for per_topic in codes for code in per_topic):
+            if code != Code.NONE:
+                raise refusal(code)
+        for place, offset in progress.items():
+            if place in self._cursors:
+                self._committed[place] = offset
+
+    def _next_beat(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._beats is None or self._beats.done():
+            future.set_result(None)
+        self._beaten.append(future)
+        self._poke.set()
+        return future
+
+    def _tell_of_beat(self) -> None:
+        waiting, self._beaten = self._beaten, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _beats_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+        self._tell_of_beat()
+        self._signal.set()
+
+    # -- the group's side --------------------------------------------------------------------------------------------
+
+    async def _beat_on(self) -> None:
+        told: tuple[object, ...] = ()
+        while not self._is_leaving:
+            try:
+                if not await self._embedded.is_coordinator(self._group):
+                    raise RequestError(Code.NOT_COORDINATOR, "another process looks after the group")
+                answer = await self._beat()
+                wait = answer.heartbeat_interval_ms / 1000
+                await self._follow(answer)
+            except RequestError as error:
+                self._drop_all()
+                self._epoch = JOINING
+                if error.code in ELSEWHERE:
+                    wait = STANDBY_SECONDS
+                elif error.code in LOST:
+                    wait = 0.0
+                else:
+                    raise refusal(error.code, error.detail) from None
+            self._tell_of_beat()
+            now = (self._epoch, frozenset(self._cursors), frozenset(self._losing))
+            if now != told:
+                told = now
+                self._tell_the_others()
+            await self._poke.wait(wait)
+
+    async def _beat(self) -> BeatAnswer:
+        topics = self._embedded.broker.topics
+        found = {name: topics.get(name) for name in self._topics}
+        owned = frozenset((topic.id, partition) for name, partition in self._cursors if (topic := found.get(name)))
+        beat = Beat(
+            self._group,
+            self._id,
+            self._epoch,
+            rebalance_ms=REBALANCE_MS,
+            topics=frozenset(self._topics),
+            owned=owned,
+            client_id="python",
+            client_host="embedded",
+        )
+        answer = await self._embedded.broker.groups.consumer_heartbeat(beat)
+        self._epoch = answer.epoch
+        return answer
+
+    async def _follow(self, answer: BeatAnswer) -> None:
+        if answer.assignment is None:
+            return
+        topics = self._embedded.broker.topics
+        named = {topic.id: topic.name for name in self._topics if (topic := topics.get(name)) is not None}
+        wanted = {
+            (named[topic_id], number)
+            for topic_id, numbers in answer.assignment.items()
+            if topic_id in named
+            for number in numbers
+        }
+        self._losing = self._cursors.keys() - wanted
+        last = (self._last.topic.name, self._last.index) if self._last is not None else None
+        free = {place for place in self._losing if place != last}
+        if free:
+            progress = {place: offset for place, offset in self._progress().items() if place in free}
+            try:
+                await self._commit_at_this_epoch(progress)
+            finally:
+                for place in free:
+                    self._drop(place)
+            self._poke.set()  # to confirm it
+        for place in wanted - self._cursors.keys():
+            self._begin(place)
+
+    async def _commit_at_this_epoch(self, progress: dict[Place, int]) -> None:
+        """As part of a beat: waiting for the next one would be waiting for oneself."""
+        commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
+        if commits:
+            try:
+                await self._embedded.broker.groups.commit(self._group, self._id, None, self._epoch, commits)
+            except RequestError as error:
+                logger.warning("group %s: progress could not be committed: %s", self._group, error)
+
+    def _begin(self, place: Place) -> None:
+        broker = self._embedded.broker
+        name, number = place
+        topic = broker.topics.get(name)
+        if topic is None or number >= topic.partition_count:
+            return
+        log = topic.partitions[number].log
+        [fetched] = broker.groups.fetch(self._group, [(name, [number])])
+        committed = fetched.partitions[0][1]
+        offset = log.start if self._from_start else log.durable
+        if committed is not None and log.start <= committed.offset <= log.durable:
+            offset = self._committed[place] = committed.offset
+        cursor: Cursor[V] = Cursor(broker.topics.get, topic, number, offset)
+        self._cursors[place] = cursor
+        self._wakes[place] = log.wake(self._signal.set)
+        self._signal.set()
+
+    def _drop(self, place: Place) -> None:
+        self._cursors.pop(place, None)
+        self._committed.pop(place, None)
+        self._losing.discard(place)
+        unwake = self._wakes.pop(place, None)
+        if unwake is not None:
+            unwake()
+
+    def _drop_all(self) -> None:
+        self._last = None
+        for place in list(self._cursors):
+            self._drop(place)
+
+    def _tell_the_others(self) -> None:
+        for other in self._embedded.streams_of.get(self._group, ()):
+            if other is not self:
+                other._poke.set()
+
+    async def _shut(self, clean: bool) -> None:
+        if clean:
+            self._process_last()
+        if self._unwatch is not None:
+            self._unwatch()
+        try:
+            if self._failure is None:
+                await self._commit(self._progress())
+        except NotMember as error:
+            logger.warning("%s", error)
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        self._is_leaving = True
+        self._poke.set()
+        members = self._embedded.streams_of.get(self._group, set())
+        members.discard(self)
+        if not members:
+            self._embedded.streams_of.pop(self._group, None)
+        for task in (self._beats, self._committing):
+            if task is not None and not task.done():
+                await asyncio.wait([task])
+        self._drop_all()
+        if self._epoch > JOINING:
+            try:
+                await self._embedded.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
+            except RequestError as error:
+                logger.debug("could not leave group %s: %s", self._group, error)
+        self._tell_the_others()
+        self._signal.set()

@@ -1,0 +1,104 @@
+"""What the reading verbs give: one class each, the same whether the broker is embedded or remote."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from millstream.client.consuming import Consuming
+from millstream.client.records import Event, Job, Record
+
+V = TypeVar("V")
+
+
+class Reading(Consuming[Record[V]]):
+    """From `Millstream.read`: records of one partition in order."""
+
+
+class Stream(Consuming[Record[V]]):
+    """From `Millstream.stream`: records of the partitions that this member of the group has.
+
+    A record counts as processed when the next one is asked for, or when the `async with` ends without an error.
+    What was processed is committed every `commit_every` seconds, when there is nothing to do, when a partition goes to
+    another member, and at the end. After a crash what was not committed comes again.
+    """
+
+    @property
+    @abc.abstractmethod
+    def assignment(self) -> list[tuple[str, int]]:
+        """Topic and partition of what this member reads now."""
+
+    @abc.abstractmethod
+    async def commit(self) -> None:
+        """Commits now, the record given last included."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Fetches nothing more: iteration ends after what is here already."""
+
+
+class Streams(Generic[V]):
+    """From `Millstream.streams`: several iterators over one group, by topic.
+
+    async with ms.streams({"clicks": 4}, group="counters") as streams:
+        await asyncio.gather(*(count(stream) for stream in streams["clicks"]))
+    """
+
+    def __init__(self, by_topic: Mapping[str, Sequence[Stream[V]]]) -> None:
+        self._by_topic = {topic: list(streams) for topic, streams in by_topic.items()}
+
+    def __getitem__(self, topic: str) -> list[Stream[V]]:
+        return self._by_topic[topic]
+
+    def __iter__(self) -> Iterator[Stream[V]]:
+        for streams in self._by_topic.values():
+            yield from streams
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_topic.values()))
+
+    def stop(self) -> None:
+        """All of them end after what they have fetched already."""
+        for stream in self:
+            stream.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.gather(*(stream.__aenter__() for stream in self))
+        except BaseException:
+            await self.close(clean=False)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(clean=kind is None)
+
+    async def close(self, *, clean: bool = True) -> None:
+        results = await asyncio.gather(*(stream.close(clean=clean) for stream in self), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+class Queue(Consuming[Job[V]]):
+    """From `Millstream.queue`: jobs, each to be answered. Closing gives back what was not."""
+
+
+class Exclusive(Consuming[Event[V]]):
+    """From `Millstream.exclusive`: all of a topic in order, while this member is the active one.
+
+    `receive(timeout)` gives None in standby and at the end of the topic, so that control comes back in both.
+    """
+
+    @property
+    @abc.abstractmethod
+    def is_active(self) -> bool: ...
+
+    @abc.abstractmethod
+    async def changed(self, timeout: float | None = None) -> bool:
+        """Returns when `is_active` changes, with what it is then; or with what it is after `timeout` seconds."""

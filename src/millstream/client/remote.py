@@ -1,0 +1,312 @@
+"""A server elsewhere, or any Kafka cluster, over confluent-kafka's clients: what `millstream.connect` gives.
+
+Sending is idempotent: a retry stores nothing twice, and records of a partition keep their order. One `send_many` is one
+run of records per partition, but not a transaction: a cluster that fails in between can leave a part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from millstream.client.api import Batch, Millstream, Row, Start
+from millstream.client.consuming import Decoder
+from millstream.client.iterators import Exclusive, Queue, Reading, Stream
+from millstream.client.partitioners import Partitioner
+from millstream.client.remote_worker import Worker, failure
+from millstream.errors import BufferFull, Code, UnknownTopic
+from millstream.records.compression import Codec
+
+FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
+"""What a cluster says of a topic that is being made."""
+FRESH_SECONDS_MAX = 5.0
+FRESH_PAUSE_SECONDS = 0.05
+POLL_SECONDS = 0.1
+QUEUED_KBYTES_MAX = 16 * 1024
+"""What a consumer fetches ahead, per consumer."""
+
+
+class Remote(Millstream):
+    """Made by `millstream.connect`."""
+
+    def __init__(
+        self,
+        bootstrap: str = "127.0.0.1:9092",
+        *,
+        partitioner: str | Partitioner = "murmur2",
+        compression: str = "none",
+        timeout: float = 30.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`config` are librdkafka's settings, for TLS and the like; `timeout` is how long a call may take."""
+        super().__init__(partitioner=partitioner, compression=compression)
+        self.timeout = timeout
+        self._bootstrap = bootstrap
+        self._config = dict(config or {})
+        self._counts: dict[str, int] = {}
+        self._producers: dict[Codec, Producer] = {}
+        self._admin: AdminClient | None = None
+        self._worker: Worker | None = None
+        self._poller: threading.Thread | None = None
+        self._is_polled = False
+
+    # -- the clients underneath --------------------------------------------------------------------------------------
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Of a client of ours: what the user said counts more than what we think."""
+        common = {
+            "bootstrap.servers": self._bootstrap,
+            "client.id": "millstream",
+            "log_level": 2,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+        }
+        return {**common, **{name.replace("_", "."): value for name, value in more.items()}, **self._config}
+
+    def consumer_settings(self, group: str, **more: Any) -> dict[str, Any]:
+        return self.settings(
+            **{
+                "group.id": group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "queued.max.messages.kbytes": QUEUED_KBYTES_MAX,
+                "fetch.wait.max.ms": 250,
+                **more,
+            }
+        )
+
+    @property
+    def admin(self) -> AdminClient:
+        self.check_open()
+        assert self._admin is not None
+        return self._admin
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None
+        return self._worker
+
+    async def _connect(self) -> None:
+        self._worker = Worker("millstream-admin")
+        try:
+            self._admin = AdminClient(self.settings())
+            await self._worker.call(self._admin.list_topics, timeout=self.timeout)
+        except BaseException as error:
+            self._worker.end()
+            self._admin = None
+            if isinstance(error, KafkaException):
+                raise failure(error) from None
+            raise
+        self._is_polled = True
+        self._poller = threading.Thread(target=self._poll, name="millstream-producer", daemon=True)
+        self._poller.start()
+
+    async def _disconnect(self) -> None:
+        producers = list(self._producers.values())
+        for producer in producers:
+            await self.worker.call(producer.flush, self.timeout)
+        self._is_polled = False
+        if self._poller is not None:
+            await self.worker.call(self._poller.join)
+        self._producers.clear()
+        self.worker.end()
+        self._admin = None
+
+    def _poll(self) -> None:
+        """Delivery reports come on this thread."""
+        while self._is_polled:
+            producers = list(self._producers.values())
+            if not producers:
+                time.sleep(POLL_SECONDS / 10)
+            for producer in producers:
+                producer.poll(POLL_SECONDS / len(producers))
+
+    def _producer(self, codec: Codec) -> Producer:
+        producer = self._producers.get(codec)
+        if producer is None:
+            settings = {
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "compression.type": codec.name.lower(),
+                "message.timeout.ms": round(self.timeout * 1000),
+                "queue.buffering.max.messages": 10_000_000,
+                "queue.buffering.max.kbytes": 1024 * 1024,
+            }
+            producer = self._producers[codec] = Producer(self.settings(**settings))
+        return producer
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    async def topics(self) -> dict[str, int]:
+        found = await self.worker.call(self.admin.list_topics, timeout=self.timeout)
+        return {name: len(topic.partitions) for name, topic in found.topics.items()}
+
+    async def create_topic(
+        self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        count = -1 if partitions is None else partitions
+        topic = NewTopic(name, num_partitions=count, replication_factor=-1, config=dict(settings or {}))
+        futures = self.admin.create_topics([topic], request_timeout=self.timeout)
+        await self.worker.call(futures[name].result)
+
+    async def delete_topic(self, name: str) -> None:
+        self._counts.pop(name, None)
+        futures = self.admin.delete_topics([name], request_timeout=self.timeout)
+        await self.worker.call(futures[name].result)
+
+    async def partition_count(self, topic: str) -> int:
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = await self.worker.call(self._find_topic, topic)
+        return count
+
+    def _find_topic(self, topic: str) -> int:
+        """Asking for it makes it, where the cluster does that; it may take a moment."""
+        producer = self._producer(self._codec)
+        deadline = time.monotonic() + min(FRESH_SECONDS_MAX, self.timeout)
+        while True:
+            found = producer.list_topics(topic, self.timeout).topics[topic]
+            if found.error is None and found.partitions:
+                return len(found.partitions)
+            code = found.error.code() if found.error is not None else Code.UNKNOWN_TOPIC_OR_PARTITION
+            if code not in FRESH or time.monotonic() > deadline:
+                if code in FRESH:
+                    raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}")
+                raise KafkaException(found.error)
+            time.sleep(FRESH_PAUSE_SECONDS)
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    async def _append(self, topic: str, partition: int, row: Row) -> int:
+        [offsets] = await self.append([Batch(topic, partition, [row])], self._codec)
+        return offsets[0]
+
+    def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
+        delivery = Delivery(batches)
+        for batch in batches:
+            if batch.partition < 0:  # which to the client would mean: any
+                detail = f"there is no partition {batch.partition} of a topic {batch.topic}"
+                delivery.fail(UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail))
+                return delivery.future
+        try:
+            producer = self._producer(codec)
+            for number, batch in enumerate(batches):
+                for at, row in enumerate(batch.rows):
+                    self._produce(producer, batch, row, delivery.report(number, at))
+        except KafkaException as error:
+            delivery.fail(failure(error))
+        except BufferError:
+            delivery.fail(BufferFull("the client's own buffer is full; send less at a time"))
+        except (TypeError, ValueError, OverflowError) as error:
+            delivery.fail(error)
+        return self._delivered(delivery, batches)
+
+    def _produce(self, producer: Producer, batch: Batch, row: Row, report: Callable[..., None]) -> None:
+        _, timestamp, key, value, headers = row
+        producer.produce(
+            batch.topic,
+            value,
+            key,
+            batch.partition,
+            on_delivery=report,
+            timestamp=0 if timestamp is None else timestamp,
+            headers=list(headers) if headers else None,
+        )
+
+    async def _delivered(self, delivery: Delivery, batches: list[Batch]) -> list[Sequence[int]]:
+        try:
+            return await delivery.future
+        except UnknownTopic:
+            for batch in batches:
+                self._counts.pop(batch.topic, None)
+            raise
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _reading(
+        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
+    ) -> Reading[Any]:
+        from millstream.client.remote_reading import RemoteReading
+
+        return RemoteReading(self, topic, partition, offset, time, follow, decode)
+
+    def _stream(
+        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
+    ) -> Stream[Any]:
+        from millstream.client.remote_stream import RemoteStream
+
+        return RemoteStream(self, topics, group, start, commit_every, decode)
+
+    def _queue(
+        self,
+        topics: tuple[str, ...],
+        group: str,
+        prefetch: int,
+        settings: Mapping[str, str],
+        decode: Decoder[Any] | None,
+    ) -> Queue[Any]:
+        from millstream.client.remote_queue import RemoteQueue
+
+        return RemoteQueue(self, topics, group, prefetch, settings, decode)
+
+    def _exclusive(
+        self,
+        topic: str,
+        group: str,
+        start: Start,
+        heartbeat: float,
+        takeover: float,
+        on_change: Callable[[bool], None] | None,
+        decode: Decoder[Any] | None,
+    ) -> Exclusive[Any]:
+        from millstream.client.remote_exclusive import RemoteExclusive
+
+        return RemoteExclusive(self, topic, group, start, on_change, decode)
+
+    def name(self) -> str:
+        """For a consumer that belongs to no group, and needs one all the same."""
+        return f"millstream-read-{uuid.uuid4().hex}"
+
+
+class Delivery:
+    """Delivery reports of one call, gathered: the loop hears of them once, when the last one is there."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[list[Sequence[int]]] = self._loop.create_future()
+        self._offsets = [[-1] * len(batch.rows) for batch in batches]
+        self._left = sum(len(batch.rows) for batch in batches)
+        self._error: BaseException | None = None
+
+    def report(self, batch: int, at: int) -> Callable[[KafkaError | None, Any], None]:
+        def delivered(error: KafkaError | None, message: Any) -> None:
+            """On the poller's thread."""
+            if error is not None:
+                self._error = self._error or failure(error)
+            else:
+                self._offsets[batch][at] = message.offset()
+            self._left -= 1
+            if not self._left:
+                self._loop.call_soon_threadsafe(self._finish)
+
+        return delivered
+
+    def fail(self, error: BaseException) -> None:
+        """Before all of it was handed over: the rest never will be."""
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.future.done():
+            return
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(list(self._offsets))

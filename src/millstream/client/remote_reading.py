@@ -1,0 +1,154 @@
+"""Reading a partition of a server, without a group."""
+
+from __future__ import annotations
+
+import time as clock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import Reading
+from millstream.client.records import Record
+from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
+from millstream.errors import Code, OutOfRange, UnknownTopic
+
+if TYPE_CHECKING:
+    from millstream.client.remote import Remote
+
+V = TypeVar("V")
+MESSAGES_MAX = 500
+"""Taken over from the client at a time."""
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+
+
+class RemoteReading(Reading[V]):
+    def __init__(
+        self,
+        owner: Remote,
+        topic: str,
+        partition: int,
+        offset: int | str,
+        time: int | None,
+        follow: bool,
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._remote = owner
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._time = time
+        self._follow = follow
+        self._decode = decode
+        self._consumer: Consumer | None = None
+        self._worker = Worker("millstream-read")
+        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+        self._limit: int | None = None
+        self._next_offset = 0
+        self.is_over = False
+
+    async def _start(self) -> None:
+        self._remote.check_open()
+        settings = self._remote.consumer_settings(
+            self._remote.name(), **{"auto.offset.reset": "error", "enable.partition.eof": True}
+        )
+        self._consumer = Consumer(settings)
+        try:
+            await self._worker.call(self._seek)
+        except BaseException:
+            consumer, self._consumer = self._consumer, None
+            if consumer is not None:
+                await self._worker.call(consumer.close)
+            raise
+
+    def _seek(self) -> None:
+        """On the worker's thread."""
+        assert self._consumer is not None
+        timeout = self._remote.timeout
+        place = TopicPartition(self._topic, self._partition)
+        found = self._consumer.list_topics(self._topic, timeout).topics[self._topic]
+        if found.error is not None and found.error.code() != Code.UNKNOWN_TOPIC_OR_PARTITION:
+            raise KafkaException(found.error)
+        if found.error is not None or self._partition not in found.partitions:
+            detail = f"there is no partition {self._partition} of a topic {self._topic}"
+            raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
+        low, high = self._consumer.get_watermark_offsets(place, timeout)
+        offset = {"start": low, "end": high}[self._offset] if isinstance(self._offset, str) else self._offset
+        if self._time is not None:
+            place.offset = self._time
+            [timed] = self._consumer.offsets_for_times([place], timeout)
+            offset = timed.offset if timed.offset >= 0 else high
+        if not low <= offset <= high:
+            detail = f"{self._topic}-{self._partition} holds offsets {low} to {high}, not {offset}"
+            raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
+        self._limit = None if self._follow else high
+        self._next_offset = offset
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def _poll(self, seconds: float) -> list[Message]:
+        return poll(self._consumer, seconds)
+
+    async def _next(self, timeout: float | None) -> Record[V] | None:
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while not self.is_closed:
+            if self._limit is not None and self._next_offset >= self._limit:
+                self.is_over = True
+                return None
+            left = POLL_SECONDS if deadline is None else deadline - clock.monotonic()
+            await self._polling.fill(left)
+            while self._polling.ready:
+                message = self._polling.ready.popleft()
+                error = message.error()
+                if error is None:
+                    self._next_offset = (message.offset() or 0) + 1
+                    return user_record(message, self._decode)
+                if error.code() == KafkaError._PARTITION_EOF:
+                    self._next_offset = max(self._next_offset, message.offset() or 0)
+                elif error.code() in _OUT_OF_RANGE:
+                    raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, error.str())
+                else:
+                    raise_for(error)
+            if deadline is not None and clock.monotonic() >= deadline:
+                return None
+        return None
+
+    async def _shut(self, clean: bool) -> None:
+        await self._polling.stop()
+        if self._consumer is not None:
+            await self._worker.call(self._consumer.close)
+        self._worker.end()
+
+
+def poll(consumer: Consumer | None, seconds: float) -> list[Message]:
+    """Waits for the first, and takes what else is there. On the worker's thread."""
+    assert consumer is not None
+    first = consumer.poll(seconds)
+    return [] if first is None else [first, *consumer.consume(MESSAGES_MAX, 0)]
+
+
+def raise_for(error: Any) -> None:
+    """An error among the messages. What passes by itself is librdkafka's business."""
+    from millstream.client.remote_worker import failure
+
+    if error.fatal() or not (error.retriable() or error.code() in _PASSING):
+        raise failure(error)
+
+
+_PASSING = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
+
+
+def user_record(message: Message, decode: Decoder[V] | None) -> Record[V]:
+    value: Any = message.value()
+    record = Record(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.timestamp()[1],
+        message.key(),  # type: ignore[arg-type, unused-ignore]  # bytes, since no deserializer is at work
+        value,
+        tuple(message.headers() or ()),  # type: ignore[arg-type, unused-ignore]  # pairs of str and bytes
+    )
+    if decode is not None:
+        record.value = decoded(decode, value, lambda: record)
+    return record

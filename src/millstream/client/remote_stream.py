@@ -1,0 +1,194 @@
+"""A member of a stream group on a server: Kafka's consumer group, its offsets committed by progress.
+
+Rebalances happen inside a poll, and a poll happens only when the caller asks for more than is here: whatever was given
+is processed by then, and committed before a partition goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from millstream.client.api import Start
+from millstream.client.consuming import Decoder
+from millstream.client.iterators import Stream
+from millstream.client.records import Record
+from millstream.client.remote_reading import poll, raise_for, user_record
+from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
+from millstream.errors import Code, NotMember, RequestError
+
+if TYPE_CHECKING:
+    from millstream.client.remote import Remote
+
+V = TypeVar("V")
+Place = tuple[str, int]
+LOST = frozenset(
+    {
+        Code.FENCED_INSTANCE_ID,
+        Code.FENCED_MEMBER_EPOCH,
+        Code.ILLEGAL_GENERATION,
+        Code.REBALANCE_IN_PROGRESS,
+        Code.STALE_MEMBER_EPOCH,
+        Code.UNKNOWN_MEMBER_ID,
+    }
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteStream(Stream[V]):
+    def __init__(
+        self,
+        owner: Remote,
+        topics: tuple[str, ...],
+        group: str,
+        start: Start,
+        commit_every: float,
+        decode: Decoder[V] | None,
+    ) -> None:
+        super().__init__(owner)
+        self._remote = owner
+        self._topics = topics
+        self._group = group
+        self._reset = start
+        self._commit_every = commit_every
+        self._decode = decode
+        self._consumer: Consumer | None = None
+        self._worker = Worker("millstream-stream")
+        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+        self._owned: set[Place] = set()
+        """Changed on the worker's thread only, as are those below."""
+        self._processed: dict[Place, int] = {}
+        self._committed: dict[Place, int] = {}
+        self._committed_at = time.monotonic()
+        self._last: Message | None = None
+        self._is_stopped = False
+
+    @property
+    def assignment(self) -> list[Place]:
+        return sorted(self._owned)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    async def _start(self) -> None:
+        self._remote.check_open()
+        for topic in self._topics:
+            await self._remote.partition_count(topic)  # which makes it, so that nobody waits for metadata to age
+        self._consumer = Consumer(
+            self._remote.consumer_settings(self._group, **{"auto.offset.reset": self._reset, **self._settings()})
+        )
+        subscribe = self._consumer.subscribe
+        await self._worker.call(
+            subscribe, list(self._topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+
+    def _settings(self) -> dict[str, object]:
+        return {}
+
+    # On the worker's thread
+
+    def _poll(self, seconds: float) -> list[Message]:
+        self._commit_now_and_then()
+        messages = poll(self._consumer, seconds)
+        if not messages:
+            self._commit_now_and_then(idle=True)
+        return messages
+
+    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._owned |= {(place.topic, place.partition) for place in places}
+
+    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        gone = {(place.topic, place.partition) for place in places}
+        try:
+            self._commit({place: offset for place, offset in self._progress().items() if place in gone})
+        except KafkaException as error:
+            logger.warning("group %s: progress could not be committed: %s", self._group, error)
+        self._forget(gone)
+
+    def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._forget({(place.topic, place.partition) for place in places})
+
+    def _forget(self, gone: set[Place]) -> None:
+        self._owned -= gone
+        for place in gone:
+            self._processed.pop(place, None)
+            self._committed.pop(place, None)
+
+    def _progress(self) -> dict[Place, int]:
+        processed = dict(self._processed)
+        return {place: offset for place, offset in processed.items() if self._committed.get(place) != offset}
+
+    def _commit_now_and_then(self, *, idle: bool = False) -> None:
+        if idle or time.monotonic() - self._committed_at >= self._commit_every:
+            self._committed_at = time.monotonic()
+            try:
+                self._commit(self._progress())
+            except KafkaException as error:
+                logger.warning("group %s: a commit failed, the next one will say it again: %s", self._group, error)
+
+    def _commit(self, progress: dict[Place, int]) -> None:
+        if progress:
+            assert self._consumer is not None
+            offsets = [TopicPartition(*place, offset) for place, offset in progress.items()]
+            for committed in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
+                if committed.error is not None:
+                    raise KafkaException(committed.error)
+            self._committed.update(progress)
+
+    # On the loop's
+
+    async def _next(self, timeout: float | None) -> Record[V] | None:
+        self._process_last()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_closed:
+            while self._polling.ready:
+                message = self._polling.ready.popleft()
+                if message.error() is not None:
+                    raise_for(message.error())
+                elif (message.topic(), message.partition()) in self._owned:
+                    self._last = message
+                    return user_record(message, self._decode)
+            if self._is_stopped:
+                await self.close()
+                return None
+            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return None
+            await self._polling.fill(left)
+        return None
+
+    def _process_last(self) -> None:
+        if self._last is not None:
+            place = (self._last.topic() or "", self._last.partition() or 0)
+            self._processed[place] = (self._last.offset() or 0) + 1
+            self._last = None
+
+    async def commit(self) -> None:
+        self._process_last()
+        await self._commit_all()
+
+    async def _commit_all(self) -> None:
+        try:
+            await self._worker.call(self._commit, self._progress())
+        except RequestError as error:
+            if error.code in LOST:
+                raise NotMember(f"this member of {self._group} lost its partitions: {error.detail}") from None
+            raise
+
+    async def _shut(self, clean: bool) -> None:
+        if clean:
+            self._process_last()
+        await self._polling.stop()
+        try:
+            if self._consumer is not None:
+                await self._commit_all()
+        except NotMember as error:
+            logger.warning("%s", error)
+        finally:
+            if self._consumer is not None:
+                await self._worker.call(self._consumer.close)
+            self._worker.end()

@@ -1,0 +1,99 @@
+"""librdkafka's clients block; here they get a thread of their own, and their errors become ours.
+
+A client is used from its thread alone. What waits for it on the event loop may be cancelled: the call goes on, and its
+result is kept for whoever asks next (`Polling`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from millstream.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
+
+T = TypeVar("T")
+POLL_SECONDS = 0.25
+"""How long one poll waits at most: so long closing may have to wait for it."""
+
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+    }
+)
+_UNKNOWN = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})
+
+
+def failure(error: KafkaError | KafkaException | BaseException) -> BaseException:
+    """What a client says, as the embedded broker would."""
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    if not isinstance(error, KafkaError):
+        return error
+    number = error.code()
+    if number in _UNREACHABLE:
+        return Unreachable(f"no broker answered in time: {error.str()}")
+    if number in _UNKNOWN:
+        return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, error.str())
+    if number in (KafkaError._UNSUPPORTED_FEATURE, Code.UNSUPPORTED_VERSION):
+        return Unsupported(f"the broker does not have this: {error.str()}")
+    code = code_of(number) if number >= Code.UNKNOWN_SERVER_ERROR else None
+    return refusal(code, error.str()) if code is not None else MillstreamError(error.str())
+
+
+class Worker:
+    """One thread for one client."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        return await asyncio.shield(self.start(function, *arguments, **keywords))
+
+    def start(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> asyncio.Future[T]:
+        def run() -> T:
+            try:
+                return function(*arguments, **keywords)
+            except (KafkaException, BufferError) as error:
+                raise failure(error) from None
+
+        return asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    def end(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+class Polling(Generic[T]):
+    """What a client has brought, and the one poll that is under way."""
+
+    def __init__(self, worker: Worker, poll: Callable[[float], list[T]]) -> None:
+        self._worker = worker
+        self._poll = poll
+        self._running: asyncio.Future[list[T]] | None = None
+        self.ready: deque[T] = deque()
+
+    async def fill(self, seconds: float) -> None:
+        """Waits for something to be ready, at most so long; an error of the client is raised once."""
+        if self.ready:
+            return
+        if self._running is None:
+            self._running = self._worker.start(self._poll, max(min(seconds, POLL_SECONDS), 0.0))
+        await asyncio.wait([self._running])
+        running, self._running = self._running, None
+        if running is not None:
+            self.ready.extend(running.result())
+
+    async def stop(self) -> None:
+        self.ready.clear()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running.exception()
+            self._running = None

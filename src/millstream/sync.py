@@ -1,0 +1,350 @@
+"""The verbs of `millstream` without async, for scripts, notebooks and threads.
+
+    import millstream.sync
+
+    with millstream.sync.open("sqlite:app.db") as ms:
+        ms.send("orders", b"one widget", key=b"user-1")
+        for record in ms.read("orders", follow=False):
+            print(record.offset, record.value)
+
+Everything runs on an event loop in a thread of its own; a call hands its work over and waits for it. So heartbeats and
+timers go on while a script computes, and several threads may use one object: `streams` gives each an iterator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+from millstream.client import api, iterators
+from millstream.client.consuming import Consuming
+from millstream.client.records import Event as AsyncEvent
+from millstream.client.records import Job as AsyncJob
+from millstream.client.records import Message, Record, Sent
+from millstream.client.sending import Sender as AsyncSender
+from millstream.errors import Closed
+
+T = TypeVar("T")
+A = TypeVar("A")
+V = TypeVar("V")
+AHEAD_MAX = 500
+"""Records that a `read` hands over to the caller's thread at a time: a thread costs more than a record."""
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="millstream-sync", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise Closed("it is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # An interrupt in the caller's thread: what it waited for is not wanted any more.
+            if not future.done():
+                future.cancel()
+                with contextlib.suppress(concurrent.futures.CancelledError, Exception):
+                    future.result(1.0)
+            raise
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+@dataclass(slots=True)
+class Event(Record[V]):
+    """See `millstream.Event`."""
+
+    _event: AsyncEvent[V] | None = field(default=None, repr=False, compare=False)
+    _loop: Loop | None = field(default=None, repr=False, compare=False)
+
+    def commit(self) -> None:
+        assert self._event is not None and self._loop is not None
+        self._loop.call(self._event.commit())
+
+
+@dataclass(slots=True)
+class Job(Record[V]):
+    """See `millstream.Job`."""
+
+    attempt: int = 1
+    _job: AsyncJob[V] | None = field(default=None, repr=False, compare=False)
+    _loop: Loop | None = field(default=None, repr=False, compare=False)
+
+    def accept(self) -> None:
+        self._call(lambda job: job.accept())
+
+    def release(self, delay: float = 0.0, reason: str = "") -> None:
+        self._call(lambda job: job.release(delay, reason))
+
+    def reject(self, reason: str = "") -> None:
+        self._call(lambda job: job.reject(reason))
+
+    def renew(self) -> None:
+        self._call(lambda job: job.renew())
+
+    def _call(self, answer: Callable[[AsyncJob[V]], Coroutine[Any, Any, None]]) -> None:
+        assert self._job is not None and self._loop is not None
+        self._loop.call(answer(self._job))
+
+
+class Items(Generic[A, T]):
+    """An iterator of the API, for a thread. Used without `with`, it closes when the loop over it ends."""
+
+    def __init__(self, loop: Loop, items: Consuming[A], made: Callable[[A], T]) -> None:
+        self._loop = loop
+        self._items = items
+        self._made = made
+        self._is_held = False
+
+    def __enter__(self) -> Self:
+        self._is_held = True
+        self._loop.call(self._items.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._loop.call(self._items.close(clean=kind is None))
+
+    def receive(self, timeout: float | None = None) -> T | None:
+        """The next one, or None when none came in time."""
+        item = self._loop.call(self._items.receive(timeout))
+        return None if item is None else self._made(item)
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            while not self._items.is_closed:
+                item = self.receive()
+                if item is None:
+                    return
+                yield item
+        finally:
+            if not self._is_held:
+                self._loop.call(self._items.close(clean=False))
+
+    def close(self) -> None:
+        self._loop.call(self._items.close())
+
+
+class Reading(Items[Record[V], Record[V]]):
+    def __iter__(self) -> Iterator[Record[V]]:
+        try:
+            while chunk := self._loop.call(self._chunk()):
+                yield from chunk
+        finally:
+            if not self._is_held:
+                self._loop.call(self._items.close(clean=False))
+
+    async def _chunk(self) -> list[Record[V]]:
+        first = await self._items.receive()
+        if first is None:
+            return []
+        chunk = [first]
+        while len(chunk) < AHEAD_MAX and (more := await self._items.receive(0)) is not None:
+            chunk.append(more)
+        return chunk
+
+
+class Stream(Items[Record[V], Record[V]]):
+    def __init__(self, loop: Loop, stream: iterators.Stream[V]) -> None:
+        super().__init__(loop, stream, lambda record: record)
+        self._stream = stream
+
+    @property
+    def assignment(self) -> list[tuple[str, int]]:
+        return self._stream.assignment
+
+    def commit(self) -> None:
+        self._loop.call(self._stream.commit())
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            self._stream.stop()
+
+        self._loop.call(stop())
+
+
+class Streams(Generic[V]):
+    """Several iterators over one group: one for each thread."""
+
+    def __init__(self, loop: Loop, streams: iterators.Streams[V], counts: Mapping[str, int]) -> None:
+        self._loop = loop
+        self._streams = streams
+        self._by_topic = {topic: [Stream(loop, each) for each in streams[topic]] for topic in counts}
+
+    def __getitem__(self, topic: str) -> list[Stream[V]]:
+        return self._by_topic[topic]
+
+    def __iter__(self) -> Iterator[Stream[V]]:
+        for streams in self._by_topic.values():
+            yield from streams
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._streams.__aenter__())
+        for stream in self:
+            stream._is_held = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._loop.call(self._streams.close(clean=kind is None))
+
+    def stop(self) -> None:
+        for stream in self:
+            stream.stop()
+
+
+class Exclusive(Items[AsyncEvent[V], Event[V]]):
+    def __init__(self, loop: Loop, exclusive: iterators.Exclusive[V]) -> None:
+        super().__init__(loop, exclusive, self._event)
+        self._exclusive = exclusive
+
+    def _event(self, event: AsyncEvent[V]) -> Event[V]:
+        return Event(*_fields(event), event, self._loop)
+
+    @property
+    def is_active(self) -> bool:
+        return self._exclusive.is_active
+
+    def changed(self, timeout: float | None = None) -> bool:
+        return self._loop.call(self._exclusive.changed(timeout))
+
+
+class Sender:
+    """See `millstream.Sender`."""
+
+    def __init__(self, loop: Loop, sender: AsyncSender) -> None:
+        self._loop = loop
+        self._sender = sender
+
+    def send(self, value: Any, **options: Any) -> None:
+        self._loop.call(self._sender.send(value, **options))
+
+    def flush(self) -> None:
+        self._loop.call(self._sender.flush())
+
+    def close(self) -> None:
+        self._loop.call(self._sender.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Millstream:
+    """What `open` and `connect` give: see `millstream.Millstream` for the verbs and their options."""
+
+    def __init__(self, make: Callable[[], api.Millstream]) -> None:
+        self._loop = Loop()
+
+        async def made() -> api.Millstream:
+            return make()
+
+        try:
+            self._ms = self._loop.call(made())
+            self._loop.call(self._ms.__aenter__())
+        except BaseException:
+            self._loop.end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(clean=kind is None)
+
+    def close(self, *, clean: bool = True) -> None:
+        try:
+            self._loop.call(self._ms.close(clean=clean))
+        finally:
+            self._loop.end()
+
+    def send(self, topic: str, value: Any, **options: Any) -> Sent:
+        return self._loop.call(self._ms.send(topic, value, **options))
+
+    def send_many(self, messages: Iterable[Message | tuple[Any, ...]], **options: Any) -> list[Sent]:
+        return self._loop.call(self._ms.send_many(messages, **options))
+
+    def sender(self, topic: str | None = None, **options: Any) -> Sender:
+        return Sender(self._loop, self._made(lambda: self._ms.sender(topic, **options)))
+
+    def read(self, topic: str, **options: Any) -> Reading[Any]:
+        return Reading(self._loop, self._made(lambda: self._ms.read(topic, **options)), lambda record: record)
+
+    def stream(self, topics: str | Sequence[str], *, group: str, **options: Any) -> Stream[Any]:
+        return Stream(self._loop, self._made(lambda: self._ms.stream(topics, group=group, **options)))
+
+    def streams(self, counts: Mapping[str, int], *, group: str, **options: Any) -> Streams[Any]:
+        return Streams(self._loop, self._made(lambda: self._ms.streams(counts, group=group, **options)), counts)
+
+    def queue(self, topics: str | Sequence[str], *, group: str, **options: Any) -> Items[AsyncJob[Any], Job[Any]]:
+        queue = self._made(lambda: self._ms.queue(topics, group=group, **options))
+        return Items(self._loop, queue, lambda job: Job(*_fields(job), job.attempt, job, self._loop))
+
+    def exclusive(self, topic: str, *, group: str, **options: Any) -> Exclusive[Any]:
+        return Exclusive(self._loop, self._made(lambda: self._ms.exclusive(topic, group=group, **options)))
+
+    def topics(self) -> dict[str, int]:
+        return self._loop.call(self._ms.topics())
+
+    def create_topic(self, name: str, **options: Any) -> None:
+        self._loop.call(self._ms.create_topic(name, **options))
+
+    def delete_topic(self, name: str) -> None:
+        self._loop.call(self._ms.delete_topic(name))
+
+    def _made(self, make: Callable[[], T]) -> T:
+        async def made() -> T:
+            return make()
+
+        return self._loop.call(made())
+
+
+def open(store: str = "memory:", **options: Any) -> Millstream:
+    """A broker in this process; see `millstream.open`."""
+
+    def make() -> api.Millstream:
+        from millstream.client.embedded import Embedded
+
+        return Embedded(store, **options)
+
+    return Millstream(make)
+
+
+def connect(bootstrap: str = "127.0.0.1:9092", **options: Any) -> Millstream:
+    """A server, or any Kafka cluster; see `millstream.connect`."""
+
+    def make() -> api.Millstream:
+        from millstream.client.remote import Remote
+
+        return Remote(bootstrap, **options)
+
+    return Millstream(make)
+
+
+def _fields(record: Record[V]) -> tuple[str, int, int, int, bytes | None, V, Any]:
+    return (
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        record.headers,
+    )

@@ -1,0 +1,171 @@
+"""A real broker with a real port, in a thread of its own: for tests of anything that speaks Kafka.
+
+    with BrokerThread() as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+
+Its clock runs, and can be moved. What it acknowledged outlives `kill` and `restart`, also in `memory:`, as a disk would
+keep it; members of groups, sessions and leases do not, as with any broker that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from millstream.broker.broker import Broker
+from millstream.config import Address, Config
+from millstream.doors.kafka.door import KafkaDoor
+from millstream.errors import Code
+from millstream.metrics import Metrics
+from millstream.stores.base import LogStore, MetaStore
+from millstream.stores.url import open_store
+from millstream.testing.faults import Faults
+from millstream.testing.moved_clock import MovedClock
+
+T = TypeVar("T")
+SECONDS_MAX = 30.0
+TURNS = 20
+"""Of the loop after time was moved: what timers began is done by then, as far as it needs no disk."""
+
+
+class ClockHandle:
+    """The broker's clock, as the test's thread sees it."""
+
+    def __init__(self, owner: BrokerThread) -> None:
+        self._owner = owner
+
+    def advance(self, seconds: float) -> None:
+        """Moves the broker's time forward. Returns when all that falls due in between has happened."""
+
+        async def move(broker: Broker) -> None:
+            self._owner.moved_clock.advance(seconds)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+
+        self._owner.run(move)
+
+    def now_ms(self) -> int:
+        return self._owner.moved_clock.now_ms()
+
+
+class BrokerThread:
+    def __init__(self, store: str = "memory:", **settings: Any) -> None:
+        """`settings` are fields of `millstream.config.Config`."""
+        self.config = Config(**{"kafka": "127.0.0.1:0", "http": "off", **settings, "store": store})
+        self.clock = ClockHandle(self)
+        self.moved_clock = MovedClock()
+        self.faults = Faults()
+        self._address = self.config.kafka_address
+        self._memory: tuple[LogStore, MetaStore] | None = None
+        self._broker: Broker | None = None
+        self._door: KafkaDoor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT; the same after a restart."""
+        return str(self._address)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when clients can connect."""
+        if self.is_running:
+            return
+        import uvloop
+
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="millstream", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._open())
+        except BaseException:
+            self._end()
+            raise
+
+    def stop(self) -> None:
+        """A clean shutdown."""
+        if self.is_running:
+            self._call(self._close(at_once=False))
+            self._end()
+
+    def kill(self) -> None:
+        """Every connection breaks at once and nobody is answered. What was acknowledged is there after `restart`."""
+        if self.is_running:
+            self._call(self._close(at_once=True))
+            self._end()
+
+    def restart(self) -> None:
+        """Starts again on the same port and the same data; stops cleanly before if it still runs."""
+        self.stop()
+        self.start()
+
+    def fail_next(self, api: str | int, code: Code | int | str, times: int = 1) -> None:
+        """The next requests to an API are answered with an error and not carried out.
+
+        broker.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
+        """
+        self.faults.add(api, code, times)
+
+    def run(self, work: Callable[[Broker], Awaitable[T]]) -> T:
+        """Runs something on the broker's own thread, for what no client can ask for."""
+        broker = self._broker
+        if broker is None:
+            raise RuntimeError("the broker does not run")
+
+        async def on_loop() -> T:
+            return await work(broker)
+
+        return self._call(on_loop())
+
+    async def _open(self) -> None:
+        self.moved_clock = MovedClock(self.moved_clock.ahead)
+        stores = self._memory or open_store(self.config.store, self.moved_clock, lambda seconds: None)
+        if self.config.store == "memory:":
+            self._memory = stores
+        self._broker = Broker(self.config, *stores, self.moved_clock, Metrics())
+        await self._broker.start()
+        self._door = KafkaDoor(self._broker)
+        self._door.faults = self.faults
+        self._address = Address(self._address.host, self._door.start(self._address).port)
+
+    async def _close(self, *, at_once: bool) -> None:
+        door, broker, self._door, self._broker = self._door, self._broker, None, None
+        if door is not None:
+            if at_once:
+                door.abort()
+            else:
+                await door.close()
+        if broker is not None:
+            await broker.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS_MAX)
+
+    def _end(self) -> None:
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(SECONDS_MAX)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(SECONDS_MAX)
+            loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
