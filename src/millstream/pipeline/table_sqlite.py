@@ -190,8 +190,8 @@ def _affinity(declared: str) -> str:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs: who
-    finds it taken leaves it to the one that made the file at the same moment.
+    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs:
+    who finds it taken leaves it to the one that made the file at the same moment.
     """
     try:
         connection.execute("PRAGMA journal_mode=WAL")
