@@ -91,6 +91,7 @@ def left(broker: ServedBroker) -> int:
     return sum(each.lag for topic in group.topics for each in topic.partitions)
 
 
+@pytest.mark.slow
 def test_every_record_ends_done_or_dead_none_both_none_neither(tmp_path: Path) -> None:
     tally, done = Tally(), threading.Event()
     wanted = [b"%07d" % number for number in range(RECORDS)]
