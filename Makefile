@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makef
 demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of it all
 	$(BIN)/python -m millstream.demo
 
-test: setup check  ## every test but those that start Spark over and over
+test: setup check  ## every test but the slow ones, in ten minutes
 	$(PYTEST) --numprocesses 2 --dist loadgroup -m 'not slow' tests
 
 test-all: setup check  ## every test

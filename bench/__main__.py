@@ -1,8 +1,8 @@
 """`python -m bench`: every measurement, as ratios to references of the same run.
 
-    python -m bench                                  all rows, three rounds, about five minutes on two cores
+    python -m bench                                  all rows, three rounds, a quarter of an hour on two cores
     python -m bench --only produce,fetch --rounds 5
-    python -m bench --quick                          smaller samples, rows with bounds only, under 90 seconds
+    python -m bench --quick                          smaller samples, rows with bounds only
 
 Exits with 1 when a row misses what it must reach or could not be measured.
 """

@@ -165,6 +165,7 @@ def test_so_many_jobs_run_at_a_time(cli: QueueCli, topic: str, workers: Workers,
     assert err == "6 records: 6 accepted\n"
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_the_command_runs(
     cli: QueueCli, topic: str, group: str, workers: Workers, tmp_path: Path
 ) -> None:
@@ -393,6 +394,7 @@ def test_dead_letters_go_back_once_and_count_how_often(
     assert dict(records(cli, topic)[2]["headers"])["millstream-redriven"] == "2"
 
 
+@pytest.mark.slow
 def test_a_redrive_takes_only_what_is_asked_for(
     cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
@@ -416,6 +418,7 @@ def test_a_redrive_takes_only_what_is_asked_for(
     assert sorted(sent) == list("abcdef") and sorted(sent[:2]) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_redrive_keeps_to_its_rate(cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str) -> None:
     cli("produce", topic, "-p", "0", *"abcdefgh")
     kill_all(workers, cli, group, 8)
@@ -441,6 +444,7 @@ def test_a_redrive_that_was_cut_short_is_taken_up_without_repeating_or_forgettin
     assert cli.json("queue", "redrive", "--from", dlq)["sent"] == 0
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_a_redrive_still_sends_each_once(
     cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str
 ) -> None:
@@ -477,6 +481,7 @@ def kill_all_with_a_client(cli: QueueCli, topic: str, group: str, count: int) ->
     assert count == 0
 
 
+@pytest.mark.slow
 def test_one_redrive_at_a_time(cli: QueueCli, topic: str, group: str, workers: Workers, dlq: str) -> None:
     cli("produce", topic, "a")
     kill_all(workers, cli, group, 1)

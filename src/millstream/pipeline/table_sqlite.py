@@ -59,7 +59,7 @@ class SqliteTable:
             # Spark calls back on whatever thread it has, one after the other.
             connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False)
             if is_new:
-                connection.execute("PRAGMA journal_mode=WAL")  # readers and this writer do not wait for each other
+                _write_ahead(connection)
             connection.execute("PRAGMA synchronous=FULL")
             return connection
         except sqlite3.Error as error:
@@ -187,6 +187,17 @@ def _affinity(declared: str) -> str:
         if any(word in declared for word in words):
             return affinity
     return "NUMERIC" if declared else "BLOB"
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs:
+    who finds it taken leaves it to the one that made the file at the same moment.
+    """
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
 
 
 def _quoted(name: str) -> str:
