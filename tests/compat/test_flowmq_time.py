@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from millstream.server import Server
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
@@ -49,6 +50,25 @@ def test_an_unanswered_message_comes_again_after_30_seconds_and_not_before(
     worker.ack(first)
     broker.advance(120)
     assert worker.has_nothing()
+
+
+def test_a_record_with_a_time_is_delivered_at_that_time_and_holds_up_nothing(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    worker = connect()
+    worker.subscribe("jobs", "workers")
+    producer = Producer({"bootstrap.servers": broker.address("kafka"), "log_level": 0})
+    at = str(broker.clock.now_ms() + 600_000).encode()
+    producer.produce("jobs", b"later", headers=[("millstream-deliver-at", at)], timestamp=broker.clock.now_ms())
+    producer.produce("jobs", b"now", timestamp=broker.clock.now_ms())
+    assert producer.flush(20) == 0
+    first = worker.next()
+    assert first.payload == b"now"
+    worker.ack(first)
+    broker.advance(599)
+    assert worker.has_nothing()
+    broker.advance(1.1)
+    assert worker.next().payload == b"later"
 
 
 def test_an_answer_that_comes_too_late_is_refused(broker: BrokerInThread, connect: Connect) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, NamedTuple
@@ -54,7 +55,7 @@ Place = list[bytes]
 """A request's place in line: empty until its answer is known, then that."""
 
 
-class FramedConnection:
+class FramedConnection(ABC):
     LENGTH_AT: ClassVar[int] = 0
     """Where in a frame's head its length stands: 4 bytes, which count what comes after them."""
 
@@ -113,13 +114,13 @@ class FramedConnection:
 
     # -- what a protocol is ------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def overlaps(self, frame: memoryview) -> bool:
         """Whether the request only appends, and may be handled before those of its kind in front of it are answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle(self, frame: memoryview) -> Answer:
         """Answers one whole frame, head included. A `ProtocolError` costs the connection."""
-        raise NotImplementedError
 
     def reserve(self) -> Place:
         """The place in line of an append, whose answer is handed in with `fill`; `handle` gives None then.

@@ -7,16 +7,17 @@ receive buffer, a budget of memory, and the broom that sweeps out who stopped in
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from millstream.broker.broker import Broker
 from millstream.clock import Timer
 from millstream.config import Address
 from millstream.doors.kafka.memory import Budget, BufferPool
-from millstream.errors import ProtocolError, StartupError
+from millstream.doors.listener import Listener
+from millstream.errors import ProtocolError
 
 if TYPE_CHECKING:
     from millstream.doors.framed.connection import FramedConnection
@@ -24,21 +25,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 * 1024
-BACKLOG = 1024
-ACCEPTS_PER_TURN = 64
 SWEEP_SECONDS = 10
 IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame, or of taking an answer."""
 CONTESTED_SECONDS_MAX = 10
 """The same, while others wait for the memory that it holds."""
-ACCEPT_PAUSE_SECONDS = 0.1
 CLOSE_SECONDS_MAX = 2.0
 REFUSALS_LOGGED_MAX = 20
 """Between two sweeps; the rest is only counted."""
 
 
-class FramedDoor:
+class FramedDoor(ABC):
     """Subclasses say their name, as in `serve --NAME`, and make the connections of their protocol."""
 
     name = ""
@@ -55,65 +53,27 @@ class FramedDoor:
         self.answers = Budget(broker.config.inflight_bytes_max // 2)
         """Apart, so that readers who do not take their answers never stand in the way of those who write."""
         self._connections: set[FramedConnection] = set()
-        self._listener: socket.socket | None = None
+        self._listener = Listener(self.name, self.name.capitalize(), self._let_in)
         self._sweeper: Timer | None = None
         self._refusals = 0
         self.now = self.clock.monotonic()
         """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
-    def welcome(self, connected: socket.socket, peer: str) -> FramedConnection:
-        raise NotImplementedError
+    @abstractmethod
+    def welcome(self, connected: socket.socket, peer: str) -> FramedConnection: ...
 
     def start(self, address: Address) -> Address:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        try:
-            listener.bind((address.host, address.port))
-        except OSError as error:
-            listener.close()
-            raise StartupError(
-                f"cannot listen on {address} for {self.name.capitalize()} clients: {error.strerror or error}; "
-                f"free the port, or choose another with --{self.name} HOST:PORT (port 0 takes a free one)"
-            ) from error
-        listener.listen(BACKLOG)
-        self._listener = listener
-        self.loop.add_reader(listener.fileno(), self._accept)
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
-        return Address(address.host, listener.getsockname()[1])
+        return self._listener.start(address)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                connected, peer = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                logger.error("cannot accept a connection: %s", error)
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._pause_accepting()
-                return
-            if len(self._connections) >= self.broker.config.connections_max:
-                logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
-                connected.close()
-                continue
-            connected.setblocking(False)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections.add(self.welcome(connected, peer[0]))
-            self.metrics.connections_opened += 1
-            self.metrics.connections_active += 1
-
-    def _pause_accepting(self) -> None:
-        """Out of descriptors: let connections end before looking again, or the loop would spin."""
-        listener = self._listener
-        assert listener is not None
-        self.loop.remove_reader(listener.fileno())
-        self.loop.call_later(
-            ACCEPT_PAUSE_SECONDS,
-            lambda: self.loop.add_reader(listener.fileno(), self._accept) if self._listener is listener else None,
-        )
+    def _let_in(self, connected: socket.socket, peer: str) -> bool:
+        if len(self._connections) >= self.broker.config.connections_max:
+            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            return False
+        self._connections.add(self.welcome(connected, peer))
+        self.metrics.connections_opened += 1
+        self.metrics.connections_active += 1
+        return True
 
     def check_size(self, size: int) -> None:
         """Of a frame, as its head says it."""
@@ -152,10 +112,7 @@ class FramedDoor:
         """Stops accepting and reading, lets clients have the answers that wait for a sync, then closes everything."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._listener is not None:
-            self.loop.remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        self._listener.close()
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
