@@ -19,7 +19,7 @@ class FakeLog:
         self.pending = 0
         self.shared: list[int] = []
         self.errors: list[OSError | None] = []
-        self.ended = asyncio.Event()
+        self.ended = asyncio.Semaphore(0)
         self.gate = threading.Event()
         self.failure: OSError | None = None
         self._taken = 0
@@ -45,7 +45,7 @@ class FakeLog:
         self.errors.append(error)
         go_on()
         self.before_answers()
-        self.ended.set()
+        self.ended.release()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_what_arrives_in_one_turn_shares_a_sync(flusher: Flusher) -> None:
     log.gate.set()
     for _ in range(7):
         log.append()
-    await log.ended.wait()
+    await log.ended.acquire()
     assert log.shared == [7]
 
 
@@ -73,9 +73,8 @@ async def test_what_arrives_during_a_sync_shares_the_next(flusher: Flusher) -> N
         await asyncio.sleep(0)
     assert log.shared == []
     log.gate.set()
-    await log.ended.wait()
-    log.ended.clear()
-    await log.ended.wait()
+    await log.ended.acquire()
+    await log.ended.acquire()
     assert log.shared == [1, 5]
 
 
@@ -84,10 +83,10 @@ async def test_logs_do_not_wait_for_each_other(flusher: Flusher) -> None:
     quick.gate.set()
     slow.append()
     quick.append()
-    await quick.ended.wait()
+    await quick.ended.acquire()
     assert slow.shared == []
     slow.gate.set()
-    await slow.ended.wait()
+    await slow.ended.acquire()
 
 
 async def test_a_failure_goes_to_its_log_only(flusher: Flusher) -> None:
@@ -96,8 +95,8 @@ async def test_a_failure_goes_to_its_log_only(flusher: Flusher) -> None:
     for log in (bad, good):
         log.gate.set()
         log.append()
-    await bad.ended.wait()
-    await good.ended.wait()
+    await bad.ended.acquire()
+    await good.ended.acquire()
     assert bad.errors == [bad.failure] and good.errors == [None]
 
 
@@ -106,11 +105,11 @@ async def test_a_log_with_nothing_to_sync_costs_nothing(flusher: Flusher) -> Non
     busy.gate.set()
     flusher.request(idle)
     busy.append()
-    await busy.ended.wait()
+    await busy.ended.acquire()
     assert idle.shared == []
     idle.gate.set()
     idle.append()
-    await idle.ended.wait()
+    await idle.ended.acquire()
     assert idle.shared == [1]
 
 
@@ -120,7 +119,7 @@ async def test_tells_how_long_each_sync_took() -> None:
     log = FakeLog(flusher)
     log.gate.set()
     log.append()
-    await log.ended.wait()
+    await log.ended.acquire()
     flusher.close()
     assert len(seconds) == 1 and seconds[0] >= 0
 
@@ -133,8 +132,7 @@ async def test_the_next_sync_is_on_its_way_before_those_of_the_last_are_answered
     begun: list[int] = []
     log.before_answers = lambda: begun.append(log.pending)
     log.gate.set()
-    await log.ended.wait()
+    await log.ended.acquire()
     assert begun[0] == 0, "the second append was taken before the first was answered"
-    while len(log.shared) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await log.ended.acquire()
     assert log.shared == [1, 1]
