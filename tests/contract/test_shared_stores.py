@@ -166,6 +166,45 @@ class TestLogs:
         await two.housekeep()
         assert await two.database.topic_ids() == {TOPIC_ID}
 
+    async def test_the_id_of_a_discarded_log_is_never_given_again(
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        """News of the old log, and the removal of its batches, would be taken for the new one's."""
+        one, two = (store.database for store in stores)
+        before = {state.id for state in await one.open_logs(TOPIC_ID, 3)}
+        await one.discard(TOPIC_ID)
+        assert before.isdisjoint(state.id for state in await two.open_logs("ffff", 3))
+
+    async def test_a_discard_that_a_crash_interrupted_is_finished_by_and_by(
+        self,
+        driver: Driver,
+        stores: tuple[TableLogStore, TableLogStore],
+        logs: tuple[PartitionLog, PartitionLog],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        await fill(logs[0], 1200, size=10)
+        one, two = (store.database for store in stores)
+        (log_id,) = (state.id for state in await one.open_logs(TOPIC_ID, 1))
+        step = "_write" if hasattr(one, "_write") else "_fetch"
+        whole, steps = getattr(one, step), 0
+
+        async def until_the_crash(*arguments: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps == 4:
+                raise ConnectionAbortedError
+            return await whole(*arguments)
+
+        monkeypatch.setattr(one, step, until_the_crash)
+        with pytest.raises(ConnectionAbortedError):
+            await one.discard(TOPIC_ID)
+        assert not await two.states([log_id]) and await two.rows(log_id, 0, 1), "closed, and not removed yet"
+        restarted = driver.make_logs()
+        await restarted.start()
+        await restarted.housekeep()
+        await restarted.close()
+        assert not await two.rows(log_id, 0, 1) and not await two.topic_ids()
+
     async def test_many_logs_of_several_writers_do_not_lock_each_other_out(
         self, stores: tuple[TableLogStore, TableLogStore]
     ) -> None:

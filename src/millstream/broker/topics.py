@@ -81,7 +81,11 @@ class Topics:
     async def start(self) -> None:
         self._unwatch = self._meta.watch(PREFIX, self._heard)
         for key, versioned in await self._meta.list(PREFIX):
-            await self._take_over(key[len(PREFIX) :], versioned)
+            try:
+                await self._take_over(key[len(PREFIX) :], versioned)
+            except RequestError as error:
+                if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # deleted by another broker since it was listed
+                    raise
         self._logs.opened_all()
 
     def close(self) -> None:

@@ -259,11 +259,11 @@ class PostgresDatabase:
         await self._fetch("forget_surplus_producers", per_log_max)
 
     async def discard(self, topic_id: str) -> None:
-        for row in await self._fetch("logs_of_topic", topic_id, 1 << 30):
-            # First the log, so that nothing more is appended; then what it held.
-            await self._fetch("close_log", row[0])
-            await self._fetch("delete_producers", row[0])
-            await self._remove_below(row[0], 1 << 62)
+        for (log_id,) in await self._fetch("every_log_of_topic", topic_id):
+            await self._fetch("close_log", log_id)
+            await self._fetch("delete_producers", log_id)
+            await self._remove_below(log_id, 1 << 62)
+            await self._fetch("delete_log", log_id)
 
     async def topic_ids(self) -> set[str]:
         return {row[0] for row in await self._fetch("topic_ids")}

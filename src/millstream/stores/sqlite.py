@@ -20,8 +20,10 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
@@ -40,6 +42,7 @@ APPLICATION_ID = 0x4D494C4C
 PAGE_BYTES = 8192
 BUSY_MS = 10_000
 """How long to wait for another process's transaction."""
+BUSY_STEP_SECONDS = 0.01
 POLL_SECONDS = 0.02
 WAL_PAGES = 4000
 """At which a checkpoint moves what is in the WAL into the file."""
@@ -247,13 +250,13 @@ class SqliteDatabase:
         await self._write(lambda writer: writer.forget_producers(before_ms, per_log_max))
 
     async def discard(self, topic_id: str) -> None:
-        for state in await self._read(
-            lambda each: [LogState(*row) for row in each.execute(_SQL["logs_of_topic"], (topic_id, 1 << 31))]
+        for (log_id,) in await self._read(
+            lambda each: each.execute(_SQL["every_log_of_topic"], (topic_id,)).fetchall()
         ):
-            log_id = state.id
-            await self._write(lambda writer, log_id=log_id: writer.close_log(log_id))  # type: ignore[misc]
-            while await self._write(lambda writer, log_id=log_id: writer.remove(log_id, 1 << 62)):  # type: ignore[misc]
+            await self._write(partial(SqliteWriter.close_log, log_id=log_id))
+            while await self._write(partial(SqliteWriter.remove, log_id=log_id, offset=1 << 62)):
                 pass  # others have their turn in between
+            await self._write(partial(SqliteWriter.delete_log, log_id=log_id))
 
     async def topic_ids(self) -> set[str]:
         return await self._read(lambda each: {row[0] for row in each.execute(_SQL["topic_ids"])})
@@ -318,7 +321,7 @@ def open_file(path: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # takes effect in a new file only
         _migrate(connection, path)
-        connection.execute("PRAGMA journal_mode=WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
     except sqlite3.Error as error:
@@ -328,6 +331,19 @@ def open_file(path: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait for the lock that this needs; a process that has it is doing the same, or works already."""
+    deadline = time.monotonic() + BUSY_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if _name(error) != "SQLITE_BUSY" or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_STEP_SECONDS)
 
 
 def _migrate(connection: sqlite3.Connection, path: str) -> None:

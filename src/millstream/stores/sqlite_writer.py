@@ -159,10 +159,13 @@ class SqliteWriter:
 
     def close_log(self, log_id: int) -> None:
         """From here on nothing is appended; its batches follow step by step."""
-        self.connection.execute(_SQL["delete_log"], (log_id,))
+        self.connection.execute(_SQL["close_log"], (log_id,))
         self.connection.execute(_SQL["delete_producers"], (log_id,))
         self._states.pop(log_id, None)
         self._producers.pop(log_id, None)
+
+    def delete_log(self, log_id: int) -> None:
+        self.connection.execute(_SQL["delete_log"], (log_id,))
 
     def forget_producers(self, before_ms: int, per_log_max: int) -> None:
         self.connection.execute(_SQL["forget_idle_producers"], (before_ms,))

@@ -60,6 +60,8 @@ class TableLogStore:
             states = await self.database.open_logs(topic_id, partitions)
         finally:
             self._preparing -= 1
+        if len(states) < partitions:
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic is being deleted")
         for index, state in enumerate(states):
             if (topic_id, index) not in self._logs:
                 self._prepared[topic_id, index] = state

@@ -17,10 +17,11 @@ INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, 
 
 -- name: logs_of_topic
 SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.logs
-WHERE topic_id = $1 AND partition < $2 ORDER BY partition
+WHERE topic_id = $1 AND partition < $2 AND NOT closed ORDER BY partition
 
 -- name: logs
-SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.logs WHERE id = ANY ($1::bigint[])
+SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.logs
+WHERE id = ANY ($1::bigint[]) AND NOT closed
 
 -- name: append
 SELECT codes, bases, states
@@ -73,7 +74,13 @@ DELETE FROM millstream.producers WHERE (log_id, producer_id) IN (
     ) AS ranked WHERE place > $1
 )
 
+-- name: every_log_of_topic
+SELECT id FROM millstream.logs WHERE topic_id = $1
+
 -- name: close_log
+UPDATE millstream.logs SET closed = true WHERE id = $1
+
+-- name: delete_log
 DELETE FROM millstream.logs WHERE id = $1
 
 -- name: delete_producers

@@ -4,6 +4,7 @@ CREATE TABLE millstream.schema_version (version int NOT NULL);
 INSERT INTO millstream.schema_version VALUES (1);
 
 -- One row per partition; whoever appends to it holds its lock until the commit, which is what keeps offsets dense.
+-- A log that is being deleted is closed first and goes last, so that a crash in between leaves something to go on from.
 -- Room is left in the pages: these rows change with every append, and in place that costs no index.
 CREATE TABLE millstream.logs (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -13,6 +14,7 @@ CREATE TABLE millstream.logs (
     end_offset   bigint NOT NULL DEFAULT 0,
     size_bytes   bigint NOT NULL DEFAULT 0,
     version      bigint NOT NULL DEFAULT 0,
+    closed       boolean NOT NULL DEFAULT false,
     UNIQUE (topic_id, partition)
 ) WITH (fillfactor = 50);
 
@@ -102,7 +104,7 @@ BEGIN
             current := in_logs[i];
             changed := false;
             SELECT version, start_offset, end_offset, size_bytes INTO log_version, log_start, log_end, log_size
-            FROM millstream.logs WHERE id = current FOR NO KEY UPDATE;
+            FROM millstream.logs WHERE id = current AND NOT closed FOR NO KEY UPDATE;
             known := FOUND;
         END IF;
         code := 0;

@@ -2,13 +2,14 @@
 INSERT INTO logs (topic_id, partition) VALUES (?, ?) ON CONFLICT DO NOTHING
 
 -- name: logs_of_topic
-SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE topic_id = ? AND partition < ? ORDER BY partition
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs
+WHERE topic_id = ? AND partition < ? AND NOT closed ORDER BY partition
 
 -- name: log
-SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE id = ?
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE id = ? AND NOT closed
 
 -- name: logs
-SELECT id, version, start_offset, end_offset, size_bytes FROM logs
+SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE NOT closed
 
 -- name: update_log
 UPDATE logs SET version = ?, start_offset = ?, end_offset = ?, size_bytes = ? WHERE id = ?
@@ -62,6 +63,12 @@ SELECT log_id, count(*) - ? FROM producers GROUP BY log_id HAVING count(*) > ?
 DELETE FROM producers WHERE (log_id, producer_id) IN (
     SELECT log_id, producer_id FROM producers WHERE log_id = ? ORDER BY seen_ms LIMIT ?
 )
+
+-- name: every_log_of_topic
+SELECT id FROM logs WHERE topic_id = ?
+
+-- name: close_log
+UPDATE logs SET closed = 1 WHERE id = ?
 
 -- name: delete_log
 DELETE FROM logs WHERE id = ?

@@ -1,14 +1,17 @@
 -- Logs and metadata in one SQLite file, schema 1.
 
--- One row per partition. `version` grows with every change of a log: of two states the larger is the newer.
+-- One row per partition. `version` grows with every change of a log: of two states the larger is the newer. An id is
+-- never given twice, or the batches of a deleted topic, removed step by step, would be taken for those of a new one. A
+-- log that is being deleted is closed first and goes last, so that a crash in between leaves something to go on from.
 CREATE TABLE logs (
-    id           INTEGER PRIMARY KEY,
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
     topic_id     TEXT    NOT NULL,
     partition    INTEGER NOT NULL,
     start_offset INTEGER NOT NULL DEFAULT 0,
     end_offset   INTEGER NOT NULL DEFAULT 0,
     size_bytes   INTEGER NOT NULL DEFAULT 0,
     version      INTEGER NOT NULL DEFAULT 0,
+    closed       INTEGER NOT NULL DEFAULT 0,
     UNIQUE (topic_id, partition)
 );
 
