@@ -73,6 +73,19 @@ class Connection:
 
         return Link(*self._reach(), "millstream-cli", REQUEST_SECONDS)
 
+    def coordinator_link(self, group: str) -> Link:
+        """To the broker that looks after a group; raises `LinkBroken` while none does."""
+        from millstream.client.link import Link, LinkBroken
+        from millstream.wire.kafka import requests
+
+        link = self.link()
+        reader = link.call(requests.FIND_COORDINATOR, requests.encode_find_coordinator(group), version=0)
+        error, node = requests.decode_find_coordinator(reader)
+        link.close()
+        if error:
+            raise LinkBroken(f"no broker looks after {group} now (error {error})")
+        return Link(node.host, node.port, "millstream-cli", REQUEST_SECONDS)
+
     def settings(self, resource: ConfigResource) -> list[ConfigEntry]:
         """Of a topic, a group or a broker, by name."""
         entries = self.settle(self.admin.describe_configs([resource])[resource], resource.name)

@@ -1,7 +1,7 @@
 """The broker's HTTP pages, for what Kafka's protocol has no words for.
 
 Where they are is the broker's own word: `http` among its settings, which any Kafka client can ask for. So there is no
-second address to configure, and no way to be shown the figures of another broker than the one that was named.
+second address to configure, and no way to be shown the figures of another cluster than the one that was named.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def queues(connection: Connection) -> list[dict[str, Any]]:
-    """Every queue and its figures, as of one moment."""
-    address = _address(connection)
+    """Every queue and its figures; of those that one broker looks after as of one moment."""
+    return [queue for node in sorted(connection.metadata().brokers) for queue in _queues_of(node, connection)]
+
+
+def _queues_of(node: int, connection: Connection) -> list[dict[str, Any]]:
+    address = _address(node, connection)
     try:
         # Straight there: a proxy for the web has no business between two programs.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -34,11 +38,9 @@ def queues(connection: Connection) -> list[dict[str, Any]]:
     return found
 
 
-def _address(connection: Connection) -> str:
+def _address(node: int, connection: Connection) -> str:
     from confluent_kafka.admin import ConfigResource, ResourceType
 
-    nodes = connection.metadata().brokers
-    node = min(nodes)
     settings = {
         entry.name: entry.value for entry in connection.settings(ConfigResource(ResourceType.BROKER, str(node)))
     }
@@ -52,5 +54,5 @@ def _address(connection: Connection) -> str:
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in EVERYWHERE:
         return address
-    host = str(nodes[node].host)
+    host = str(connection.metadata().brokers[node].host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -131,7 +131,9 @@ class Work:
             from millstream.client.share import ShareMember
 
             try:
-                self._member = ShareMember(self.connection.link(), self.group, self.topic, self._member_id)
+                self._member = ShareMember(
+                    self.connection.coordinator_link(self.group), self.group, self.topic, self._member_id
+                )
             except Failure as error:
                 raise LinkBroken(str(error)) from error
         return self._member

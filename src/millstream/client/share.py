@@ -12,7 +12,8 @@ Rules
    member with the same id, on a new link.
 3. An answer that is refused was too late: the record has been, or will be, delivered to somebody again.
 
-Gap: it talks to one broker, which must lead all partitions of the topic.
+Gap: it talks to one broker, the group's coordinator. Millstream's takes fetches of every partition; others must lead
+them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     struct    fields, each [type 1][id 2][value], then a type of 0
 
 Every length and every count is compared with the bytes that are left before anything is made of it, and nesting has a
-limit: the generated and the compiled decoders that we tried do neither (`docs/decisions/0008`).
+limit: the generated and the compiled decoders that we tried do neither (`docs/decisions/0011`).
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class ShareGroup:
         self.members: dict[str, ShareMember] = {}
         self.lines = Lines()
         """Of fetches that wait for something to be available."""
-        self._seats: dict[str, Member] = {}
+        self._seats: dict[tuple[str, str], Member] = {}
+        """By member, and by the broker through which it fetches, if that is another."""
         self._read: Assigned = {}
         """All that the members read, as of the last epoch."""
         self._stale = False
@@ -127,8 +128,8 @@ class ShareGroup:
         members, self.members = self.members, {}
         for member in members.values():
             member.session.stop()
-        for member_id in list(self._seats):
-            self.leave_seat(member_id)
+        for member_id, via in list(self._seats):
+            self.leave_seat(member_id, via=via)
 
     def describe(self) -> ShareView:
         members = [
@@ -150,21 +151,21 @@ class ShareGroup:
     def queue(self) -> Queue:
         return self._queues.open(self.id)
 
-    def take_seat(self, member_id: str) -> Member:
+    def take_seat(self, member_id: str, via: str = "") -> Member:
         """A fresh one: whatever an earlier seat of this member had leased is given up."""
-        self.leave_seat(member_id)
-        seat = self._seats[member_id] = self.queue().join(member_id)
+        self.leave_seat(member_id, via=via)
+        seat = self._seats[member_id, via] = self.queue().join(member_id)
         return seat
 
-    def has_seat(self, member_id: str, seat: Member) -> bool:
-        return self._seats.get(member_id) is seat
+    def has_seat(self, member_id: str, seat: Member, via: str = "") -> bool:
+        return self._seats.get((member_id, via)) is seat
 
-    def leave_seat(self, member_id: str, seat: Member | None = None) -> None:
+    def leave_seat(self, member_id: str, seat: Member | None = None, via: str = "") -> None:
         """Nothing happens if it was left already, or (`seat`) another has taken its place."""
-        held = self._seats.get(member_id)
+        held = self._seats.get((member_id, via))
         if held is None or (seat is not None and held is not seat):
             return
-        del self._seats[member_id]
+        del self._seats[member_id, via]
         queue = self._queues.get(self.id)
         if queue is not None:
             queue.leave(held)
@@ -195,7 +196,9 @@ class ShareGroup:
     def _expire(self, member: ShareMember) -> None:
         """It fell silent."""
         self._remove(member)
-        self.leave_seat(member.id)
+        for member_id, via in list(self._seats):
+            if member_id == member.id:
+                self.leave_seat(member_id, via=via)
 
     def _remove(self, member: ShareMember) -> None:
         member.session.stop()

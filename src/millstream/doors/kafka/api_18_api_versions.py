@@ -7,6 +7,7 @@ Gaps: no features are listed.
 
 from __future__ import annotations
 
+from millstream.doors.kafka import share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk
 from millstream.errors import Code
@@ -21,6 +22,8 @@ FLEXIBLE_FROM = api_versions.FLEXIBLE_FROM
 def answer(reader: Reader, context: Context) -> list[Chunk]:
     from millstream.doors.kafka.apis import APIS
 
+    if context.version >= FLEXIBLE_FROM:
+        share_relay.recognise(reader, context)
     supported = VERSIONS[0] <= context.version <= VERSIONS[1]
     ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]
     code = Code.NONE if supported else Code.UNSUPPORTED_VERSION

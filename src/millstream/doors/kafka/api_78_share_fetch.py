@@ -4,7 +4,8 @@ Leases records of a queue to a member of a share group, with how often each was 
 way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
 read. With a limit on records the last batch is leased to its end, unless it alone has more than the limit or the client
 wants the limit kept (version 2). Leases can be renewed (version 2). A session ends with its connection; what it has
-leased is then available to others.
+leased is then available to others. Of several brokers over one store, the one that is asked passes the request on to
+the group's coordinator.
 Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded;
 batches are sent whole, however few of their records are leased.
 """
@@ -16,7 +17,7 @@ from uuid import UUID
 from millstream.broker.groups import share_fetch
 from millstream.broker.groups.queue_settings import group_value
 from millstream.broker.groups.share_fetch import Leased, ShareFetch
-from millstream.doors.kafka import share_answers
+from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk
 from millstream.doors.kafka.share_answers import Refusals
@@ -37,6 +38,10 @@ ANSWER_BYTES_MAX = 1 << 20
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
     request = share.decode_fetch(reader, context.version)
+    wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
+    passed_on = share_relay.pass_on(request.group_id, reader, wait_ms, context, _refuse)
+    if passed_on is not None:
+        return passed_on
     try:
         session = _session(request, context)
     except RequestError as error:

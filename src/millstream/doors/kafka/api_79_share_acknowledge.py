@@ -11,7 +11,7 @@ from uuid import UUID
 
 from millstream.broker.groups import share_fetch
 from millstream.broker.groups.queue_settings import group_value
-from millstream.doors.kafka import share_answers
+from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.outbox import Chunk
 from millstream.doors.kafka.share_answers import Refusals
@@ -34,6 +34,9 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     def refuse(error: RequestError) -> list[Chunk]:
         return [share.encode_acknowledge_head(version, error.code, error.detail, 0, 0) + share.END_OF_ANSWER]
 
+    passed_on = share_relay.pass_on(request.group_id, reader, 0, context, refuse)
+    if passed_on is not None:
+        return passed_on
     try:
         if request.session_epoch == FIRST_EPOCH:
             raise RequestError(Code.INVALID_SHARE_SESSION_EPOCH, "a session is opened with a fetch")

@@ -21,7 +21,9 @@ from millstream.doors.kafka.share_sessions import Key, ShareSessions
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+    from millstream.cluster.base import Node
     from millstream.doors.kafka.sessions import FetchSessions
+    from millstream.doors.kafka.share_relay import Relay
     from millstream.wire.kafka.produce import PartitionData
 
 
@@ -44,5 +46,9 @@ class Context:
     """Set by a produce request for a single partition that is answered: its shape is worth remembering."""
     shares: ShareSessions = field(default_factory=ShareSessions)
     """Of the door: all connections have the same."""
+    via: str = ""
+    """The number of the broker that passes a client's share requests on through this connection, if one does."""
+    relays: dict[Node, Relay] = field(default_factory=dict)
+    """The connections to other brokers that go when this one goes."""
     share_keys: set[Key] = field(default_factory=set)
     """The share sessions that go when this connection goes."""

@@ -38,8 +38,8 @@ PARTITIONS_MAX = 200_000
 FIRST_EPOCH = 0
 FINAL_EPOCH = -1
 
-Key = tuple[str, str]
-"""Group and member."""
+Key = tuple[str, str, str]
+"""Group, member, and the broker that passes its requests on, if one does (`share_relay.py`)."""
 
 
 class ShareSession:
@@ -73,20 +73,20 @@ class ShareSessions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, group_id: str | None, member_id: str | None, context: Context) -> ShareSession:
-        key = _key(group_id, member_id)
+        key = _key(group_id, member_id, context)
         self.close(self._sessions.get(key))
         group = context.broker.groups.share(key[0])
         if len(self._sessions) >= SESSIONS_MAX or len(context.share_keys) >= CONNECTION_SESSIONS_MAX:
             raise RequestError(Code.SHARE_SESSION_LIMIT_REACHED)
-        session = ShareSession(key, group, group.queue(), group.take_seat(key[1]), context)
+        session = ShareSession(key, group, group.queue(), group.take_seat(key[1], key[2]), context)
         self._sessions[key] = session
         context.share_keys.add(key)
         return session
 
     def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
         """The session that a request belongs to, if it is the next one of it."""
-        session = self._sessions.get(_key(group_id, member_id))
-        if session is not None and not session.group.has_seat(session.key[1], session.seat):
+        session = self._sessions.get(_key(group_id, member_id, context))
+        if session is not None and not session.group.has_seat(session.key[1], session.seat, session.key[2]):
             self.close(session)  # its member left the group, or was silent too long
             session = None
         if session is None:
@@ -123,11 +123,13 @@ class ShareSessions:
         session.owner.share_keys.discard(session.key)
         if session.fetch is not None:
             session.fetch.cancel()
-        session.group.leave_seat(session.key[1], session.seat)
+        session.group.leave_seat(session.key[1], session.seat, session.key[2])
 
     def disconnected(self, context: Context) -> None:
         for key in list(context.share_keys):
             self.close(self._sessions.get(key))
+        for relay in context.relays.values():
+            relay.close()
 
     def answer(
         self, work: Coroutine[Any, Any, list[Chunk]], refuse: Callable[[RequestError], list[Chunk]]
@@ -151,7 +153,7 @@ class ShareSessions:
         return promise
 
 
-def _key(group_id: str | None, member_id: str | None) -> Key:
+def _key(group_id: str | None, member_id: str | None, context: Context) -> Key:
     if not group_id or not member_id:
         raise RequestError(Code.INVALID_REQUEST, "a share session needs a group id and a member id")
-    return group_id, member_id
+    return group_id, member_id, context.via

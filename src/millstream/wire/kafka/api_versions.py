@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from struct import Struct
 
-from millstream.wire.kafka.primitives import array_length
+from millstream.wire.kafka import header
+from millstream.wire.kafka.primitives import array_length, string
 
+KEY = 18
 FLEXIBLE_FROM = 3
+RELAY = "millstream-relay"
+"""The name under which a broker introduces itself to another one, with its number as the version."""
 _RANGE = Struct(">hhh")
+
+
+def introduce(name: str, version: str) -> bytes:
+    """A request (version 3) that says which client this is, and in which version."""
+    return header.fixed(KEY, 3, 0) + string(name, False) + b"\0" + string(name, True) + string(version, True) + b"\0"
 
 
 def encode(version: int, error: int, ranges: list[tuple[int, int, int]]) -> bytes:

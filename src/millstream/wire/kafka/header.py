@@ -19,6 +19,11 @@ def peek(frame: memoryview) -> tuple[int, int, int]:
         raise ProtocolError(f"a request of {len(frame)} bytes has no header") from None
 
 
+def fixed(key: int, version: int, correlation_id: int) -> bytes:
+    """What every request begins with."""
+    return _FIXED.pack(key, version, correlation_id)
+
+
 def skip_client(frame: memoryview, flexible: bool) -> tuple[str, Reader]:
     """The client id, and a reader that stands at the request's body."""
     reader = Reader(frame, FIXED_BYTES)
