@@ -131,7 +131,7 @@ def test_the_exit_code_of_the_command_is_the_answer(
     until(lambda: cli.figures(group)["dead"] == 2)
     assert cli.figures(group) == {"available": 0, "leased": 0, "waiting": 0, "done": 3, "dead": 2}
     reasons = {row["value"]: dict(row["headers"])["millstream-dead-reason"] for row in records(cli, dlq)}
-    assert reasons == {"hopeless": "released", "poison": "rejected"}
+    assert reasons == {"hopeless": "released by sh (exit code 1)", "poison": "rejected by sh (exit code 2)"}
 
 
 def test_the_command_gets_the_whole_record(
@@ -378,7 +378,9 @@ def test_dead_letters_go_back_once_and_count_how_often(
     kill_all(workers, cli, group, 1)
     redrive = ("queue", "redrive", "--from", dlq)
     would = cli.json(*redrive, "--dry-run")
-    assert would["letters"] == [{"topic": topic, "group": group, "reason": "rejected", "records": 1}]
+    assert would["letters"] == [
+        {"topic": topic, "group": group, "reason": "rejected by sh (exit code 2)", "records": 1}
+    ]
     assert len(records(cli, topic)) == 1
     assert cli.json(*redrive)["sent"] == 1
     again = cli.json(*redrive)
