@@ -91,6 +91,11 @@ class Polling(Generic[T]):
         if running is not None:
             self.ready.extend(running.result())
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a poll is under way, or has ended and nobody has collected what it brought."""
+        return self._running is not None
+
     async def stop(self) -> None:
         self.ready.clear()
         if self._running is not None:
