@@ -7,6 +7,9 @@ PYTEST := $(BIN)/python -m pytest
 PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
+# Compiled modules are kept, whatever the environment says: the tests start hundreds of brokers and commands.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all soak check format bench docs clean
 
