@@ -115,15 +115,16 @@ def test_a_frame_that_is_cut_short_costs_nothing_but_its_connection(target: Serv
         assert "cut" not in client.list_topics()
 
 
-def test_a_hundred_thousand_random_frames_are_answered_one_by_one(target: ServedBroker) -> None:
+@pytest.mark.parametrize("frames", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_random_frames_are_answered_one_by_one(frames: int, target: ServedBroker) -> None:
     """Their lengths are right, all else is wild. A wrong length is what other tests are about."""
     before = rss(target)
     chance = random.Random(4)
     answered = 0
-    while answered < 100_000:
-        frames = [wild(chance) for _ in range(1000)]
+    while answered < frames:
+        wave = [wild(chance) for _ in range(1000)]
         with open_client(target) as client:
-            answered += exchange(client.socket, b"".join(frames), len(frames))
+            answered += exchange(client.socket, b"".join(wave), len(wave))
     assert rss(target) - before < RSS_GROWTH_MAX
 
 
@@ -258,7 +259,7 @@ def test_more_connections_than_allowed_are_closed_at_once(target: ServedBroker) 
             return client.ping() == b""
         return False
 
-    wait_for(is_open_again, "room for connections", 10)
+    wait_for(is_open_again, "room for connections")
 
 
 def test_a_client_that_leaves_while_it_is_answered_leaves_nothing_behind(target: ServedBroker) -> None:
