@@ -17,6 +17,7 @@ import pytest
 from millstream.cli.position import Kind, Position
 from millstream.cli.template import compile_template
 from tests.command_line import CLEAN, Cli
+from tests.compat import raw
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def cli(broker: Any) -> Cli:
 @pytest.fixture
 def topic(cli: Cli) -> str:
     name = f"cli-{uuid.uuid4().hex[:12]}"
-    cli("topic", "create", name, "-p", "3")
+    raw.create_topic(cli.address, name, 3)
     return name
 
 

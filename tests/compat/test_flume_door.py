@@ -449,7 +449,7 @@ def _attack(address: str, sound: list[bytes], seed: int) -> None:
                 connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 5
             with contextlib.suppress(OSError):
-                connection.settimeout(0.5)
+                connection.settimeout(0.1)
                 while connection.recv(1 << 16) and time.monotonic() < deadline:
                     pass
 

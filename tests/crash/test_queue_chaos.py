@@ -21,7 +21,7 @@ from tests.crash.queue_worker import LEASE_SECONDS
 from tests.serving import ServedBroker
 
 KILLS = int(os.environ.get("SOAK_BROKER_KILLS", "3"))
-RECORDS = int(os.environ.get("SOAK_RECORDS", "10000"))
+RECORDS = int(os.environ.get("SOAK_RECORDS", "3000"))
 WORKERS = 8
 PARTITIONS = 4
 TOPIC, GROUP = "jobs", "workers"
