@@ -36,7 +36,7 @@ demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of i
 test: setup check  ## every test but the slow ones, in ten minutes
 	$(PYTEST) --numprocesses 2 --dist loadgroup -m 'not slow' tests
 
-test-all: setup check  ## every test
+test-all: setup check  ## every test, with all rounds and records of the long ones
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer
