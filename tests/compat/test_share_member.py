@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from millstream.client.link import Link, LinkBroken
 from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery, Reply, ShareError, ShareMember
 from tests.command_line import Cli
+from tests.compat import raw
 from tests.serving import ServedBroker
 
 
@@ -23,7 +24,7 @@ class Workplace:
         self.links: list[Link] = []
         host, _, port = broker.address.rpartition(":")
         self._address = host, int(port)
-        self.cli("topic", "create", self.topic)
+        raw.create_topic(broker.address, self.topic)
         reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=[reset])
         admin = AdminClient({"bootstrap.servers": broker.address})
