@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -92,12 +93,23 @@ def test_a_thousand_idle_connections_and_a_thousand_partitions_cost_ten_megabyte
         assert grown <= 10 * MB
 
 
-def test_the_first_record_is_acknowledged_half_a_second_after_the_start(tmp_path: Path) -> None:
-    """Judged by the broker's own CPU time: how long that takes by the clock is up to whatever else the machine does."""
-    runs = [_seconds_to_first_record(tmp_path / str(number)) for number in range(3)]
-    wall, cpu = min(wall for wall, _ in runs), min(cpu for _, cpu in runs)
+def test_the_first_record_is_acknowledged_soon_after_the_start(tmp_path: Path) -> None:
+    """Half a second on a machine of its own. Judged by CPU time, as a ratio to what a Python costs that has only the
+    event loop: how long a start takes by the clock, or how much a second is worth, is up to whatever else runs.
+    """
+    runs = [(_seconds_to_first_record(tmp_path / str(number)), _seconds_to_an_event_loop()) for number in range(3)]
+    wall, cpu = min(wall for (wall, _), _ in runs), min(cpu for (_, cpu), _ in runs)
     print(f"\nfrom the start of the process to the first acknowledged record: {wall:.2f} s, {cpu:.2f} s of CPU")
-    assert cpu < 0.5
+    assert min(cpu / reference for (_, cpu), reference in runs) < 4.0
+
+
+def _seconds_to_an_event_loop() -> float:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import asyncio, sqlite3, uvloop"], env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    )
+    used = os.wait4(process.pid, 0)[2]
+    process.returncode = 0  # it has been waited for
+    return used.ru_utime + used.ru_stime
 
 
 def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
