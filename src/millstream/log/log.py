@@ -128,16 +128,16 @@ class Log(ReadableLog):
     def append_run(self, run: BatchRun) -> Promise[Appended]:
         if self.failure is not None or self.closed:
             return Promise.failed(self._refusal())
-        if run.base_offset != self.end:
-            raise ValueError(f"a run from offset {run.base_offset} on is not for the end of {self.name}, {self.end}")
-        config = self.config
+        base = self.end
         size = len(run.data)
+        run.place(base, LEADER_EPOCH)
+        config = self.config
         try:
             segment = self._segment_for(size, config)
-            segment.append_run(run, config.index_interval_bytes)
+            segment.append_run(run, base, config.index_interval_bytes)
         except OSError as error:
             return Promise.failed(self._undo_write(error))
-        return self._appended(segment, run.end_offset, size, run.count)
+        return self._appended(segment, base + run.offsets, size, run.count)
 
     def _refusal(self) -> RequestError:
         if self.failure is not None:

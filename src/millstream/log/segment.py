@@ -76,10 +76,10 @@ class Segment:
         self._disk.append(file if file is not None else self.file, batch)
         self.note(header.max_timestamp, base_offset, len(batch), interval)
 
-    def append_run(self, run: BatchRun, interval: int) -> None:
+    def append_run(self, run: BatchRun, base_offset: int, interval: int) -> None:
         self._disk.append(self.file, run.data)
         if len(run.data) < interval:
-            self.note(run.max_timestamp, run.base_offset, len(run.data), interval)
+            self.note(run.max_timestamp, base_offset, len(run.data), interval)
             return
         for batch, header in split(run.data):
             self.note(header.max_timestamp, header.base_offset, len(batch), interval)

@@ -137,11 +137,9 @@ def is_sound(buffer: memoryview, header: BatchHeader) -> bool:
     )
 
 
-def patch_offset(
-    buffer: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int, position: int = 0
-) -> None:
-    """Gives the batch at a position its place in the log. The checksum does not cover these fields."""
-    _OFFSET_AND_LENGTH_AND_EPOCH.pack_into(buffer, position, base_offset, length, leader_epoch)
+def patch_offset(buffer: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int) -> None:
+    """Gives the batch its place in the log. The checksum does not cover these fields."""
+    _OFFSET_AND_LENGTH_AND_EPOCH.pack_into(buffer, 0, base_offset, length, leader_epoch)
 
 
 def stamp(buffer: bytearray | memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:

@@ -15,18 +15,18 @@ class BatchRun(Protocol):
     def data(self) -> bytearray: ...
 
     @property
-    def base_offset(self) -> int:
-        """The `end` of the log when the run was begun: from here on the offsets in `data` count."""
-
-    @property
-    def end_offset(self) -> int: ...
-
-    @property
     def count(self) -> int:
         """How many batches there are."""
 
     @property
+    def offsets(self) -> int:
+        """How many offsets they take."""
+
+    @property
     def max_timestamp(self) -> int: ...
+
+    def place(self, base_offset: int, leader_epoch: int) -> None:
+        """Gives the batches their places in the log."""
 
 
 def split(data: bytearray) -> Iterator[tuple[memoryview, BatchHeader]]:

@@ -49,8 +49,7 @@ class PartitionLog(Protocol):
     def append_run(self, run: BatchRun) -> Promise[Appended]:
         """Stores several batches behind each other, all or none; answers with the first one's offset.
 
-        Nothing was appended since the run was begun, so its offsets are right already where one broker alone writes to
-        the log; a store that is shared assigns new ones. The bytes are not used after the call returns.
+        As with `append`, the bytes are patched in place and are not used after the call returns.
         """
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:

@@ -43,7 +43,7 @@ class ProduceRun:
         settings = partition.settings
         if settings.needs_more_checks:
             return None
-        part = Part(partition.log.end, settings.message_bytes_max, settings.log.segment_bytes)
+        part = Part(settings.message_bytes_max, settings.log.segment_bytes)
         self._parts[partition] = part
         return part
 
@@ -57,7 +57,7 @@ class ProduceRun:
                 continue
             log = partition.log
             metrics.batches_in += count
-            metrics.records_in += part.end_offset - part.base_offset
+            metrics.records_in += part.offsets
             promise = log.append_run(part)
             part.let_go()
             self._waiting += 1

@@ -41,7 +41,6 @@ cdef enum:
     PRODUCER_AT = 43
     COUNT_AT = 57
     HEADER_BYTES = 61
-    LEADER_EPOCH = 0
     # Behind a batch in flexible versions: no tags on the partition, the topic, the request.
     TAGS_BYTES = 3
 
@@ -116,14 +115,13 @@ cdef class Shape:
 @cython.final
 cdef class Part:
     cdef readonly bytearray data
-    cdef readonly int64_t base_offset, end_offset, count, max_timestamp, log_start
+    cdef readonly int64_t count, offsets, max_timestamp, base_offset, log_start
     cdef Py_ssize_t batch_bytes_max, room
 
-    def __cinit__(self, int64_t base_offset, Py_ssize_t batch_bytes_max, Py_ssize_t bytes_max):
+    def __cinit__(self, Py_ssize_t batch_bytes_max, Py_ssize_t bytes_max):
         self.data = bytearray()
-        self.base_offset = self.end_offset = base_offset
-        self.count = 0
-        self.max_timestamp = self.log_start = -1
+        self.count = self.offsets = 0
+        self.max_timestamp = self.base_offset = self.log_start = -1
         self.batch_bytes_max = batch_bytes_max
         self.room = bytes_max
 
@@ -132,7 +130,6 @@ cdef class Part:
         cdef int32_t count
         cdef int64_t max_timestamp
         cdef Py_ssize_t position = PyByteArray_GET_SIZE(self.data)
-        cdef uint8_t *stored
         if size > self.batch_bytes_max or size > self.room or size < HEADER_BYTES or size > INT32_MAX:
             return False
         if batch[MAGIC_AT] != 2 or get_i32(batch + LENGTH_AT) != size - EPOCH_AT or not is_ordinary(batch):
@@ -140,22 +137,32 @@ cdef class Part:
         count = get_i32(batch + COUNT_AT)
         if count < 1 or get_i32(batch + LAST_DELTA_AT) != count - 1:
             return False
-        if get_i64(batch + PRODUCER_AT) != -1 or self.end_offset - self.base_offset + count > INT32_MAX:
+        if get_i64(batch + PRODUCER_AT) != -1 or self.offsets + count > INT32_MAX:
             return False
         if not is_whole(batch, size):
             return False
         PyByteArray_Resize(self.data, position + size)
-        stored = <uint8_t *> PyByteArray_AS_STRING(self.data) + position
-        memcpy(stored, batch, size)
-        put(stored, <uint64_t> self.end_offset, 8)
-        put(stored + EPOCH_AT, LEADER_EPOCH, 4)
-        self.end_offset += count
+        memcpy(PyByteArray_AS_STRING(self.data) + position, batch, size)
         self.count += 1
+        self.offsets += count
         max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
         self.room -= size
         return True
+
+    def place(self, int64_t base_offset, int32_t leader_epoch):
+        cdef uint8_t *at = <uint8_t *> PyByteArray_AS_STRING(self.data)
+        cdef Py_ssize_t size, left = PyByteArray_GET_SIZE(self.data)
+        while left >= HEADER_BYTES:
+            size = <Py_ssize_t> get_i32(at + LENGTH_AT) + EPOCH_AT
+            if size < HEADER_BYTES or size > left:
+                raise ValueError("the run was changed")
+            put(at, <uint64_t> base_offset, 8)
+            put(at + EPOCH_AT, <uint64_t> leader_epoch, 4)
+            base_offset += get_i32(at + COUNT_AT)
+            at += size
+            left -= size
 
     def settle(self, int64_t base_offset, int64_t log_start):
         self.base_offset = base_offset
@@ -271,7 +278,7 @@ cdef Py_ssize_t walk(
             if part is None:
                 break
             parts[shape.partition] = part
-        behind = part.end_offset - part.base_offset
+        behind = part.offsets
         if not part.add(batch.at, batch.size):
             break
         append_time = -1

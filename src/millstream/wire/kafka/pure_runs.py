@@ -2,7 +2,7 @@
 
 A request of known shape is told by its first bytes, so nothing of it needs decoding but its batch. `take` walks the
 frames of a receive buffer, judges each batch by its header and its checksum, and copies it behind the others for its
-partition, with its offset in place. `answers` makes all answers of a run at once.
+partition, so that one write stores them all. `answers` makes all answers of a run at once.
 
 Rules
 -----
@@ -18,9 +18,9 @@ this is the twin, and `runs.py` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.errors import RequestError
 from millstream.records.batch import (
@@ -34,8 +34,8 @@ from millstream.records.batch import (
     check,
     patch_offset,
 )
+from millstream.records.run import split
 
-LEADER_EPOCH = 0
 OFFSETS_MAX = 2**31 - 1
 """Of one run, so that every batch can be named by its distance from the start of its segment."""
 _PRODUCE = 0
@@ -78,19 +78,18 @@ class Shape:
 
 
 class Part:
-    """What of a run goes to one partition: a `records.run.BatchRun`."""
+    """What of a run goes to one partition: a `records.run.BatchRun`, and where the log put it."""
 
-    __slots__ = ("_batch_bytes_max", "_room", "base_offset", "count", "data", "end_offset", "log_start", "max_timestamp")
+    __slots__ = ("_batch_bytes_max", "_room", "base_offset", "count", "data", "log_start", "max_timestamp", "offsets")
 
-    def __init__(self, base_offset: int, batch_bytes_max: int, bytes_max: int) -> None:
+    def __init__(self, batch_bytes_max: int, bytes_max: int) -> None:
         """An empty part, for batches and all in all of so many bytes at most."""
         self._batch_bytes_max = batch_bytes_max
         self._room = bytes_max
         self.data = bytearray()
-        self.base_offset = self.end_offset = base_offset
-        self.count = 0
+        self.count = self.offsets = 0
         self.max_timestamp = NO_TIMESTAMP
-        self.log_start = -1
+        self.base_offset = self.log_start = -1
 
     def add(self, batch: memoryview) -> BatchHeader | None:
         """Takes a batch behind the others; None if it is not one to be stored just so."""
@@ -104,20 +103,22 @@ class Part:
         attributes = header.attributes
         if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX or header.producer_id != NO_PRODUCER:
             return None
-        end_offset = self.end_offset + header.count
-        if end_offset - self.base_offset > OFFSETS_MAX:
+        if self.offsets + header.count > OFFSETS_MAX:
             return None
-        position = len(self.data)
         self.data += batch
-        patch_offset(self.data, self.end_offset, header.length, LEADER_EPOCH, position)
-        self.end_offset = end_offset
         self.count += 1
+        self.offsets += header.count
         self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
         self._room -= size
         return header
 
+    def place(self, base_offset: int, leader_epoch: int) -> None:
+        for batch, header in split(self.data):
+            patch_offset(batch, base_offset, header.length, leader_epoch)
+            base_offset += header.count
+
     def settle(self, base_offset: int, log_start: int) -> None:
-        """Notes where the log put the run."""
+        """Notes what the log answered."""
         self.base_offset = base_offset
         self.log_start = log_start
 
@@ -126,17 +127,18 @@ class Part:
         self.data = bytearray()
 
 
-Request = tuple[Shape, int, Part, int, int]
+S = TypeVar("S", bound=Shape)
+Request = tuple[S, int, Part, int, int]
 """Shape and correlation id; the part, how many offsets of it come before this batch, and the log append time or -1."""
 
 
 def take(
     data: memoryview,
     position: int,
-    shapes: Mapping[tuple[int, bytes], Shape],
+    shapes: Mapping[tuple[int, bytes], S],
     lengths: Iterable[int],
     part_of: Callable[[Any], Part | None],
-    requests: list[Any],
+    requests: list[Request[S]],
 ) -> int:
     """Adds the requests from a position on, while they are in order; answers with where it stopped.
 
@@ -146,7 +148,7 @@ def take(
     if position < 0:
         raise ValueError("a position before the first byte")
     parts: dict[Any, Part] = {}
-    shape: Shape | None = None
+    shape: S | None = None
     end = len(data)
     while end - position >= _HEAD.size:
         size, key, version, correlation_id = _HEAD.unpack_from(data, position)
@@ -163,7 +165,7 @@ def take(
         if part is None:
             break
         parts[shape.partition] = part
-        behind = part.end_offset - part.base_offset
+        behind = part.offsets
         header = part.add(batch)
         if header is None:
             break
@@ -178,9 +180,7 @@ def _matches(shape: Shape, frame: memoryview, version: int) -> bool:
     return version == shape.version and len(frame) > length + _SIZE.size and frame[:length] == shape.prefix
 
 
-def find(
-    frame: memoryview, version: int, shapes: Mapping[tuple[int, bytes], Shape], lengths: Iterable[int]
-) -> Shape | None:
+def find(frame: memoryview, version: int, shapes: Mapping[tuple[int, bytes], S], lengths: Iterable[int]) -> S | None:
     """The shape of a request from behind its correlation id on."""
     for length in lengths:
         shape = shapes.get((version, bytes(frame[:length])))
@@ -215,7 +215,7 @@ def answer(shape: Shape, correlation_id: int, base_offset: int, append_time: int
     return b"".join((_ANSWER_HEAD.pack(size, correlation_id), shape.head, numbers, shape.tail))
 
 
-def answers(requests: Iterable[Request]) -> bytes:
+def answers(requests: Sequence[Request[S]]) -> bytes:
     """The answers to requests whose parts are all settled, one behind the other."""
     return b"".join(
         answer(shape, correlation_id, part.base_offset + behind, append_time, part.log_start)
