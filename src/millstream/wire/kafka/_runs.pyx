@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""Produce requests that arrived together, compiled. `runs.py` holds the rules, `pure_runs.py` is the twin.
+"""Produce requests that arrived together, compiled. `pure_runs.py` is the twin and holds the rules.
 
 How it stays within its bytes
 -----------------------------
@@ -15,7 +15,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from crc32c import crc32c as _crc32c
@@ -80,9 +80,6 @@ cdef inline uint8_t *put(uint8_t *at, uint64_t value, int size) noexcept:
     return at + size
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
 cdef class Shape:
     cdef readonly bytes prefix, head, tail
     cdef readonly int version
@@ -112,6 +109,9 @@ cdef class Shape:
         self.partition = partition
 
 
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
 @cython.final
 cdef class Part:
     cdef readonly bytearray data
@@ -129,8 +129,8 @@ cdef class Part:
         """Takes a batch behind the others; False if it is not one to be stored just so."""
         cdef int32_t count
         cdef int64_t max_timestamp
-        cdef Py_ssize_t position = PyByteArray_GET_SIZE(self.data)
-        if size > self.batch_bytes_max or size > self.room or size < HEADER_BYTES or size > INT32_MAX:
+        cdef Py_ssize_t position
+        if size > self.batch_bytes_max or size > self.room or size < HEADER_BYTES:
             return False
         if batch[MAGIC_AT] != 2 or get_i32(batch + LENGTH_AT) != size - EPOCH_AT or not is_ordinary(batch):
             return False
@@ -141,6 +141,7 @@ cdef class Part:
             return False
         if not is_whole(batch, size):
             return False
+        position = PyByteArray_GET_SIZE(self.data)
         PyByteArray_Resize(self.data, position + size)
         memcpy(PyByteArray_AS_STRING(self.data) + position, batch, size)
         self.count += 1
