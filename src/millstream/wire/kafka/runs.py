@@ -6,14 +6,27 @@
 from __future__ import annotations
 
 import os
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or os.environ.get("MILLSTREAM_PURE") == "1":
+from millstream.wire.kafka import pure_runs
+
+
+def _pick() -> ModuleType:
+    if os.environ.get("MILLSTREAM_PURE") != "1":
+        try:
+            from millstream.wire.kafka import _runs
+        except ImportError:
+            return pure_runs
+        return _runs
+    return pure_runs
+
+
+if TYPE_CHECKING:
     from millstream.wire.kafka.pure_runs import Part, Shape, answer, answers, take
 else:
-    try:
-        from millstream.wire.kafka._runs import Part, Shape, answer, answers, take
-    except ImportError:
-        from millstream.wire.kafka.pure_runs import Part, Shape, answer, answers, take
+    _kernel = _pick()
+    Part, Shape = _kernel.Part, _kernel.Shape
+    answer, answers, take = _kernel.answer, _kernel.answers, _kernel.take
 
 __all__ = ["Part", "Shape", "answer", "answers", "take"]
