@@ -59,7 +59,7 @@ class Taken:
         self.kernel = kernel
         self.parts: dict[str, Any] = {}
         self.requests: list[Any] = []
-        shapes = {
+        self.shapes = {
             (version, prefix(client)): kernel.Shape(
                 prefix(client),
                 version,
@@ -78,8 +78,14 @@ class Taken:
             self.parts[partition] = kernel.Part(batch_bytes_max, bytes_max)
             return self.parts[partition]
 
-        lengths = {len(prefix(client)): None for client in CLIENTS}
-        self.position = kernel.take(memoryview(data), position, shapes, lengths, part_of, self.requests)
+        self.lengths = {len(prefix(client)): None for client in CLIENTS}
+        self.position = kernel.take(memoryview(data), position, self.shapes, self.lengths, part_of, self.requests)
+
+    def found(self, frame: bytes) -> tuple[bytes, bytes] | None:
+        """Prefix and batch of a whole frame, as one that comes alone is looked up."""
+        version = int.from_bytes(frame[6:8], signed=True)
+        found = self.kernel.find(memoryview(frame)[4:], 8, version, self.shapes, self.lengths)
+        return (found[0].prefix, bytes(found[1])) if found is not None else None
 
     def stored(self, partition: str = "left", base_offset: int = 100) -> list[bytes]:
         part = self.parts[partition]
@@ -153,6 +159,17 @@ def test_it_begins_where_it_is_told_to(kernel: Any) -> None:
     assert Taken(kernel, one, len(one) + 5).position == len(one) + 5
     with pytest.raises(ValueError, match="before"):
         Taken(kernel, one, -1)
+
+
+@pytest.mark.parametrize("version", [FIXED, FLEXIBLE])
+def test_a_request_that_comes_alone_is_found_by_the_same_rules(kernel: Any, version: int) -> None:
+    taken = Taken(kernel, b"")
+    for client in CLIENTS:
+        assert taken.found(frame(SOUND, client=client, version=version)) == (prefix(client), SOUND)
+    assert taken.found(frame(SOUND, client=b"c", version=version)) is None
+    assert taken.found(frame(SOUND, version=version, tail=b"\0")) is None
+    assert taken.found(frame(SOUND, version=version)[:-1]) is None
+    assert taken.found(b"") is None
 
 
 # -- where it stops ----------------------------------------------------------------------------------------------------
@@ -274,7 +291,9 @@ def test_the_time_of_a_batch_that_says_it_is_the_logs_goes_into_its_answer(kerne
 
 
 def assert_twins_agree(data: bytes, **limits: int) -> None:
-    assert Taken(_runs, data, **limits).everything() == Taken(pure_runs, data, **limits).everything()
+    compiled, pure = Taken(_runs, data, **limits), Taken(pure_runs, data, **limits)
+    assert compiled.everything() == pure.everything()
+    assert compiled.found(data) == pure.found(data)
 
 
 def random_frames(pick: random.Random) -> list[bytes]:

@@ -24,8 +24,7 @@ from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
-from millstream.wire.kafka.pure_runs import batch_behind, find
-from millstream.wire.kafka.runs import Shape, answer
+from millstream.wire.kafka.runs import Shape, answer, find
 
 _I32 = Struct(">i")
 _TAGS_BYTES = 3
@@ -108,10 +107,7 @@ class KnownProduces:
 
     def find(self, frame: memoryview, version: int) -> tuple[KnownProduce, memoryview] | None:
         """What is known about a request, and its batch."""
-        rest = frame[header.FIXED_BYTES :]
-        known = find(rest, version, self.shapes(), self.lengths)
-        batch = batch_behind(known, rest) if known is not None else None
-        return (known, batch) if known is not None and batch is not None else None
+        return find(frame, header.FIXED_BYTES, version, self.shapes(), self.lengths)
 
     def learn(self, frame: memoryview, data: PartitionData, context: Context) -> None:
         if len(self._shapes) >= self.SHAPES_MAX:

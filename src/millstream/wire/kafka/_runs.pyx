@@ -224,7 +224,7 @@ cdef inline bint matches(Shape shape, const uint8_t *at, Py_ssize_t left, int ve
     return shape.version == version and left > length + 4 and memcmp(at, PyBytes_AS_STRING(shape.prefix), length) == 0
 
 
-cdef Shape find(const uint8_t *at, Py_ssize_t left, int version, dict shapes, lengths):
+cdef Shape shape_of(const uint8_t *at, Py_ssize_t left, int version, dict shapes, lengths):
     cdef Shape shape
     cdef Py_ssize_t length
     for length in lengths:
@@ -268,7 +268,7 @@ cdef Py_ssize_t walk(
         at += HEAD_BYTES
         left = size + 4 - HEAD_BYTES
         if shape is None or not matches(shape, at, left, version):
-            shape = find(at, left, version, shapes, lengths)
+            shape = shape_of(at, left, version, shapes, lengths)
             if shape is None:
                 break
             part = parts.get(shape.partition)
@@ -288,6 +288,26 @@ cdef Py_ssize_t walk(
         requests.append((shape, correlation_id, part, behind, append_time))
         position += 4 + size
     return position
+
+
+def find(frame, Py_ssize_t position, int version, dict shapes not None, lengths):
+    cdef Py_buffer view
+    cdef Batch batch
+    cdef Py_ssize_t start
+    cdef const uint8_t *at
+    cdef Shape shape
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if position < 0 or position > view.len:
+            return None
+        at = <const uint8_t *> view.buf + position
+        shape = shape_of(at, view.len - position, version, shapes, lengths)
+        if shape is None or not batch_behind(shape, at, view.len - position, &batch):
+            return None
+        start = batch.at - <const uint8_t *> view.buf
+    finally:
+        PyBuffer_Release(&view)
+    return shape, frame[start : start + batch.size]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

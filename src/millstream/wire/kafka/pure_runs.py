@@ -157,8 +157,8 @@ def take(
             break
         frame = data[position + _HEAD.size : after]
         if shape is None or not _matches(shape, frame, version):
-            shape = find(frame, version, shapes, lengths)
-        batch = batch_behind(shape, frame) if shape is not None else None
+            shape = _shape_of(frame, version, shapes, lengths)
+        batch = _batch_behind(shape, frame) if shape is not None else None
         if shape is None or batch is None:
             break
         part = parts.get(shape.partition) or part_of(shape.partition)
@@ -180,8 +180,9 @@ def _matches(shape: Shape, frame: memoryview, version: int) -> bool:
     return version == shape.version and len(frame) > length + _SIZE.size and frame[:length] == shape.prefix
 
 
-def find(frame: memoryview, version: int, shapes: Mapping[tuple[int, bytes], S], lengths: Iterable[int]) -> S | None:
-    """The shape of a request from behind its correlation id on."""
+def _shape_of(
+    frame: memoryview, version: int, shapes: Mapping[tuple[int, bytes], S], lengths: Iterable[int]
+) -> S | None:
     for length in lengths:
         shape = shapes.get((version, bytes(frame[:length])))
         if shape is not None and len(frame) > length + _SIZE.size:
@@ -189,7 +190,7 @@ def find(frame: memoryview, version: int, shapes: Mapping[tuple[int, bytes], S],
     return None
 
 
-def batch_behind(shape: Shape, frame: memoryview) -> memoryview | None:
+def _batch_behind(shape: Shape, frame: memoryview) -> memoryview | None:
     """The batch of a request that begins with the known bytes; None if something unusual surrounds it."""
     start = len(shape.prefix)
     if not shape.is_flexible:
@@ -203,6 +204,16 @@ def batch_behind(shape: Shape, frame: memoryview) -> memoryview | None:
             return frame[at + 1 : at + size] if size and frame[at + size :] == _TAGS else None
         shift += 7
     return None
+
+
+def find(
+    frame: memoryview, position: int, version: int, shapes: Mapping[tuple[int, bytes], S], lengths: Iterable[int]
+) -> tuple[S, memoryview] | None:
+    """The shape of a single request, known bytes from a position on, and its batch; None if it is not in order."""
+    rest = frame[position:]
+    shape = _shape_of(rest, version, shapes, lengths)
+    batch = _batch_behind(shape, rest) if shape is not None else None
+    return (shape, batch) if shape is not None and batch is not None else None
 
 
 def answer(shape: Shape, correlation_id: int, base_offset: int, append_time: int, log_start: int) -> bytes:
