@@ -18,7 +18,7 @@ help:  ## what there is to make
 
 setup: $(VENV)/.ready  ## everything into .venv; nothing to do when nothing changed
 
-$(VENV)/.ready: pyproject.toml setup.py src/millstream/records/_kernel.pyx Makefile
+$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/millstream/*/_*.pyx src/millstream/*/*/_*.pyx) Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
 	@packages=$$(for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || echo $${pair##*:}; done; \
 	  ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || echo postgresql; \

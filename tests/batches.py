@@ -10,6 +10,7 @@ from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, read_header
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
+from millstream.wire.kafka.pure_runs import Part
 
 NOW = 1_700_000_000_000
 
@@ -32,6 +33,14 @@ def batch(
 
 def append(log: PartitionLog, data: bytearray) -> Promise[Appended]:
     return log.append(memoryview(data), read_header(data))
+
+
+def append_run(log: PartitionLog, *batches: bytearray) -> Promise[Appended]:
+    """Several batches at once, as the Kafka door does with small requests."""
+    run = Part(1 << 20, 1 << 20)
+    for data in batches:
+        assert run.add(memoryview(data)) is not None
+    return log.append_run(run)
 
 
 async def fill(log: PartitionLog, count: int, size: int = 100, at: int = NOW) -> list[bytes]:

@@ -34,8 +34,8 @@ from millstream.log.config import FlushPolicy
 
 PREFIX = "MILLSTREAM_"
 DEFAULT_FILE = "millstream.toml"
-NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG"})
-"""Variables with our prefix that are for the command line and not for the broker."""
+NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG", "PURE"})
+"""Variables with our prefix that are for the command line, or for the choice of a kernel, and not for the broker."""
 RECORD_PREFIX = "MILLSTREAM_RECORD_"
 """Variables that `queue consume` sets for the commands it runs: one of these may well start a broker."""
 

@@ -13,7 +13,7 @@ from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.stores.base import PartitionLog
 from millstream.testing.clock import VirtualClock
-from tests.batches import NOW, append, batch, fill, read_back
+from tests.batches import NOW, append, append_run, batch, fill, read_back
 from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
 
 OpenLog = Callable[..., Awaitable[PartitionLog]]
@@ -70,6 +70,58 @@ class TestAppend:
         promise.then(lambda _: seen_at_answer.append(log.durable))
         await promise
         assert seen_at_answer == [2]
+
+
+class TestAppendRun:
+    async def test_assigns_dense_offsets_behind_what_is_there(self, open_log: OpenLog) -> None:
+        log = await open_log()
+        await append(log, batch(b"before"))
+        promises = [append_run(log, batch(b"a"), batch(b"b", b"c"), batch(b"d")), append_run(log, batch(b"e"))]
+        assert [(await promise).base_offset for promise in promises] == [1, 5]
+        assert (await append(log, batch(b"after"))).base_offset == 6
+        assert (log.start, log.durable, log.end) == (0, 7, 7)
+        records = await read_back(log)
+        assert [record.offset for record in records] == list(range(7))
+        assert [record.value for record in records] == [b"before", b"a", b"b", b"c", b"d", b"e", b"after"]
+
+    async def test_keeps_the_producers_bytes_but_for_offset_and_epoch(self, open_log: OpenLog) -> None:
+        log = await open_log()
+        sent = [batch(b"a", None, keys=[b"k", b"k"]), batch(b"b")]
+        before = [bytes(each) for each in sent]
+        await append_run(log, *sent)
+        stored = (await log.read(0, 1 << 20)).to_bytes()
+        first, second = stored[: len(before[0])], stored[len(before[0]) :]
+        assert [first[16:], second[16:]] == [each[16:] for each in before]
+        assert [read_header(first).base_offset, read_header(second).base_offset] == [0, 2]
+
+    @pytest.mark.parametrize("in_run", [1, 2, 5, 40])
+    async def test_every_offset_and_time_is_found_across_segments(self, open_log: OpenLog, in_run: int) -> None:
+        """Runs that are shorter and longer than what lies between two entries of an index, or in a segment's rest."""
+        log = await open_log(**{**SMALL, "segment_bytes": 6000})
+        for first in range(0, 200, in_run):
+            await append_run(log, *[batch(b"%d" % n * 20, at=NOW + n * 10) for n in range(first, first + in_run)])
+        assert log.end == 200
+        for offset in range(200):
+            stored = (await log.read(offset, 1)).to_bytes()
+            assert read_header(stored).base_offset == offset
+            assert codec.decode(stored)[0].value == b"%d" % offset * 20
+            found = await log.find_time(NOW + offset * 10 - 5)
+            assert found is not None and found == (offset, NOW + offset * 10)
+        assert await log.find_max_time() == (199, NOW + 1990)
+
+    async def test_survives_a_kill(self, persistent: Driver) -> None:
+        log = await persistent.open(LogConfig(**SMALL))
+        for first in range(0, 60, 6):
+            await append_run(log, *[batch(b"%d" % number) for number in range(first, first + 6)])
+        log = await persistent.reopen_after_kill(LogConfig(**SMALL))
+        assert [record.value for record in await read_back(log)] == [b"%d" % number for number in range(60)]
+        assert (await append_run(log, batch(b"x"), batch(b"y"))).base_offset == 60
+
+    async def test_a_log_that_was_discarded_refuses_it(self, driver: Driver) -> None:
+        log = await driver.open()
+        assert driver.logs is not None
+        await driver.logs.discard(TOPIC, TOPIC_ID)
+        assert await refusal(append_run(log, batch(b"a"), batch(b"b"))) == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class TestRead:

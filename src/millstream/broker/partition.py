@@ -17,9 +17,10 @@ from millstream.records import batch as batches
 from millstream.records import codec
 from millstream.records.batch import (
     CODEC_MASK,
+    CODEC_MAX,
     CONTROL,
-    LOG_APPEND_TIME,
     NO_PRODUCER,
+    ORDINARY,
     TRANSACTIONAL,
     BatchHeader,
 )
@@ -27,10 +28,6 @@ from millstream.stores.base import PartitionLog
 
 if TYPE_CHECKING:
     from millstream.broker.inlet import Inlet
-
-CODEC_MAX = 4
-ORDINARY = CODEC_MASK | LOG_APPEND_TIME
-"""The attributes that a batch from a producer may have."""
 
 
 class Partition:

@@ -34,12 +34,6 @@ class Disk:
             while rest:
                 rest = rest[os.write(file.fd, rest) :]
 
-    def append_all(self, file: OpenFile, parts: list[memoryview]) -> None:
-        """Like `append` of all parts behind each other, in one call where they are few."""
-        written = os.writev(file.fd, parts)
-        if written != sum(map(len, parts)):
-            self.append(file, memoryview(b"".join(parts))[written:])
-
     def rewrite(self, path: str, position: int, data: memoryview | bytes) -> None:
         """Writes bytes over the same bytes, in place: makes pages dirty again whose earlier sync may have failed."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

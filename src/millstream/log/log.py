@@ -37,6 +37,7 @@ from millstream.log.segment import RELATIVE_OFFSET_MAX, Segment
 from millstream.log.slice import OpenFile
 from millstream.promise import Promise
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
+from millstream.records.run import BatchRun
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +103,8 @@ class Log(ReadableLog):
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
-        if self.failure is not None:
-            return Promise.failed(LogReadOnly(self.name, self.failure))
-        if self.closed:
-            return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed"))
+        if self.failure is not None or self.closed:
+            return Promise.failed(self._refusal())
         if header.producer_id != NO_PRODUCER:
             try:
                 repeated = self.producers.find_repeat(header)
@@ -126,21 +125,24 @@ class Log(ReadableLog):
             self.producers.note(header, base, self.clock.now_ms())
         return self._appended(segment, base + header.last_offset_delta + 1, size, 1)
 
-    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+    def append_run(self, run: BatchRun) -> Promise[Appended]:
         if self.failure is not None or self.closed:
-            return self.append(batches[0], headers[0])
-        base = end = self.end
-        for batch, header in zip(batches, headers, strict=True):
-            patch_offset(batch, end, header.length, LEADER_EPOCH)
-            end += header.last_offset_delta + 1
+            return Promise.failed(self._refusal())
+        base = self.end
+        size = len(run.data)
+        run.place(base, LEADER_EPOCH)
         config = self.config
-        size = sum(map(len, batches))
         try:
             segment = self._segment_for(size, config)
-            segment.append_all(batches, headers, base, config.index_interval_bytes)
+            segment.append_run(run, base, config.index_interval_bytes)
         except OSError as error:
             return Promise.failed(self._undo_write(error))
-        return self._appended(segment, end, size, len(batches))
+        return self._appended(segment, base + run.offsets, size, run.count)
+
+    def _refusal(self) -> RequestError:
+        if self.failure is not None:
+            return LogReadOnly(self.name, self.failure)
+        return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed")
 
     def _appended(self, segment: Segment, end: int, size: int, count: int) -> Promise[Appended]:
         """The books after bytes went to the end of the active segment, and the promise of an answer."""

@@ -122,7 +122,9 @@ class Recovery:
                 if not is_sound(batch, header):
                     break
                 self._disk.rewrite(segment.path, segment.size, batch)
-                segment.note(header, header.base_offset, header.size, self._log.config.index_interval_bytes)
+                segment.note(
+                    header.max_timestamp, header.base_offset, header.size, self._log.config.index_interval_bytes
+                )
                 producers.note(header, header.base_offset, now)
                 next_offset = header.next_offset
         self._scanned.append(segment)

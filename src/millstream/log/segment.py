@@ -19,6 +19,7 @@ from millstream.log.disk import Disk
 from millstream.log.index import NO_TIME, Entry, Index
 from millstream.log.slice import OpenFile
 from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, read_header
+from millstream.records.run import BatchRun, split
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +74,18 @@ class Segment:
     ) -> None:
         file = self._file
         self._disk.append(file if file is not None else self.file, batch)
-        self.note(header, base_offset, len(batch), interval)
+        self.note(header.max_timestamp, base_offset, len(batch), interval)
 
-    def append_all(
-        self, batches: list[memoryview], headers: list[BatchHeader], base_offset: int, interval: int
-    ) -> None:
-        self._disk.append_all(self.file, batches)
-        for batch, header in zip(batches, headers, strict=True):
-            self.note(header, base_offset, len(batch), interval)
-            base_offset += header.last_offset_delta + 1
+    def append_run(self, run: BatchRun, base_offset: int, interval: int) -> None:
+        self._disk.append(self.file, run.data)
+        if len(run.data) < interval:
+            self.note(run.max_timestamp, base_offset, len(run.data), interval)
+            return
+        for batch, header in split(run.data):
+            self.note(header.max_timestamp, header.base_offset, len(batch), interval)
 
-    def note(self, header: BatchHeader, base_offset: int, size: int, interval: int) -> None:
-        """Takes a batch at the end of the file into the index and the books."""
+    def note(self, timestamp: int, base_offset: int, size: int, interval: int) -> None:
+        """Takes what lies at the end of the file, one batch or several, into the index and the books."""
         newest = self._max_timestamp
         if newest is None:
             newest = self.max_timestamp
@@ -93,8 +94,8 @@ class Segment:
             self.index.add(base_offset - self.base_offset, position, newest)
             self._indexed_to = position
         self.size = position + size
-        if header.max_timestamp > newest:
-            self._max_timestamp = header.max_timestamp
+        if timestamp > newest:
+            self._max_timestamp = timestamp
 
     @property
     def max_timestamp(self) -> int:

@@ -37,6 +37,9 @@ CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
+CODEC_MAX = 4
+ORDINARY = CODEC_MASK | LOG_APPEND_TIME
+"""The attributes that a batch from a producer may have."""
 
 NO_PRODUCER = -1
 NO_TIMESTAMP = -1

@@ -20,6 +20,7 @@ from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
+from millstream.records.run import BatchRun
 
 
 class PartitionLog(Protocol):
@@ -45,8 +46,11 @@ class PartitionLog(Protocol):
         Batches of idempotent producers are stored once; sequence gaps and old epochs fail the promise.
         """
 
-    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
-        """Several batches without producer ids, all or none, behind each other; answers with the first one's offset."""
+    def append_run(self, run: BatchRun) -> Promise[Appended]:
+        """Stores several batches behind each other, all or none; answers with the first one's offset.
+
+        As with `append`, the bytes are patched in place and are not used after the call returns.
+        """
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
         """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one."""

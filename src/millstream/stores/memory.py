@@ -15,6 +15,7 @@ from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
+from millstream.records.run import BatchRun, split
 
 
 class MemoryLog:
@@ -56,8 +57,8 @@ class MemoryLog:
             waker()
         return Promise.of(Appended(base, self.start))
 
-    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
-        answers = [self.append(batch, header) for batch, header in zip(batches, headers, strict=True)]
+    def append_run(self, run: BatchRun) -> Promise[Appended]:
+        answers = [self.append(batch, header) for batch, header in split(run.data)]
         return answers[0]
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:

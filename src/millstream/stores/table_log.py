@@ -25,6 +25,7 @@ from millstream.log.slice import Slice
 from millstream.promise import Promise, promised
 from millstream.records import codec
 from millstream.records.batch import BatchHeader, read_header
+from millstream.records.run import BatchRun, split
 from millstream.stores.database import Append, LogState, Stored
 
 if TYPE_CHECKING:
@@ -74,16 +75,20 @@ class TableLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
-        return self.append_run([batch], [header])
+        return self._append([bytearray(batch)], [header], len(batch))
 
-    def append_run(self, batches: list[memoryview], headers: list[BatchHeader]) -> Promise[Appended]:
+    def append_run(self, run: BatchRun) -> Promise[Appended]:
+        pieces = list(split(run.data))
+        batches = [bytearray(batch) for batch, _ in pieces]
+        return self._append(batches, [header for _, header in pieces], len(run.data))
+
+    def _append(self, batches: list[bytearray], headers: list[BatchHeader], size: int) -> Promise[Appended]:
         refusal = self._refusal()
         if refusal is not None:
             return Promise.failed(refusal)
-        size = sum(map(len, batches))
         if not self._store.has_room(size):
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already"))
-        waiting = Waiting(self, Append(self.id, list(map(bytearray, batches)), headers), size)
+        waiting = Waiting(self, Append(self.id, batches, headers), size)
         self.unsynced_bytes += size
         self._store.put(waiting)
         return waiting.promise

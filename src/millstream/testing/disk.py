@@ -277,9 +277,6 @@ class ForgetfulDisk(Disk):
             self._changes.append(_Change("create", path, inode=inode))
             return file
 
-    def append_all(self, file: OpenFile, parts: list[memoryview]) -> None:
-        self.append(file, b"".join(parts))
-
     def append(self, file: OpenFile, data: memoryview | bytes | bytearray) -> None:
         with self._lock:
             try:

@@ -33,12 +33,12 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     waiting = _Waiting(version, answers)
     for data in request.data:
         if request.acks not in (-1, 0, 1):
-            answers.append(_refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
+            answers.append(refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
             continue
         try:
             header, promise = _append(data, context)
         except RequestError as error:
-            answers.append(_refused(data, error))
+            answers.append(refused(data, error))
             continue
         if promise.done:
             answers.append(answered(data, header, promise))
@@ -106,12 +106,12 @@ def append(partition: Partition, records: memoryview, context: Context) -> tuple
 
 def answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
     if promise.error is not None:
-        return _refused(data, promise.error)
+        return refused(data, promise.error)
     appended = promise.value()
     append_time = header.max_timestamp if header.attributes & 0x08 else -1
     return PartitionAnswer(data.topic, data.partition, 0, appended.base_offset, append_time, appended.log_start)
 
 
-def _refused(data: PartitionData, error: BaseException) -> PartitionAnswer:
+def refused(data: PartitionData, error: BaseException) -> PartitionAnswer:
     code = error.code if isinstance(error, RequestError) else Code.UNKNOWN_SERVER_ERROR
     return PartitionAnswer(data.topic, data.partition, int(code), message=str(error))

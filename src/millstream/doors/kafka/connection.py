@@ -176,8 +176,8 @@ class Connection:
             if after > end:
                 break
             if end - after > 4 and self._door.faults is None:
-                run = ProduceRun(self._door.known)
-                after = run.take(data, position, end)
+                run = ProduceRun()
+                after = run.take(self._door.known, data, position)
                 if after > position:
                     self._handle_run(run)
                     position = after
@@ -329,10 +329,10 @@ class Connection:
 
     def _handle_known(self, frame: memoryview, version: int, correlation_id: int) -> bool:
         """The short way for a produce request whose shape is known; False if it is not to be gone."""
-        known = self._door.known.find(frame, version)
-        records = known.records(frame) if known is not None else None
-        if known is None or records is None:
+        found = self._door.known.find(frame, version)
+        if found is None:
             return False
+        known, records = found
         try:
             batch, promise = append(known.partition, records, self._context)
         except RequestError:

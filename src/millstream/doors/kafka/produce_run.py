@@ -2,7 +2,7 @@
 
 A producer with several small requests in flight has them read in one go. Where their shapes are known, those for the
 same partition become one write and one promise, and all of them one send; each still gets its own answer, in order.
-That nearly halves what a small request costs.
+The bytes are taken apart and put together in `wire/kafka/runs.py`; here is what the broker has to do with them.
 
 Only plain batches run: those of idempotent producers are judged one by one, and topics that look into batches
 (compacted, stamped by the broker) are left to the general way, as is everything that is not in order.
@@ -10,112 +10,85 @@ Only plain batches run: those of idempotent producers are judged one by one, and
 
 from __future__ import annotations
 
-from struct import Struct
+from functools import partial
 
 from millstream.broker.partition import Partition
-from millstream.doors.kafka import api_00_produce
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce, KnownProduces
 from millstream.doors.kafka.outbox import Chunk
-from millstream.errors import RequestError
 from millstream.log.answers import Appended
 from millstream.promise import Promise
-from millstream.records.batch import NO_PRODUCER, BatchHeader
-
-_HEAD = Struct(">ihhi")
-"""Size of the frame, API key, version, correlation id."""
-
-
-class _Part:
-    """What of a run goes to one partition."""
-
-    __slots__ = ("batches", "headers", "offsets", "promise", "room")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.batches: list[memoryview] = []
-        self.headers: list[BatchHeader] = []
-        self.offsets = 0
-        self.promise: Promise[Appended] = Promise()
+from millstream.wire.kafka.runs import Part, answer, answers, take
 
 
 class ProduceRun:
-    __slots__ = ("_known", "_parts", "_requests")
+    __slots__ = ("_done", "_failures", "_parts", "_requests", "_waiting")
 
-    def __init__(self, known: KnownProduces) -> None:
-        self._known = known
-        self._parts: dict[Partition, _Part] = {}
-        self._requests: list[tuple[KnownProduce, int, BatchHeader, _Part, int]] = []
+    def __init__(self) -> None:
+        self._parts: dict[Partition, Part] = {}
+        self._requests: list[tuple[KnownProduce, int, Part, int, int]] = []
+        self._failures: dict[Part, BaseException] = {}
+        self._waiting = 1
+        self._done: Promise[None] = Promise()
 
     @property
     def count(self) -> int:
         return len(self._requests)
 
-    def take(self, data: memoryview, position: int, end: int) -> int:
+    def take(self, known: KnownProduces, data: memoryview, position: int) -> int:
         """Takes in whole frames from a position on while they fit the run; answers with where it stopped."""
-        find, parts, requests = self._known.find, self._parts, self._requests
-        while end - position >= _HEAD.size:
-            size, key, version, correlation_id = _HEAD.unpack_from(data, position)
-            after = position + 4 + size
-            if key != api_00_produce.KEY or size < _HEAD.size or after > end:
-                break
-            frame = data[position + 4 : after]
-            known = find(frame, version)
-            records = known.records(frame) if known is not None else None
-            if known is None or records is None:
-                break
-            partition = known.partition
-            part = parts.get(partition)
-            if part is None:
-                if partition.settings.needs_more_checks:
-                    break
-                part = parts[partition] = _Part(partition.settings.log.segment_bytes)
-            try:
-                header = partition.admit(records)
-            except RequestError:
-                break
-            part.room -= len(records)
-            if header.producer_id != NO_PRODUCER or part.room < 0:
-                break
-            part.batches.append(records)
-            part.headers.append(header)
-            requests.append((known, correlation_id, header, part, part.offsets))
-            part.offsets += header.last_offset_delta + 1
-            position = after
-        return position
+        return take(data, position, known.shapes(), known.lengths, self._part_of, self._requests)
+
+    def _part_of(self, partition: Partition) -> Part | None:
+        settings = partition.settings
+        if settings.needs_more_checks:
+            return None
+        part = Part(settings.message_bytes_max, settings.log.segment_bytes)
+        self._parts[partition] = part
+        return part
 
     def append(self, context: Context) -> Promise[None]:
         """Settles when every append of the run is settled, well or badly."""
         broker = context.broker
-        done: Promise[None] = Promise()
-        waiting = 1
-
-        def one_done(_: Promise[Appended]) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting == 0:
-                done.settle(None)
-
+        metrics = broker.metrics
         for partition, part in self._parts.items():
-            if not part.batches:
+            count = part.count
+            if not count:
                 continue
             log = partition.log
-            part.promise = log.append_run(part.batches, part.headers)
-            part.batches = []  # the bytes belong to the connection's buffer
-            broker.metrics.batches_in += len(part.headers)
-            broker.metrics.records_in += part.offsets
-            if not part.promise.done:
-                waiting += 1
-                part.promise.then(one_done)
+            metrics.batches_in += count
+            metrics.records_in += part.offsets
+            promise = log.append_run(part)
+            part.let_go()
+            self._waiting += 1
+            if promise.done:
+                self._one_done(part, promise)
+            else:
+                promise.then(partial(self._one_done, part))
                 if log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
                     context.slow_down = True
-        waiting -= 1
-        if waiting == 0:
-            done.settle(None)
-        return done
+        self._count_down()
+        return self._done
+
+    def _one_done(self, part: Part, promise: Promise[Appended]) -> None:
+        if promise.error is not None:
+            self._failures[part] = promise.error
+        else:
+            base_offset, log_start, _ = promise.value()
+            part.settle(base_offset, log_start)
+        self._count_down()
+
+    def _count_down(self) -> None:
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._done.settle(None)
 
     def answers(self) -> list[Chunk]:
+        if not self._failures:
+            return [answers(self._requests)]
         return [
-            known.settled(correlation_id, header, part.promise, behind)
-            for known, correlation_id, header, part, behind in self._requests
+            known.refused(correlation_id, self._failures[part])
+            if part in self._failures
+            else answer(known, correlation_id, part.base_offset + behind, append_time, part.log_start)
+            for known, correlation_id, part, behind, append_time in self._requests
         ]

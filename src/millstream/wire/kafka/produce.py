@@ -8,6 +8,7 @@ from uuid import UUID
 
 from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
 
+LOG_START_FROM = 5
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
 
@@ -70,7 +71,7 @@ def encode(answers: list[PartitionAnswer], version: int) -> bytes:
         parts.append(array_length(len(partitions), compact))
         for answer in partitions:
             _, index, error, base_offset, append_time, log_start, message = answer
-            if version >= 5:
+            if version >= LOG_START_FROM:
                 parts.append(_V5.pack(index, error, base_offset, append_time, log_start))
             else:
                 parts.append(_V3.pack(index, error, base_offset, append_time))
