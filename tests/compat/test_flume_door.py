@@ -161,6 +161,18 @@ def test_who_stops_sending_still_gets_every_answer(client: Flume, unique: Unique
         client.receive()
 
 
+def test_what_was_produced_before_nonsense_is_answered(client: Flume, unique: Unique) -> None:
+    topic = unique("nonsense")
+    client.produce(topic, b"first", partition=0)
+    sent = [client.send(flume.PRODUCE, flume.produce_payload(topic, b"x", partition=0)) for _ in range(20)]
+    client.socket.sendall(struct.pack(">i", -1))
+    answers = [client.receive() for _ in sent]
+    assert [request_id for request_id, _ in answers] == sent
+    assert [flume.produced(body) for _, body in answers] == [(0, offset, flume.NONE) for offset in range(1, 21)]
+    with pytest.raises(EOFError):
+        client.receive()
+
+
 def test_frames_in_single_bytes_and_large_frames_arrive_whole(client: Flume, unique: Unique) -> None:
     topic = unique("pieces")
     for byte in flume.request(flume.PRODUCE, 7, flume.produce_payload(topic, b"slow")):
@@ -211,6 +223,18 @@ def test_members_that_are_not_known_and_generations_that_are_over(client: Flume,
     assert client.heartbeat(group, joined.generation + 1, joined.member) == flume.STALE_GENERATION
     assert client.heartbeat(group, joined.generation - 1, joined.member) == flume.STALE_GENERATION
     assert client.join("", [topic]).error == flume.UNKNOWN, "a group needs a name"
+
+
+def test_a_stranger_who_is_said_to_leave_costs_nobody_a_membership(client: Flume, unique: Unique) -> None:
+    topic, group, other = unique("stay"), unique("stay"), unique("stay")
+    client.produce(topic, b"x")
+    joined = client.join(group, [topic])
+    assert client.commit(group, topic, 0, 1) == flume.NONE
+    assert client.leave(group, "nobody") == flume.UNKNOWN_MEMBER
+    assert client.leave(other, joined.member) != flume.NONE
+    assert client.commit(group, topic, 0, 1) == flume.NONE
+    assert client.leave(group, joined.member) == flume.NONE
+    assert client.heartbeat(group, joined.generation, joined.member) == flume.UNKNOWN_MEMBER
 
 
 def rejoin_when_told(client: Flume, group: str, topic: str, joined: flume.Joined) -> flume.Joined:

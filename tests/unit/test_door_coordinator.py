@@ -29,7 +29,9 @@ async def test_a_broker_alone_looks_after_everything() -> None:
 async def test_a_group_of_another_broker_is_refused_with_its_address() -> None:
     first, second = await members("10.0.0.1", "10.0.0.2")
     await coordinate(first, "readers")
-    with pytest.raises(RequestError, match=r"broker 1 on 10\.0\.0\.1 \(its Kafka door is 10\.0\.0\.1:9091\)") as refused:
+    with pytest.raises(
+        RequestError, match=r"broker 1 on 10\.0\.0\.1 \(its Kafka door is 10\.0\.0\.1:9091\)"
+    ) as refused:
         await coordinate(second, "readers")
     assert refused.value.code == Code.NOT_COORDINATOR
 
