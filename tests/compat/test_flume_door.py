@@ -103,6 +103,22 @@ def test_what_cannot_be_stored_is_an_error_and_the_connection_goes_on(client: Fl
     assert client.produce(topic, b"x") == (0, 0, flume.NONE)
 
 
+def test_the_largest_record_is_the_one_that_a_kafka_producer_may_send(
+    served: ServedBroker, client: Flume, unique: Unique
+) -> None:
+    topic = unique("largest")
+    producer = Producer({"bootstrap.servers": served.address, "message.max.bytes": 2_000_000})
+    taken: dict[int, bool] = {}
+    client.produce(topic, b"first", partition=0)
+    for size in (1_048_508, 1_048_516, 1_048_517, 1_048_530):
+        errors: list[object] = []
+        producer.produce(topic, b"x" * size, partition=0, on_delivery=lambda *told, into=errors: into.append(told[0]))
+        assert producer.flush(20) == 0
+        taken[size] = errors[0] is None
+        assert (client.produce(topic, b"x" * size, partition=0).error == flume.NONE) == taken[size], size
+    assert taken == {1_048_508: True, 1_048_516: True, 1_048_517: False, 1_048_530: False}
+
+
 def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, client: Flume, unique: Unique) -> None:
     topic = unique("both")
     client.produce(topic, b"from flume", b"the key", partition=1)
