@@ -152,7 +152,12 @@ SETTINGS: dict[str, Setting] = {
     "min.insync.replicas": Setting("1", INT, integer(1, 1), "this broker keeps one copy"),
     "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "size of a partition above which segments go"),
     "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
-    "segment.bytes": Setting("1073741824", INT, integer(1024, INT_MAX), "size at which a new segment begins"),
+    "segment.bytes": Setting(
+        "1073741824",
+        INT,
+        integer(1024, INT_MAX),
+        "size at which a new segment begins; unless it is set for the topic, at most half of retention.bytes (at least 1 MiB)",
+    ),
     "segment.ms": Setting("86400000", LONG, integer(1, LONG_MAX), "age at which a new segment begins"),
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
 }
