@@ -62,8 +62,8 @@ async def test_a_record_that_is_too_large_is_refused_and_costs_the_others_nothin
     assert (record.key, record.value, record.headers, record.timestamp) == (b"k", b"b", (("name", b"v"),), 5)
 
 
-@pytest.mark.parametrize("key", [None, b"", b"k" * 70])
-@pytest.mark.parametrize("headers", [(), (("née", b"v"), ("none", None))])
+@pytest.mark.parametrize("key", [None, b"", b"k" * 70], ids=["no key", "an empty key", "a key"])
+@pytest.mark.parametrize("headers", [(), (("née", b"v"), ("none", None))], ids=["no headers", "headers"])
 @pytest.mark.parametrize("size", [0, 50, 63, 64, 8191, 8192, 20_000])
 async def test_the_limit_is_that_of_the_batch_that_is_stored(
     broker: Broker, key: bytes | None, headers: Headers, size: int

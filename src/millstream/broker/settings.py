@@ -156,7 +156,7 @@ SETTINGS: dict[str, Setting] = {
         "1073741824",
         INT,
         integer(1024, INT_MAX),
-        "size at which a new segment begins; unless it is set for the topic, at most half of retention.bytes (at least 1 MiB)",
+        "size at which a new segment begins; where a topic does not set it, at most half of retention.bytes",
     ),
     "segment.ms": Setting("86400000", LONG, integer(1, LONG_MAX), "age at which a new segment begins"),
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
