@@ -231,7 +231,7 @@ def load(
     path, must_exist = (Path(str(file)), True) if file else ((directory or Path()) / DEFAULT_FILE, False)
     if must_exist or path.is_file():
         take(_read_file(path), lambda name: f"file {path}")
-    take(_read_environment(environ), lambda name: f"environment {PREFIX}{name.upper()}")
+    take(_read_environment(environ), lambda name: f"environment {_variable(name, environ)}")
     take(_read_flags(given), lambda name: f"flag {_flag(name)}")
     return Config(**values), sources  # type: ignore[arg-type]  # every value was checked against its field
 
@@ -307,6 +307,12 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
             raise StartupError(f"the environment variable {variable} is not a setting{_closest(variable, known)}")
         values[name] = text if name == "data" else _convert(FIELDS[name], text, f"the environment variable {variable}")
     return _take_aliases(values, "the environment: ")
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> str:
+    """The one that a setting was given by: its own, or that of another name for it."""
+    others = [PREFIX + alias.replace(".", "_").upper() for alias, (field, _) in ALIASES.items() if field == name]
+    return next((other for other in others if other in environ), PREFIX + name.upper())
 
 
 def _read_flags(flags: Mapping[str, object]) -> dict[str, object]:

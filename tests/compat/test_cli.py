@@ -121,7 +121,11 @@ def test_consume_starts_at_an_offset_a_time_the_end_or_so_many_before_it(cli: Cl
     assert cli("consume", topic, "-e", "--from", "2001-01-01T00:00:00Z", "-n", "2") == "a\nb\n"
     assert cli("consume", topic, "-e", "--from", "-2") == "e\nf\n"
     assert cli("consume", topic, "-e", "--from", "end") == ""
-    assert cli("consume", topic, "-e", "--from", "999") == ""
+    assert cli.run("consume", topic, "-e", "-p", "0", "--offset", "6") == ("", ""), "that comes next"
+    out, said = cli.run("consume", topic, "-e", "-p", "0", "--offset", "99")
+    assert out == "" and said == f"nothing is at offset 99: {topic} partition 0 ends at 6; reading from there\n"
+    out, said = cli.run("consume", topic, "-e", "--from", "99")
+    assert out == "" and "partition 0 ends at 6, " in said and "partition 2 ends at 0;" in said
 
 
 def test_max_bytes_ends_consume_before_it_shows_more_but_one_record_is_always_shown(cli: Cli, topic: str) -> None:
@@ -130,6 +134,7 @@ def test_max_bytes_ends_consume_before_it_shows_more_but_one_record_is_always_sh
     assert cli(*start, "--max-bytes", "8") == "aaaa\nbbbb\n"
     assert cli(*start, "--max-bytes", "11") == "aaaa\nbbbb\n"
     assert cli(*start, "--max-bytes", "1") == "aaaa\n"
+    assert cli(*start, "--max-bytes", "12") == "aaaa\nbbbb\ncccc\n", "it does not wait for a record without bytes"
     assert cli(*start, "--max-bytes", "100", "-e", "-f", r"[%o] %v\n") == "[0] aaaa\n[1] bbbb\n[2] cccc\n"
 
 

@@ -103,6 +103,22 @@ def test_what_cannot_be_stored_is_an_error_and_the_connection_goes_on(client: Fl
     assert client.produce(topic, b"x") == (0, 0, flume.NONE)
 
 
+def test_the_largest_record_is_the_one_that_a_kafka_producer_may_send(
+    served: ServedBroker, client: Flume, unique: Unique
+) -> None:
+    topic = unique("largest")
+    producer = Producer({"bootstrap.servers": served.address, "message.max.bytes": 2_000_000})
+    taken: dict[int, bool] = {}
+    client.produce(topic, b"first", partition=0)
+    for size in (1_048_508, 1_048_516, 1_048_517, 1_048_530):
+        errors: list[object] = []
+        producer.produce(topic, b"x" * size, partition=0, on_delivery=lambda *told, into=errors: into.append(told[0]))
+        assert producer.flush(20) == 0
+        taken[size] = errors[0] is None
+        assert (client.produce(topic, b"x" * size, partition=0).error == flume.NONE) == taken[size], size
+    assert taken == {1_048_508: True, 1_048_516: True, 1_048_517: False, 1_048_530: False}
+
+
 def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, client: Flume, unique: Unique) -> None:
     topic = unique("both")
     client.produce(topic, b"from flume", b"the key", partition=1)
@@ -161,6 +177,18 @@ def test_who_stops_sending_still_gets_every_answer(client: Flume, unique: Unique
         client.receive()
 
 
+def test_what_was_produced_before_nonsense_is_answered(client: Flume, unique: Unique) -> None:
+    topic = unique("nonsense")
+    client.produce(topic, b"first", partition=0)
+    sent = [client.send(flume.PRODUCE, flume.produce_payload(topic, b"x", partition=0)) for _ in range(20)]
+    client.socket.sendall(struct.pack(">i", -1))
+    answers = [client.receive() for _ in sent]
+    assert [request_id for request_id, _ in answers] == sent
+    assert [flume.produced(body) for _, body in answers] == [(0, offset, flume.NONE) for offset in range(1, 21)]
+    with pytest.raises(EOFError):
+        client.receive()
+
+
 def test_frames_in_single_bytes_and_large_frames_arrive_whole(client: Flume, unique: Unique) -> None:
     topic = unique("pieces")
     for byte in flume.request(flume.PRODUCE, 7, flume.produce_payload(topic, b"slow")):
@@ -211,6 +239,18 @@ def test_members_that_are_not_known_and_generations_that_are_over(client: Flume,
     assert client.heartbeat(group, joined.generation + 1, joined.member) == flume.STALE_GENERATION
     assert client.heartbeat(group, joined.generation - 1, joined.member) == flume.STALE_GENERATION
     assert client.join("", [topic]).error == flume.UNKNOWN, "a group needs a name"
+
+
+def test_a_stranger_who_is_said_to_leave_costs_nobody_a_membership(client: Flume, unique: Unique) -> None:
+    topic, group, other = unique("stay"), unique("stay"), unique("stay")
+    client.produce(topic, b"x")
+    joined = client.join(group, [topic])
+    assert client.commit(group, topic, 0, 1) == flume.NONE
+    assert client.leave(group, "nobody") == flume.UNKNOWN_MEMBER
+    assert client.leave(other, joined.member) != flume.NONE
+    assert client.commit(group, topic, 0, 1) == flume.NONE
+    assert client.leave(group, joined.member) == flume.NONE
+    assert client.heartbeat(group, joined.generation, joined.member) == flume.UNKNOWN_MEMBER
 
 
 def rejoin_when_told(client: Flume, group: str, topic: str, joined: flume.Joined) -> flume.Joined:
@@ -398,7 +438,7 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> Non
     process = psutil.Process(served.pid)
     with Flume(address) as bystander, contextlib.ExitStack() as stack:
         bystander.produce(topic, b"0")
-        before = process.memory_info().rss
+        before = peak = process.memory_info().rss
         for number in range(100):  # connections that stop in the middle of a frame, or claim a large one
             waiting = stack.enter_context(Flume(address))
             waiting.socket.sendall(struct.pack(">i", 1 << (10 + number % 16)) + bytes(number))
@@ -406,8 +446,10 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> Non
         sent: list[bool] = []
 
         def produce() -> None:
+            nonlocal peak
             while not stopping.is_set():
                 sent.append(bystander.produce(topic, b"%d" % len(sent), partition=2).error == flume.NONE)
+                peak = max(peak, process.memory_info().rss)
 
         steady = threading.Thread(target=produce)
         steady.start()
@@ -415,11 +457,10 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> Non
             list(pool.map(lambda seed: _attack(address, sound, seed), range(40)))
         stopping.set()
         steady.join(20)
-        grown = process.memory_info().rss - before
         assert len(sent) > 5 and all(sent)
         assert bystander.fetch(topic, 2, 0, max_bytes=1 << 20).records[0] == (0, b"0")
     assert served.is_running and "Traceback" not in served.errors(), served.errors()[-3000:]
-    assert grown < 64 << 20
+    assert peak - before < 64 << 20, "while they are connected, not only afterwards"
 
 
 def _attack(address: str, sound: list[bytes], seed: int) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.compat import client_flowmq as flowmq
 from tests.compat import client_flume as flume
+from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import Flume
 from tests.compat.client_luxun import Luxun, generate
 from tests.serving import ServedBroker
@@ -67,7 +69,7 @@ class Load:
             thread.start()
         try:
             for _ in range(rounds):
-                self.wait_for_more(60)
+                self.wait_for_more(30)
                 time.sleep(generator.uniform(0, 0.15))  # the random moment: there is no event for it
                 broker.kill()
                 broker.start()
@@ -235,3 +237,91 @@ def test_luxun_items_survive_and_cursors_never_go_back(
     for got in answered.values():
         assert len(got) > 100
         assert all(stored[index] == item for index, item in got.items())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_flowmq_messages_survive_and_none_is_done_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    load = Load()
+    lock = threading.Lock()
+    acknowledged: set[bytes] = set()
+    done: set[bytes] = set()
+    """Whose ACK was answered."""
+    doubtful: set[bytes] = set()
+    """Whose ACK was under way when the broker died: it was stored, or it was not."""
+
+    def publish(name: str) -> Callable[[], None]:
+        numbers = iter(range(1 << 40))
+
+        def work() -> None:
+            with FlowmqClient(address, timeout=10) as client:
+                while not load.is_stopping:
+                    if len(acknowledged) > len(done) + 500:
+                        time.sleep(0.002)
+                        continue
+                    sent = [f"{name}:{next(numbers)}".encode() for _ in range(PIPELINED)]
+                    for message in sent:
+                        client.send(flowmq.PUBLISH, b"load\0" + message)
+                    for message in sent:
+                        client.answer()
+                        with lock:
+                            acknowledged.add(message)
+                        load.note()
+
+        return work
+
+    def answer_next(client: FlowmqClient) -> None:
+        """Takes what there is, and answers all of it."""
+        messages = [client.next(2.0), *client.messages]
+        client.messages.clear()
+        doubtful.update(message.payload for message in messages)
+        for message in messages:
+            client.send(flowmq.ACK, message.id.encode())
+        for message in messages:
+            client.answer()
+            with lock:
+                assert message.payload not in done, "what was done was given out again, and done again"
+                done.add(message.payload)
+
+    def subscribe() -> None:
+        with FlowmqClient(address, timeout=10) as client:
+            client.subscribe("load", "workers")
+            while not load.is_stopping:
+                answer_next(client)
+
+    with ServedBroker(tmp_path / "data", "--flowmq", address, "--flume", "127.0.0.1:0") as broker:
+        for name in "abc":
+            load.add(publish(name))
+        for _ in range(2):
+            load.add(subscribe)
+        load.kill_rounds(broker, rounds, seed=3)
+        with Flume(broker.doors["flume"]) as reader:
+
+            def everything(topic: str) -> list[bytes]:
+                found: list[tuple[int, bytes]] = []
+                while records := reader.fetch(topic, 0, found[-1][0] + 1 if found else 0, 1 << 20).records:
+                    found += records
+                return [payload for _, payload in found]
+
+            with FlowmqClient(address) as client:
+                client.subscribe("load", "workers")
+                while left := acknowledged - done - doubtful - set(everything("__dlq__")):
+                    try:
+                        answer_next(client)
+                    except TimeoutError:
+                        raise AssertionError(
+                            f"{len(left)} messages are not delivered again: {sorted(left)[:5]}"
+                        ) from None
+            stored = everything("load")
+            dead = everything("__dlq__")
+    lost = acknowledged - set(stored)
+    with capsys.disabled():
+        print(
+            f"\nFlowMQ, kill -9: {rounds} rounds, acknowledged {len(acknowledged):,}, stored {len(stored):,}, "
+            f"lost {len(lost)}; done {len(done):,}, set aside {len(dead)}"
+        )
+    assert not lost and len(set(stored)) == len(stored)
+    assert len(done) > 100

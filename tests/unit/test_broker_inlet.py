@@ -13,6 +13,7 @@ from millstream.config import Config
 from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
 from millstream.records import codec
+from millstream.records.record import Headers
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
@@ -59,6 +60,24 @@ async def test_a_record_that_is_too_large_is_refused_and_costs_the_others_nothin
     assert [await before, await after] == [0, 1]
     record = codec.decode(stored(broker))[1]
     assert (record.key, record.value, record.headers, record.timestamp) == (b"k", b"b", (("name", b"v"),), 5)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 70], ids=["no key", "an empty key", "a key"])
+@pytest.mark.parametrize("headers", [(), (("née", b"v"), ("none", None))], ids=["no headers", "headers"])
+@pytest.mark.parametrize("size", [0, 50, 63, 64, 8191, 8192, 20_000])
+async def test_the_limit_is_that_of_the_batch_that_is_stored(
+    broker: Broker, key: bytes | None, headers: Headers, size: int
+) -> None:
+    """The same that a Kafka producer's batch of this record is held to."""
+    stored_bytes = len(codec.encode_own([(0, 0, key, bytes(size), headers)])[0])
+    into = await inlet(broker, max_message_bytes=str(stored_bytes - 1))
+    refused = into.put(bytes(size), key, headers)
+    assert isinstance(refused.error, RequestError) and refused.error.code == Code.MESSAGE_TOO_LARGE
+    assert f"has {stored_bytes} bytes, max.message.bytes is {stored_bytes - 1}" in refused.error.detail
+    await broker.delete_topic("jobs")
+    into = await inlet(broker, max_message_bytes=str(stored_bytes))
+    assert [await promise for promise in [into.put(bytes(size), key, headers) for _ in range(3)]] == [0, 1, 2]
+    assert [len(batch) for _, batch in codec.split(stored(broker))] == [stored_bytes] * 3
 
 
 async def test_a_compacted_topic_refuses_a_record_without_a_key_alone(broker: Broker) -> None:

@@ -73,6 +73,23 @@ def test_a_topics_own_value_goes_over_the_brokers_and_that_over_the_default() ->
     assert settings.log.retention_bytes == -1
 
 
+def test_segments_are_smaller_where_a_topic_may_hold_less_than_one() -> None:
+    def segment_bytes(**overrides: str) -> int:
+        defaults = {"segment.bytes": "1073741824"}
+        return TopicSettings(
+            {name.replace("_", "."): text for name, text in overrides.items()}, defaults
+        ).log.segment_bytes
+
+    assert segment_bytes() == segment_bytes(retention_bytes="-1") == 1 << 30
+    assert segment_bytes(retention_bytes=str(1 << 40)) == 1 << 30
+    assert segment_bytes(retention_bytes="1000000000") == 500_000_000
+    assert segment_bytes(retention_bytes="1000") == 1_048_588, "still one for the largest batch"
+    assert segment_bytes(retention_bytes="1000", max_message_bytes="100") == 1 << 20
+    assert segment_bytes(retention_bytes="1000", segment_bytes="5000000") == 5_000_000, "the topic says so itself"
+    assert segment_bytes(retention_bytes="1000", cleanup_policy="compact") == 1 << 30, "nothing goes by size"
+    assert not TopicSettings({"retention.bytes": "1000"}, {}).needs_more_checks
+
+
 def test_compaction_and_deletion_can_be_chosen_together() -> None:
     for text, delete, compact in (("delete", True, False), ("compact", False, True), ("compact, delete", True, True)):
         log = TopicSettings({"cleanup.policy": text}, {}).log

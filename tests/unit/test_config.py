@@ -226,8 +226,12 @@ def test_luxuns_names_for_retention_are_understood_in_the_file(tmp_path: Path, t
 
 def test_luxuns_names_for_retention_are_understood_in_the_environment(tmp_path: Path) -> None:
     write(tmp_path, "retention_ms = 5\n")
-    config, _ = load({}, {"MILLSTREAM_LOG_RETENTION_HOURS": "2", "MILLSTREAM_LOG_RETENTION_SIZE": "-1"}, tmp_path)
+    environ = {"MILLSTREAM_LOG_RETENTION_HOURS": "2", "MILLSTREAM_LOG_RETENTION_SIZE": "-1"}
+    config, sources = load({}, environ, tmp_path)
     assert (config.retention_ms, config.retention_bytes) == (2 * 3600 * 1000, -1)
+    assert sources["retention_ms"] == "environment MILLSTREAM_LOG_RETENTION_HOURS"
+    assert sources["retention_bytes"] == "environment MILLSTREAM_LOG_RETENTION_SIZE"
+    assert load({}, {"MILLSTREAM_RETENTION_MS": "5"})[1]["retention_ms"] == "environment MILLSTREAM_RETENTION_MS"
 
 
 @pytest.mark.parametrize(

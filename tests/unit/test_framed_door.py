@@ -159,6 +159,32 @@ async def test_what_was_answered_before_nonsense_arrives(bench: Bench) -> None:
     assert bench.door.handled == ["e1", "x"]
 
 
+@pytest.mark.parametrize("nonsense", [frame("x"), b"e" + struct.pack(">i", -1)], ids=["a frame", "a length"])
+async def test_what_was_asked_before_nonsense_is_still_answered(bench: Bench, nonsense: bytes) -> None:
+    reader, writer = await bench.connect()
+    writer.write(b"".join(frame("w", b"%d" % number) for number in range(5)) + nonsense + frame("e", b"no"))
+    await bench.until_handled(5)
+    await asyncio.sleep(0.01)
+    for promise in reversed(bench.door.waiting):
+        promise.settle(None)
+    assert await asyncio.wait_for(reader.read(), 5) == b"01234"
+    await bench.until_connected(0)
+    assert "eno" not in bench.door.handled
+
+
+async def test_after_nonsense_answers_are_not_waited_for_longer_than_two_seconds(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    writer.write(frame("w", b"1") + frame("w", b"2") + b"e" + struct.pack(">i", -1))
+    await bench.until_handled(2)
+    bench.door.waiting[0].settle(None)
+    assert await asyncio.wait_for(reader.readexactly(1), 5) == b"1"
+    bench.clock.advance(1.9)
+    assert bench.broker.metrics.connections_active == 1
+    bench.clock.advance(0.2)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    bench.door.waiting[1].settle(None)
+
+
 async def test_a_mistake_of_ours_costs_its_connection_only(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     (reader, writer), (other, others) = await bench.connect(), await bench.connect()
     writer.write(frame("b"))

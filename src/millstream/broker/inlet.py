@@ -104,9 +104,11 @@ class Inlet:
             size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
-            detail = f"the record has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}"
-            settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
-            return
+            exact = _alone_bytes(value, key, headers)
+            if exact > settings.message_bytes_max:
+                detail = f"the record's batch has {exact} bytes, max.message.bytes is {settings.message_bytes_max}"
+                settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
+                return
         if key is None and settings.needs_more_checks and settings.log.compact:
             settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
             return
@@ -191,3 +193,18 @@ class Inlet:
         for settled in settling:
             settled(offset, None)
             offset += 1
+
+
+def _alone_bytes(value: bytes | memoryview | None, key: bytes | None, headers: Headers) -> int:
+    """What a record takes exactly, as a batch of its own: what a Kafka producer's batch of it is measured by."""
+    size = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
+    size += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in headers)
+    return HEADER_BYTES + _varint_bytes(size) + size
+
+
+def _field_bytes(content: bytes | memoryview | None) -> int:
+    return 1 if content is None else _varint_bytes(len(content)) + len(content)
+
+
+def _varint_bytes(number: int) -> int:
+    return max((number.bit_length() + 7) // 7, 1)

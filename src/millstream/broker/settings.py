@@ -17,6 +17,8 @@ from millstream.log.config import FlushPolicy, LogConfig
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
 DAY_MS = 86_400_000
+RETAINED_SEGMENT_BYTES_MIN = 1 << 20
+"""However little a topic may hold, its segments are not made smaller than this: each is a file."""
 
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 """Kafka's numbers for the types of settings."""
@@ -150,7 +152,12 @@ SETTINGS: dict[str, Setting] = {
     "min.insync.replicas": Setting("1", INT, integer(1, 1), "this broker keeps one copy"),
     "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "size of a partition above which segments go"),
     "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
-    "segment.bytes": Setting("1073741824", INT, integer(1024, INT_MAX), "size at which a new segment begins"),
+    "segment.bytes": Setting(
+        "1073741824",
+        INT,
+        integer(1024, INT_MAX),
+        "size at which a new segment begins; where a topic does not set it, at most half of retention.bytes",
+    ),
     "segment.ms": Setting("86400000", LONG, integer(1, LONG_MAX), "age at which a new segment begins"),
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
 }
@@ -180,7 +187,7 @@ class TopicSettings:
         self.delay_ms: int = values["millstream.delay.ms"]
         self.done_retention_ms: int = values["millstream.retention.done.ms"]
         self.log = LogConfig(
-            segment_bytes=values["segment.bytes"],
+            segment_bytes=self._segment_bytes(values),
             segment_ms=values["segment.ms"],
             retention_ms=values["retention.ms"],
             retention_bytes=values["retention.bytes"],
@@ -196,6 +203,17 @@ class TopicSettings:
             self.log.compact or self.log_append_time or self.message_bytes_max > self.log.segment_bytes
         )
         """Whether batches of this topic need more than their header checked; most do not."""
+
+    def _segment_bytes(self, values: Mapping[str, Any]) -> int:
+        """Retention removes whole segments: one that was to hold more than the topic may is begun anew earlier, unless
+        the topic says itself how large its segments are.
+        """
+        segment: int = values["segment.bytes"]
+        retention: int = values["retention.bytes"]
+        batch: int = values["max.message.bytes"]
+        if "segment.bytes" in self.overrides or retention < 0 or "delete" not in values["cleanup.policy"]:
+            return segment
+        return min(segment, max(retention // 2, RETAINED_SEGMENT_BYTES_MIN, batch))
 
     def value(self, name: str) -> str:
         return self.overrides.get(name, self.default(name))

@@ -147,6 +147,9 @@ class Reading:
                 raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
             wanted += [(topic, number) for number in numbers if partition in (None, number)]
         offsets = resolve(self.connection, position, wanted)
+        if position.kind is Kind.OFFSET and offsets and all(end < position.number for end in offsets.values()):
+            behind = ", ".join(f"{topic} partition {number} ends at {end}" for (topic, number), end in offsets.items())
+            print(f"nothing is at offset {position.number}: {behind}; reading from there", file=sys.stderr)
         self.assigned = set(offsets)
         self.consumer = self._consumer("millstream-cli", "error")
         self.consumer.assign([TopicPartition(*where, offset) for where, offset in offsets.items()])
@@ -217,6 +220,9 @@ class Reading:
                 return records[:at]
             self.left_bytes -= size
             self.has_written = True
+            if self.left_bytes <= 0:
+                self.is_full = True
+                return records[: at + 1]
         return records
 
     def _write(self, records: list[Message]) -> None:

@@ -106,7 +106,8 @@ class Cursors:
                 reader.answer.fail(error)
 
     def position(self, fanout_id: str, topic: Topic) -> int:
-        """The next record that a reader of this fanout id would get."""
+        """The next record that a reader of this fanout id would get; `RequestError` if another broker knows it."""
+        self._cluster.check(fanout_id)
         cursor = self._cursors.get((fanout_id, topic.name))
         start = topic.partitions[0].log.start
         return start if cursor is None or cursor.topic_id != topic.id else max(cursor.position, start)

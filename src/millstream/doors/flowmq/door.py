@@ -11,6 +11,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
 from millstream.clock import Timer
 from millstream.config import Address
+from millstream.doors.coordinator import coordinate
 from millstream.doors.flowmq.connection import Connection
 from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
@@ -83,6 +84,8 @@ class FlowmqDoor:
 
     async def join(self, topic: Topic, group: str) -> Dispatcher:
         """The dispatcher of a group (or a private one, where there is none), open, with one user more."""
+        if group:
+            await coordinate(self.broker.cluster, group)
         name = group or f"flowmq-{uuid.uuid4()}"  # nobody can guess it, so a private group is nobody else's
         key = (name, topic.id)
         dispatcher = self._dispatchers.get(key)

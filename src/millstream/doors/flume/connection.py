@@ -19,6 +19,7 @@ from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic
+from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import Code, RequestError
@@ -161,6 +162,7 @@ class FlumeConnection(FramedConnection):
         )
 
         async def work() -> bytes:
+            await coordinate(self._broker.cluster, request.group)
             joined = await self._broker.groups.join(join)
             if len(self._memberships) < MEMBERSHIPS_MAX or request.group in self._memberships:
                 self._memberships[request.group] = joined.member_id, joined.generation
@@ -176,7 +178,8 @@ class FlumeConnection(FramedConnection):
             [code] = self._broker.groups.leave(request.group, [(request.member, None)])
         except RequestError as error:
             return self._refused(request_id, flume.encode_error, error)
-        self._memberships.pop(request.group, None)
+        if code == Code.NONE and self._memberships.get(request.group, ("", -1))[0] == request.member:
+            del self._memberships[request.group]
         return flume.encode_error(request_id, _error(code))
 
     def _heartbeat(self, request_id: int, request: flume.Heartbeat) -> Answer:
@@ -195,20 +198,22 @@ class FlumeConnection(FramedConnection):
         async def work() -> bytes:
             if request.offset < 0:
                 raise RequestError(Code.OFFSET_OUT_OF_RANGE)
+            await coordinate(self._broker.cluster, request.group)
             [[code]] = await self._broker.groups.commit(request.group, member, None, generation, commits)
             return flume.encode_error(request_id, _error(code))
 
         return self._run(request_id, flume.encode_error, work())
 
     def _offset_fetch(self, request_id: int, request: flume.OffsetFetch) -> Answer:
-        try:
+        async def work() -> bytes:
             self._partition(request.topic, request.partition)
+            await coordinate(self._broker.cluster, request.group)
             [fetched] = self._broker.groups.fetch(request.group, [(request.topic, [request.partition])])
-        except RequestError as error:
-            return self._refused(request_id, flume.encode_offset, error)
-        [(_, committed, _)] = fetched.partitions
-        offset = committed.offset if committed is not None else flume.NO_OFFSET
-        return flume.encode_offset(request_id, Error.NONE, offset)
+            [(_, committed, _)] = fetched.partitions
+            offset = committed.offset if committed is not None else flume.NO_OFFSET
+            return flume.encode_offset(request_id, Error.NONE, offset)
+
+        return self._run(request_id, flume.encode_offset, work())
 
     # -- refusals ----------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, NamedTuple
 
 from millstream.doors.framed.assembly import LENGTH, Assembly
-from millstream.doors.framed.door import FramedDoor
+from millstream.doors.framed.door import CLOSE_SECONDS_MAX, FramedDoor
 from millstream.doors.kafka.memory import Budget
 from millstream.doors.kafka.outbox import Outbox
 from millstream.errors import ProtocolError
@@ -500,8 +500,13 @@ class FramedConnection(ABC):
 
     def _refuse(self, error: ProtocolError) -> None:
         self._door.note_refusal(self.peer, error)
-        self._has_sent()  # what was answered before the bytes that cannot be understood
-        self.close()
+        # What was asked before the bytes that cannot be understood is done, and its answers are owed.
+        self._assembly.drop()
+        self._backlog = None
+        self._send()
+        self._end()
+        if not self.closed:
+            self._door.clock.call_later(CLOSE_SECONDS_MAX, self.close)
 
     def _fail(self) -> None:
         logger.exception("a request from %s failed; its connection is closed", self.peer)

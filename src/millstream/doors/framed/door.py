@@ -32,6 +32,7 @@ STUCK_SECONDS_MAX = 60
 CONTESTED_SECONDS_MAX = 10
 """The same, while others wait for the memory that it holds."""
 CLOSE_SECONDS_MAX = 2.0
+"""How long answers that are owed are waited for, when the door or a connection closes."""
 REFUSALS_LOGGED_MAX = 20
 """Between two sweeps; the rest is only counted."""
 

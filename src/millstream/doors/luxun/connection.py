@@ -17,6 +17,7 @@ from typing import Any
 
 from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
+from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
@@ -133,9 +134,7 @@ class LuxunConnection(FramedConnection):
         if log.durable == log.start:
             empty = Failure(ErrorCode.TOPIC_IS_EMPTY, f"topic {topic.name} is empty", ResultCode.TRY_LATER)
             return luxun.encode_failure(luxun.CONSUME, sequence_id, empty)
-        if (request.fanout_id and self._broker.cursors.position(request.fanout_id, topic) >= log.durable) or (
-            not request.fanout_id and request.start_index == log.durable
-        ):
+        if self._is_at_end(request, topic):
             return _all_consumed(sequence_id)
         bytes_max = min(max(request.fetch_bytes_max, 0), FETCH_BYTES_MAX)
         count_max = 1 if request.fetch_bytes_max <= 0 else None
@@ -143,6 +142,7 @@ class LuxunConnection(FramedConnection):
         async def work() -> bytes:
             try:
                 if request.fanout_id:
+                    await coordinate(self._broker.cluster, request.fanout_id)
                     records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max)
                 else:
                     taken = await self._broker.outlet.take(log, request.start_index, bytes_max, count_max=count_max)
@@ -152,6 +152,16 @@ class LuxunConnection(FramedConnection):
             return _consumed(sequence_id, records)
 
         return Large(max(bytes_max, topic.settings.message_bytes_max), lambda: self.run(work()))
+
+    def _is_at_end(self, request: luxun.Consume, topic: Topic) -> bool:
+        """Whether it is certain, without waiting, that there is nothing to read."""
+        end = topic.partitions[0].log.durable
+        if not request.fanout_id:
+            return request.start_index == end
+        try:
+            return self._broker.cursors.position(request.fanout_id, topic) >= end
+        except RequestError:  # somebody else knows; who, is found out when it is read
+            return False
 
     def _find(self, sequence_id: int, request: luxun.Find) -> Answer:
         async def work() -> bytes:
@@ -168,7 +178,10 @@ class LuxunConnection(FramedConnection):
         return self.run(work())
 
     async def _closest(self, log: PartitionLog, timestamp: int) -> tuple[int | None, int | None]:
-        """The index whose time is closest, the earlier of two that are as close; the latest is the one to come."""
+        """The first index at or after a time, or the one before it where that is closer; the latest is the one to come.
+
+        Where times are in order that is the closest of all. To know it where they are not would be to read everything.
+        """
         if timestamp == luxun.EARLIEST_TIME:
             return log.start, await self._time_of(log, log.start)
         if timestamp == luxun.LATEST_TIME:
@@ -194,9 +207,21 @@ class LuxunConnection(FramedConnection):
             topic = self._topic(request.topic)
         except RequestError as error:
             return self._refused(luxun.GET_SIZE, sequence_id, error)
-        log = topic.partitions[0].log
-        first = self._broker.cursors.position(request.fanout_id, topic) if request.fanout_id else log.start
-        return luxun.encode_size(sequence_id, max(log.durable - first, 0))
+        if not request.fanout_id:
+            return self._sized(sequence_id, topic, topic.partitions[0].log.start)
+
+        async def work() -> bytes:
+            try:
+                await coordinate(self._broker.cluster, request.fanout_id)
+                position = self._broker.cursors.position(request.fanout_id, topic)
+            except RequestError as error:
+                return self._refused(luxun.GET_SIZE, sequence_id, error)
+            return self._sized(sequence_id, topic, position)
+
+        return self.run(work())
+
+    def _sized(self, sequence_id: int, topic: Topic, first: int) -> bytes:
+        return luxun.encode_size(sequence_id, max(topic.partitions[0].log.durable - first, 0))
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
