@@ -19,6 +19,21 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
         yield served
 
 
+LONG = (
+    "test_demo.py",
+    "test_docs.py",
+    "test_kill_9.py",
+    "test_queue_chaos.py",
+    "test_databases.py",
+    "test_exclusive.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, in whatever order the rest is: none of it runs alone at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 _numbers = itertools.count()
 
 

@@ -126,6 +126,10 @@ class PrivatePostgres:
             connection.execute("SELECT pg_reload_conf()")
         return trusted
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """As by `kill -9` of all its processes: of the first, and of those that would notice and clean up."""
         assert self._process is not None

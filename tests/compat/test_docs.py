@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving import MILLSTREAM, ServedBroker
-from tests.spark.standalone import SHORT_LIVED
+from tests.spark.home import short_lived
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -28,7 +28,9 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 def shown(page: Path) -> object:
     needs_spark = page.name in ("spark.md", "pipelines.md")
-    return pytest.param(page, id=page.name, marks=[pytest.mark.slow, pytest.mark.timeout(600)] if needs_spark else [])
+    return pytest.param(
+        page, id=page.name, marks=[pytest.mark.timeout(600), *([pytest.mark.slow] if needs_spark else [])]
+    )
 
 
 @pytest.mark.parametrize("page", [shown(page) for page in PAGES if any(blocks(page))])
@@ -37,7 +39,7 @@ def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")},
             "MILLSTREAM_BROKER": broker.address,
-            "JDK_JAVA_OPTIONS": SHORT_LIVED,
+            **short_lived(tmp_path / "spark"),
         }
         for language, text in blocks(page):
             text = text.replace("127.0.0.1:9092", broker.address).replace("127.0.0.1:8092", broker.http)

@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,8 @@ import pytest
 import millstream
 from millstream.broker.groups.exclusive import State, state_key
 from tests.crash.exclusive_worker import TAKEOVER
-from tests.postgres import PrivatePostgres
+from tests.postgres import postgres as postgres
+from tests.stores import store_url
 
 RECORDS = [2_000, pytest.param(10_000, marks=pytest.mark.slow)]
 MEMBERS = 3
@@ -118,12 +118,8 @@ def _active_since(journal: Path) -> int:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:{tmp_path / 'app.db'}"
-        return
-    with PrivatePostgres() as postgres:
-        yield postgres.url
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return store_url(request.param, tmp_path, request)
 
 
 @pytest.mark.parametrize("records", RECORDS)
