@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from millstream.doors.kafka.memory import Budget, BufferPool
+from millstream.doors.memory import Budget, BufferPool
 
 
 def test_what_does_not_fit_waits_in_line_and_is_served_in_order() -> None:

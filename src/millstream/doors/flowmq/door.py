@@ -15,8 +15,8 @@ from millstream.doors.coordinator import coordinate
 from millstream.doors.flowmq.connection import Connection
 from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
-from millstream.doors.kafka.memory import Budget
 from millstream.doors.listener import Listener
+from millstream.doors.memory import Budget
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.doors.kafka.memory import Budget
+from millstream.doors.memory import Budget
 from millstream.wire.flowmq import FrameReader
 
 FREE_BYTES = 4096

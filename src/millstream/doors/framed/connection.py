@@ -28,8 +28,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from millstream.doors.framed.assembly import LENGTH, Assembly
 from millstream.doors.framed.door import CLOSE_SECONDS_MAX, FramedDoor
-from millstream.doors.kafka.memory import Budget
-from millstream.doors.kafka.outbox import Outbox
+from millstream.doors.memory import Budget
+from millstream.doors.outbox import Outbox
 from millstream.errors import ProtocolError
 from millstream.promise import Promise
 

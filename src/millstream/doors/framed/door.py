@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from millstream.broker.broker import Broker
 from millstream.clock import Timer
 from millstream.config import Address
-from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.listener import Listener
+from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import partial
 
 from millstream.broker.partition import Partition
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.outbox import Chunk
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
 from millstream.promise import Promise

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk, pieces
 from millstream.doors.kafka.sessions import NO_SESSION, FetchSession, all_wanted
+from millstream.doors.outbox import Chunk, pieces
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import fetch

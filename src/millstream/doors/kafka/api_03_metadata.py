@@ -12,7 +12,7 @@ from uuid import UUID
 
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.outbox import Chunk
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import metadata

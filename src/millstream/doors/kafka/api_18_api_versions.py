@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from millstream.doors.kafka import share_relay
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.outbox import Chunk
 from millstream.errors import Code
 from millstream.wire.kafka import api_versions
 from millstream.wire.kafka.primitives import Reader

@@ -19,9 +19,9 @@ from millstream.broker.groups.queue_settings import group_value
 from millstream.broker.groups.share_fetch import Leased, ShareFetch
 from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk
 from millstream.doors.kafka.share_answers import Refusals
 from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
+from millstream.doors.outbox import Chunk
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import share

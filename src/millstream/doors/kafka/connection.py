@@ -29,8 +29,8 @@ from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.outbox import Chunk, Outbox
 from millstream.doors.kafka.produce_run import ProduceRun
+from millstream.doors.outbox import Chunk, Outbox
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import header, messages

@@ -17,10 +17,10 @@ from millstream.config import Address
 from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduces
-from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.doors.listener import Listener
+from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from functools import partial
 from millstream.broker.partition import Partition
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce, KnownProduces
-from millstream.doors.kafka.outbox import Chunk
+from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.promise import Promise
 from millstream.wire.kafka.runs import Part, answer, answers, take

@@ -32,7 +32,7 @@ from millstream.wire.kafka.primitives import Reader
 
 if TYPE_CHECKING:
     from millstream.doors.kafka.context import Context
-    from millstream.doors.kafka.outbox import Chunk
+    from millstream.doors.outbox import Chunk
 
 CONNECT_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 10.0

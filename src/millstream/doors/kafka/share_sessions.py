@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from millstream.broker.groups.queue_verbs import Member
     from millstream.broker.groups.share import ShareGroup
     from millstream.doors.kafka.context import Context
-    from millstream.doors.kafka.outbox import Chunk
+    from millstream.doors.outbox import Chunk
 
 logger = logging.getLogger(__name__)
 
