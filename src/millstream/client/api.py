@@ -24,17 +24,17 @@ A send that is cancelled may or may not have happened. Everything else that is c
 from __future__ import annotations
 
 import abc
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 from millstream.client import partitioners
+from millstream.client.closing import Once, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import Message, Sent
+from millstream.client.records import Message, Sent, check_partition, checked
 from millstream.client.sending import Sender
 from millstream.clock import Clock, SystemClock
 from millstream.errors import Closed, MillstreamError
@@ -74,6 +74,8 @@ class Millstream(abc.ABC):
         self._consuming: set[Consuming[object]] = set()
         self._senders: set[Sender] = set()
         self._is_open = False
+        self._is_clean = True
+        self._closing = Once(self._close)
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -81,26 +83,31 @@ class Millstream(abc.ABC):
         if self._is_open:
             raise Closed("it is open already")
         await self._connect()
+        self._closing = Once(self._close)
         self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(clean=kind is None)
+        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
         """Ends all that is open, sends what senders still hold, and lets go of the broker."""
-        if not self._is_open:
+        if not self._is_open and not self._closing.is_begun:
             return
-        ends: list[Awaitable[None]] = [sender.close() for sender in list(self._senders)]
-        ends += [each.close(clean=clean) for each in list(self._consuming)]
-        results = await asyncio.gather(*ends, return_exceptions=True)
-        self._is_open = False
-        await self._disconnect()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        if not self._closing.is_begun:
+            self._is_clean = clean
+        await self._closing.done()
+
+    async def _close(self) -> None:
+        ends = [sender.close() for sender in list(self._senders)]
+        ends += [each.close(clean=self._is_clean) for each in list(self._consuming)]
+        try:
+            await close_all(ends)
+        finally:
+            self._is_open = False
+            await self._disconnect()
 
     def opened(self, consuming: Consuming[object]) -> None:
         self._consuming.add(consuming)
@@ -156,8 +163,10 @@ class Millstream(abc.ABC):
         sent = await ms.send("orders", {"item": "widget"}, encode=lambda order: json.dumps(order).encode())
         """
         self.check_open()
-        row = (0, timestamp, key, encoded(encode, value), headers)
-        if partition is None:
+        row = (0, *checked(timestamp, key, encoded(encode, value), headers))
+        if partition is not None:
+            check_partition(partition)
+        else:
             partition = partitioners.place(self._partitioner, key, await self.partition_count(topic))
         return Sent(topic, partition, await self._append(topic, partition, row))
 
@@ -190,15 +199,17 @@ class Millstream(abc.ABC):
         together: dict[str, int] = {}
         for each in messages:
             message = each if isinstance(each, Message) else Message(*each)
+            row = (0, *checked(message.timestamp, message.key, encoded(encode, message.value), message.headers))
             partition = message.partition
-            if partition is None and message.key is None and isinstance(self._partitioner, partitioners.ByKey):
+            count = await self.partition_count(message.topic)
+            if partition is not None:
+                check_partition(partition)
+            elif row[2] is not None or not isinstance(self._partitioner, partitioners.ByKey):
+                partition = partitioners.place(self._partitioner, row[2], count)
+            else:
                 partition = together.get(message.topic)
-            if partition is None:
-                count = await self.partition_count(message.topic)
-                partition = partitioners.place(self._partitioner, message.key, count)
-                if message.key is None:
-                    together[message.topic] = partition
-            row = (0, message.timestamp, message.key, encoded(encode, message.value), message.headers)
+                if partition is None:
+                    partition = together[message.topic] = partitioners.place(self._partitioner, None, count)
             placed.append((message.topic, partition, row))
         return placed
 
@@ -222,6 +233,8 @@ class Millstream(abc.ABC):
             for click in clicks:
                 await out.send(click)          # returns when buffered; waits while the buffer is full
         # here all of them are durable, or an error said which are not
+
+        `on_sent` is called for each record, with where it went or with why it did not. What it raises is logged.
         """
         sender = Sender(
             self,
@@ -479,7 +492,11 @@ class Millstream(abc.ABC):
 
     @abc.abstractmethod
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        """Stores batches; the offsets of each one's records. What is called first is stored first."""
+        """Stores batches, each as a whole; the offsets of their records. What is called first is stored first."""
+
+    @abc.abstractmethod
+    def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+        """Stores records of one partition in order, each for itself: its offset, or why it is not stored."""
 
     @abc.abstractmethod
     def _reading(
@@ -514,13 +531,8 @@ class Millstream(abc.ABC):
     ) -> Exclusive[Any]: ...
 
 
-def encoded(encode: Encoder[Any] | None, value: Any) -> bytes | None:
-    data = value if encode is None or value is None else encode(value)
-    if data is None or isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise MillstreamError(f"a value is bytes or None, not {type(data).__name__}: give an encoder for it (encode=...)")
+def encoded(encode: Encoder[Any] | None, value: Any) -> Any:
+    return value if encode is None or value is None else encode(value)
 
 
 def _names(topics: str | Sequence[str]) -> tuple[str, ...]:

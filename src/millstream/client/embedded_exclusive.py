@@ -84,8 +84,7 @@ class EmbeddedExclusive(Exclusive[V]):
             return
         self._was_active = member.is_active
         self._change.set()
-        if self._on_change is not None:
-            self._on_change(member.is_active)
+        self._tell(self._on_change)
 
     def _read_on(self) -> None:
         """With every partition there is by now."""
@@ -157,7 +156,9 @@ class EmbeddedExclusive(Exclusive[V]):
         for unwake in self._wakes:
             unwake()
         self._wakes = []
-        if self._member is not None:
-            await self._member.leave()
-        self._signal.set()
-        self._change.set()
+        try:
+            if self._member is not None:
+                await self._member.leave()
+        finally:
+            self._signal.set()
+            self._change.set()

@@ -164,8 +164,10 @@ class EmbeddedStream(Stream[V]):
         }
 
     def _commit_now_and_then(self, *, idle: bool = False) -> None:
+        if self._committing is not None or self.is_closed:
+            return
         now = self._owner.clock.monotonic()
-        if self._committing is not None or not (idle or now - self._committed_at >= self._commit_every):
+        if not idle and now - self._committed_at < self._commit_every:
             return
         self._committed_at = now
         progress = self._progress()
@@ -361,14 +363,15 @@ class EmbeddedStream(Stream[V]):
         members.discard(self)
         if not members:
             self._embedded.streams_of.pop(self._group, None)
-        for task in (self._beats, self._committing):
-            if task is not None and not task.done():
-                await asyncio.wait([task])
-        self._drop_all()
-        if self._epoch > JOINING:
-            try:
+        try:
+            for task in (self._beats, self._committing):
+                if task is not None and not task.done():
+                    await asyncio.wait([task])
+            self._drop_all()
+            if self._epoch > JOINING:
                 await self._embedded.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
-            except RequestError as error:
-                logger.debug("could not leave group %s: %s", self._group, error)
-        self._tell_the_others()
-        self._signal.set()
+        except RequestError as error:
+            logger.debug("could not leave group %s: %s", self._group, error)
+        finally:
+            self._tell_the_others()
+            self._signal.set()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from millstream.client.closing import close_after, close_all
 from millstream.client.consuming import Consuming
 from millstream.client.records import Event, Job, Record
 
 V = TypeVar("V")
+
+logger = logging.getLogger(__name__)
 
 
 class Reading(Consuming[Record[V]]):
@@ -68,21 +72,18 @@ class Streams(Generic[V]):
     async def __aenter__(self) -> Self:
         try:
             await asyncio.gather(*(stream.__aenter__() for stream in self))
-        except BaseException:
-            await self.close(clean=False)
+        except BaseException as error:
+            await close_after(error, self.close(clean=False))
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(clean=kind is None)
+        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
-        results = await asyncio.gather(*(stream.close(clean=clean) for stream in self), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await close_all(stream.close(clean=clean) for stream in self)
 
 
 class Queue(Consuming[Job[V]]):
@@ -98,6 +99,14 @@ class Exclusive(Consuming[Event[V]]):
     @property
     @abc.abstractmethod
     def is_active(self) -> bool: ...
+
+    def _tell(self, on_change: Callable[[bool], None] | None) -> None:
+        """What the callback raises is logged: it must not cost the group its heartbeats, or the caller its event."""
+        if on_change is not None:
+            try:
+                on_change(self.is_active)
+            except Exception:
+                logger.exception("on_change failed")
 
     @abc.abstractmethod
     async def changed(self, timeout: float | None = None) -> bool:

@@ -16,7 +16,7 @@ from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
-from millstream.client.remote_reading import poll, raise_for, user_record
+from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
 from millstream.errors import Closed, NotActive, RequestError
@@ -93,7 +93,7 @@ class RemoteExclusive(Exclusive[V]):
     async def _next(self, timeout: float | None) -> Event[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_closed:
-            self._tell()
+            self._look()
             while self._polling.ready:
                 term, message = self._polling.ready.popleft()
                 if message.error() is not None:
@@ -135,7 +135,7 @@ class RemoteExclusive(Exclusive[V]):
             if error.code not in LOST:
                 raise
             self._owned = set()
-            self._tell()
+            self._look()
             raise NotActive(self._group, self._topic) from None
 
     def _commit_one(self, place: TopicPartition) -> None:
@@ -144,28 +144,27 @@ class RemoteExclusive(Exclusive[V]):
             if committed.error is not None:
                 raise KafkaException(committed.error)
 
-    def _tell(self) -> None:
+    def _look(self) -> None:
         if self.is_active != self._was_active:
             self._was_active = self.is_active
-            if self._on_change is not None:
-                self._on_change(self.is_active)
+            self._tell(self._on_change)
 
     async def changed(self, timeout: float | None = None) -> bool:
         await self._ensure_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         before = self._was_active
         while not self.is_closed:
-            self._tell()
+            self._look()
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             if self.is_active != before or left <= 0 or self._polling.ready:
                 break
             await self._polling.fill(left)
-        self._tell()
+        self._look()
         return self.is_active
 
     async def _shut(self, clean: bool) -> None:
         await self._polling.stop()
-        if self._consumer is not None:
-            await self._worker.call(self._consumer.close)
-        self._owned = set()
-        self._worker.end()
+        try:
+            await self._worker.end(*closing(self._consumer))
+        finally:
+            self._owned = set()

@@ -16,7 +16,7 @@ from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Stream
 from millstream.client.records import Record
-from millstream.client.remote_reading import poll, raise_for, user_record
+from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
 from millstream.errors import Code, NotMember, RequestError
 
@@ -189,6 +189,4 @@ class RemoteStream(Stream[V]):
         except NotMember as error:
             logger.warning("%s", error)
         finally:
-            if self._consumer is not None:
-                await self._worker.call(self._consumer.close)
-            self._worker.end()
+            await self._worker.end(*closing(self._consumer))
