@@ -34,7 +34,7 @@ from millstream.client.closing import Once, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import Message, Sent, check_partition, checked
+from millstream.client.records import TIMESTAMP_MAX, Message, Sent, check_partition, checked
 from millstream.client.sending import Sender
 from millstream.clock import Clock, SystemClock
 from millstream.errors import Closed, MillstreamError
@@ -45,6 +45,10 @@ V = TypeVar("V")
 X = TypeVar("X")
 Encoder = Callable[[X], bytes]
 Start = Literal["earliest", "latest"]
+HEARTBEAT_SECONDS = 28.0
+TAKEOVER_SECONDS = 60.0
+GROUP_BYTES_MAX = 512
+"""As a broker has it (`group_id_bytes_max`)."""
 Row = tuple[int, int | None, bytes | None, bytes | None, Headers]
 """As the codec takes them: offset (unused), timestamp (None: now), key, value, headers."""
 
@@ -297,6 +301,11 @@ class Millstream(abc.ABC):
         """
         if isinstance(time, datetime):
             time = round(time.timestamp() * 1000)
+        if time is not None and (type(time) is not int or not 0 <= time < TIMESTAMP_MAX):
+            raise MillstreamError(f"a time is a datetime, or milliseconds since 1970 as an int, not {time!r}")
+        if offset not in ("start", "end") and type(offset) is not int:
+            raise MillstreamError(f"an offset is an int, 'start' or 'end', not {offset!r}")
+        check_partition(partition)
         return self._reading(topic, partition, offset, time, follow, decode)
 
     @overload
@@ -337,7 +346,7 @@ class Millstream(abc.ABC):
 
         `start` is for partitions of which the group has committed nothing.
         """
-        return self._stream(_names(topics), group, _start(start), commit_every, decode)
+        return self._stream(_names(topics), _group(group), _start(start), commit_every, decode)
 
     def streams(
         self,
@@ -352,6 +361,7 @@ class Millstream(abc.ABC):
         for topic, count in counts.items():
             if count < 1:
                 raise MillstreamError(f"{topic} needs at least one stream, not {count}")
+        group = _group(group)
         return Streams(
             {
                 topic: [self._stream((topic,), group, _start(start), commit_every, decode) for _ in range(count)]
@@ -410,7 +420,7 @@ class Millstream(abc.ABC):
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
         reset = {"share.auto.offset.reset": _start(start)}
-        return self._queue(_names(topics), group, prefetch, {**reset, **(settings or {})}, decode)
+        return self._queue(_names(topics), _group(group), prefetch, {**reset, **(settings or {})}, decode)
 
     @overload
     def exclusive(
@@ -419,8 +429,8 @@ class Millstream(abc.ABC):
         *,
         group: str,
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[bytes | None]: ...
 
@@ -432,8 +442,8 @@ class Millstream(abc.ABC):
         group: str,
         decode: Decoder[V],
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[V | None]: ...
 
@@ -444,8 +454,8 @@ class Millstream(abc.ABC):
         group: str,
         decode: Decoder[Any] | None = None,
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[Any]:
         """One member of a group of which one is active at a time and reads all of the topic in order.
@@ -455,9 +465,13 @@ class Millstream(abc.ABC):
                 await project(event)
                 await event.commit()
 
-        `heartbeat` and `takeover` are seconds since the group's last change; see `docs/python.md`.
+        `heartbeat` and `takeover` are seconds since the group's last change (28 and 60); a server has times of its own.
         """
-        return self._exclusive(topic, group, _start(start), heartbeat, takeover, on_change, decode)
+        first = HEARTBEAT_SECONDS if heartbeat is None else heartbeat
+        last = TAKEOVER_SECONDS if takeover is None else takeover
+        if not 0 < first < last:
+            raise MillstreamError(f"the heartbeat ({first:g} s) must come before the takeover ({last:g} s)")
+        return self._exclusive(topic, _group(group), _start(start), heartbeat, takeover, on_change, decode)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -524,8 +538,8 @@ class Millstream(abc.ABC):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> Exclusive[Any]: ...
@@ -540,6 +554,19 @@ def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise MillstreamError("name at least one topic")
     return names
+
+
+def _group(group: str) -> str:
+    """Checked here once: librdkafka ends the process for a group without a name."""
+    if not isinstance(group, str):
+        raise MillstreamError(f"a group's name is a str, not {type(group).__name__}")
+    try:
+        size = len(group.encode())
+    except UnicodeEncodeError:
+        raise MillstreamError(f"a group's name is text that UTF-8 can say, not {group!r}") from None
+    if not 0 < size <= GROUP_BYTES_MAX or "\0" in group:
+        raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no NUL among them")
+    return group
 
 
 def _start(start: str) -> Start:

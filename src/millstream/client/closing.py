@@ -34,7 +34,7 @@ class Once:
     def begin(self) -> asyncio.Task[None]:
         if self._task is None:
             self._task = asyncio.ensure_future(self._work())
-            self._task.add_done_callback(_look)
+            self._task.add_done_callback(look)
         return self._task
 
     async def done(self) -> None:
@@ -42,7 +42,7 @@ class Once:
         await asyncio.shield(self.begin())
 
 
-def _look(task: asyncio.Task[None]) -> None:
+def look(task: asyncio.Task[None]) -> None:
     """So that the loop does not complain of an error that nobody was left to wait for."""
     if not task.cancelled():
         task.exception()

@@ -266,8 +266,8 @@ class Embedded(Millstream):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> EmbeddedExclusive[Any]:

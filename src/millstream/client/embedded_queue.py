@@ -191,6 +191,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                     taking.exception()
             for cancel in self._cancels:
                 cancel()
+            self._cancels.clear()
             self._leave()
         finally:
             self._signal.set()

@@ -96,6 +96,7 @@ class EmbeddedStream(Stream[V]):
     async def _start(self) -> None:
         for name in self._topics:
             await self._embedded.topic(name)
+        self._epoch, self._is_leaving = JOINING, False
         self._unwatch = self._embedded.broker.topics.watch(self._poke.set)
         self._embedded.streams_of.setdefault(self._group, set()).add(self)
         self._committed_at = self._owner.clock.monotonic()

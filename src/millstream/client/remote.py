@@ -17,12 +17,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from millstream.client.addresses import check_addresses
 from millstream.client.api import Batch, Millstream, Row, Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
-from millstream.errors import BufferFull, Code, UnknownTopic
+from millstream.errors import BufferFull, Code, UnknownTopic, Unsupported
 from millstream.records.compression import Codec
 
 FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
@@ -48,6 +49,7 @@ class Remote(Millstream):
     ) -> None:
         """`config` are librdkafka's settings, for TLS and the like; `timeout` is how long a call may take."""
         super().__init__(partitioner=partitioner, compression=compression)
+        check_addresses(bootstrap)
         self.timeout = timeout
         self._bootstrap = bootstrap
         self._config = dict(config or {})
@@ -286,13 +288,17 @@ class Remote(Millstream):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> Exclusive[Any]:
         from millstream.client.remote_exclusive import RemoteExclusive
 
+        if heartbeat is not None or takeover is not None:
+            raise Unsupported(
+                "a server's session timeout decides when another takes over: leave heartbeat and takeover"
+            )
         return RemoteExclusive(self, topic, group, start, on_change, decode)
 
     def name(self) -> str:

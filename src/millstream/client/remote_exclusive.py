@@ -1,11 +1,17 @@
 """A member of an exclusive group on a server: the newer consumer protocol with Millstream's assignor `exclusive`.
 
-The broker makes one member the active one, which has all partitions; it takes over when that member leaves, or when its
-session ends. So `heartbeat` and `takeover` are the broker's business here (its session timeout, 45 s by default).
+The broker makes one member the active one, which has all partitions; another takes over when that member leaves, or
+when its session ends. How long a session lasts is the broker's business, for the protocol has no place to say it: so a
+`heartbeat` or a `takeover` is refused.
+
+The group's changes come inside polls. While nobody receives, `_keep_up` polls now and then; and where records wait to
+be taken it polls with their partitions paused, so that it hears of changes and fetches nothing more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +25,7 @@ from millstream.client.records import Event
 from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, NotActive, RequestError
+from millstream.errors import Closed, MillstreamError, NotActive, RequestError
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -27,6 +33,11 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 Taken = tuple[int, Message]
 """With the term in which it was taken."""
+KEEP_UP_SECONDS = 0.1
+HOLD_SECONDS = 1.0
+"""Records that wait for so long wait for a slow reader: what was fetched behind them is fetched again later."""
+
+logger = logging.getLogger(__name__)
 
 
 class RemoteExclusive(Exclusive[V]):
@@ -39,19 +50,24 @@ class RemoteExclusive(Exclusive[V]):
         on_change: Callable[[bool], None] | None,
         decode: Decoder[V] | None,
     ) -> None:
-        super().__init__(owner)
+        super().__init__(owner, on_change)
         self._remote = owner
         self._topic = topic
         self._group = group
         self._reset = start
-        self._on_change = on_change
         self._decode = decode
+        self._keeping_up: asyncio.Task[None] | None = None
+        self._owned: set[int] = set()
+        """Changed on the worker's thread, as are those below."""
+        self._terms = 0
+        self._committed: dict[int, int] = {}
+        self._is_paused = False
+        self._begin()
+
+    def _begin(self) -> None:
         self._consumer: Consumer | None = None
         self._worker = Worker("millstream-exclusive")
         self._polling: Polling[Taken] = Polling(self._worker, self._poll)
-        self._owned: set[int] = set()
-        self._terms = 0
-        self._was_active = False
 
     @property
     def is_active(self) -> bool:
@@ -59,6 +75,7 @@ class RemoteExclusive(Exclusive[V]):
 
     async def _start(self) -> None:
         self._remote.check_open()
+        self._begin()
         await self._remote.partition_count(self._topic)
         settings = {
             "group.protocol": "consumer",
@@ -73,12 +90,25 @@ class RemoteExclusive(Exclusive[V]):
             on_revoke=self._revoked,
             on_lost=self._revoked,
         )
+        self._keeping_up = asyncio.ensure_future(self._keep_up())
 
     # On the worker's thread
 
     def _poll(self, seconds: float) -> list[Taken]:
+        if self._is_paused:
+            assert self._consumer is not None
+            self._is_paused = False
+            self._consumer.resume(self._consumer.assignment())
         messages = poll(self._consumer, seconds)
         return [(self._terms, message) for message in messages]
+
+    def _listen(self) -> None:
+        """For changes of the group alone."""
+        assert self._consumer is not None
+        self._consumer.pause(self._consumer.assignment())
+        self._is_paused = True
+        messages = poll(self._consumer, 0.0)
+        self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been on its way
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         if not self._owned:
@@ -87,8 +117,36 @@ class RemoteExclusive(Exclusive[V]):
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._owned = self._owned - {place.partition for place in places}
+        for place in places:
+            self._committed.pop(place.partition, None)
+
+    def _commit_one(self, place: TopicPartition, term: int) -> None:
+        """A commit never moves a position back: what lies before one that was committed in this term is done."""
+        assert self._consumer is not None
+        if term != self._terms or place.partition not in self._owned:
+            raise NotActive(self._group, self._topic)
+        if place.offset <= self._committed.get(place.partition, 0):
+            return
+        for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+        self._committed[place.partition] = place.offset
 
     # On the loop's
+
+    async def _keep_up(self) -> None:
+        waits_since = time.monotonic()
+        while True:
+            await asyncio.sleep(KEEP_UP_SECONDS)
+            try:
+                if not self._polling.ready:
+                    await self._polling.fill(0.0)
+                    waits_since = time.monotonic()
+                elif time.monotonic() - waits_since >= HOLD_SECONDS:
+                    await self._worker.call(self._listen)
+            except MillstreamError as error:
+                logger.warning("group %s: %s", self._group, error)
+            self._look()
 
     async def _next(self, timeout: float | None) -> Event[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -126,11 +184,9 @@ class RemoteExclusive(Exclusive[V]):
     async def _commit(self, event: Event[V], term: int) -> None:
         if self.is_closed or self._consumer is None:
             raise Closed("this member has left its group")
-        if term != self._terms or not self.is_active:
-            raise NotActive(self._group, self._topic)
         place = TopicPartition(event.topic, event.partition, event.offset + 1)
         try:
-            await self._worker.call(self._commit_one, place)
+            await self._worker.call(self._commit_one, place, term)
         except RequestError as error:
             if error.code not in LOST:
                 raise
@@ -138,33 +194,12 @@ class RemoteExclusive(Exclusive[V]):
             self._look()
             raise NotActive(self._group, self._topic) from None
 
-    def _commit_one(self, place: TopicPartition) -> None:
-        assert self._consumer is not None
-        for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-
-    def _look(self) -> None:
-        if self.is_active != self._was_active:
-            self._was_active = self.is_active
-            self._tell(self._on_change)
-
-    async def changed(self, timeout: float | None = None) -> bool:
-        await self._ensure_open()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        before = self._was_active
-        while not self.is_closed:
-            self._look()
-            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
-            if self.is_active != before or left <= 0 or self._polling.ready:
-                break
-            await self._polling.fill(left)
-        self._look()
-        return self.is_active
-
     async def _shut(self, clean: bool) -> None:
+        if self._keeping_up is not None:
+            self._keeping_up.cancel()
+            await asyncio.wait([self._keeping_up])
         await self._polling.stop()
-        try:
-            await self._worker.end(*closing(self._consumer))
-        finally:
-            self._owned = set()
+        self._owned = set()
+        self._look()
+        self._change.set()
+        await self._worker.end(*closing(self._consumer))

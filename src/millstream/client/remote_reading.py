@@ -42,15 +42,19 @@ class RemoteReading(Reading[V]):
         self._time = time
         self._follow = follow
         self._decode = decode
-        self._consumer: Consumer | None = None
-        self._worker = Worker("millstream-read")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+        self._begin()
         self._limit: int | None = None
         self._next_offset = 0
         self.is_over = False
 
+    def _begin(self) -> None:
+        self._consumer: Consumer | None = None
+        self._worker = Worker("millstream-read")
+        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+
     async def _start(self) -> None:
         self._remote.check_open()
+        self._begin()
         settings = self._remote.consumer_settings(
             self._remote.name(), **{"auto.offset.reset": "error", "enable.partition.eof": True}
         )

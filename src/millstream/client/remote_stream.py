@@ -76,6 +76,8 @@ class RemoteStream(Stream[V]):
 
     async def _start(self) -> None:
         self._remote.check_open()
+        self._worker = Worker("millstream-stream")
+        self._polling = Polling(self._worker, self._poll)
         for topic in self._topics:
             await self._remote.partition_count(topic)  # which makes it, so that nobody waits for metadata to age
         self._consumer = Consumer(
