@@ -29,6 +29,7 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         logs.lock()
         return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
     if scheme == "sqlite" and rest:
+        _check_file(rest)
         store = TableLogStore(SqliteDatabase(rest), clock)
         return store, store.meta
     if scheme in ("postgresql", "postgres"):
@@ -38,6 +39,16 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
         "or memory:"
     )
+
+
+def _check_file(name: str) -> None:
+    """SQLite's own ways to say more than a file's name would make a file of that name here."""
+    if name.strip("/") == ":memory:":
+        raise StartupError("a store in memory is written memory:, not sqlite::memory:")
+    if "?" in name:
+        raise StartupError(
+            f"the store sqlite:{name} has options, which sqlite: does not take: write sqlite:{name.partition('?')[0]}"
+        )
 
 
 def is_shared(url: str) -> bool:
