@@ -7,6 +7,9 @@ PYTEST := $(BIN)/python -m pytest
 PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
+# Compiled modules are kept, whatever the environment says: the tests start hundreds of brokers and commands.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all soak check format bench docs clean
 
@@ -33,7 +36,7 @@ demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of i
 test: setup check  ## every test but the slow ones, in ten minutes
 	$(PYTEST) --numprocesses 2 --dist loadgroup -m 'not slow' tests
 
-test-all: setup check  ## every test
+test-all: setup check  ## every test, with all rounds and records of the long ones
 	$(PYTEST) --numprocesses 2 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer

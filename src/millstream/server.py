@@ -17,7 +17,6 @@ from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_report import report
 from millstream.clock import Clock, SystemClock
 from millstream.cluster.base import Cluster, Solo
-from millstream.cluster.shared import SharedCluster
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
@@ -85,6 +84,8 @@ class Server:
         logs, meta = open_store(self.config.store, self.clock, self._observe_sync)
         cluster: Cluster = Solo(self.config.node_id)
         if is_shared(self.config.store):
+            from millstream.cluster.shared import SharedCluster
+
             cluster = SharedCluster(meta, self.clock, self.config.node_id, self.config.lease_ms)
         self._broker = Broker(self.config, logs, meta, self.clock, self.metrics, cluster)
         try:

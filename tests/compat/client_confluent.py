@@ -106,7 +106,9 @@ class _Reader(Reader):
         return self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=REQUEST_MS / 1000)[1]
 
     def _poll(self, seconds: float) -> list[Seen]:
-        return [_seen(message) for message in self._consumer.consume(500, seconds)]
+        first = self._consumer.poll(seconds)
+        rest = [] if first is None else [first, *self._consumer.consume(500, 0)]
+        return [_seen(message) for message in rest]
 
     def close(self) -> None:
         self._consumer.close()

@@ -169,11 +169,13 @@ def offsets_of(address: str, topic: str) -> list[int]:
     found: list[int] = []
     try:
         while True:
-            for message in consumer.consume(1000, 0.5):
-                error = message.error()
-                if error is not None:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    return found
-                found.append(message.offset())
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                return found
+            found.append(message.offset())
     finally:
         consumer.close()

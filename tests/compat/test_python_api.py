@@ -552,6 +552,9 @@ async def test_the_active_member_reads_all_partitions_each_in_order(
         for event in events:
             await event.commit()
     async with ms.exclusive(topic, group=group) as ledger:
+        async with asyncio.timeout(SECONDS):
+            while not ledger.is_active:
+                assert await ledger.receive(0.05) is None
         assert await ledger.receive(1.0) is None and await ledger.changed(0.01)
 
 

@@ -17,6 +17,7 @@ import pytest
 from millstream.cli.connection import Connection
 from millstream.cli.redriven import FROM_HEADER, Ledger, Runs
 from tests.command_line import Cli
+from tests.compat import raw
 from tests.serving import ServedBroker
 
 pytestmark = pytest.mark.timeout(120)
@@ -43,7 +44,7 @@ def cli(broker: ServedBroker) -> QueueCli:
 @pytest.fixture
 def topic(cli: QueueCli) -> str:
     name = f"jobs-{uuid.uuid4().hex[:12]}"
-    cli("topic", "create", name, "-p", "2")
+    raw.create_topic(cli.address, name, 2)
     return name
 
 
@@ -131,7 +132,7 @@ def test_the_exit_code_of_the_command_is_the_answer(
     until(lambda: cli.figures(group)["dead"] == 2)
     assert cli.figures(group) == {"available": 0, "leased": 0, "waiting": 0, "done": 3, "dead": 2}
     reasons = {row["value"]: dict(row["headers"])["millstream-dead-reason"] for row in records(cli, dlq)}
-    assert reasons == {"hopeless": "released", "poison": "rejected"}
+    assert reasons == {"hopeless": "released by sh (exit code 1)", "poison": "rejected by sh (exit code 2)"}
 
 
 def test_the_command_gets_the_whole_record(
@@ -249,7 +250,9 @@ def test_workers_go_on_when_the_broker_was_killed_and_is_back(tmp_path: Path) ->
         cli("produce", "jobs", "after")
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert sorted((tmp_path / "ran").read_text().splitlines()) == ["after 1", "before 1", "before 2"]
+        ran = sorted((tmp_path / "ran").read_text().splitlines())
+        # A delivery is written down soon after it is made: the one that was just made may have been forgotten.
+        assert ran in (["after 1", "before 1", "before 2"], ["after 1", "before 1", "before 1"])
         assert b"lost the broker" in err and b"its lease was lost" in err
         assert cli.figures("workers") == {"available": 0, "leased": 0, "waiting": 0, "done": 2, "dead": 0}
 
@@ -378,7 +381,9 @@ def test_dead_letters_go_back_once_and_count_how_often(
     kill_all(workers, cli, group, 1)
     redrive = ("queue", "redrive", "--from", dlq)
     would = cli.json(*redrive, "--dry-run")
-    assert would["letters"] == [{"topic": topic, "group": group, "reason": "rejected", "records": 1}]
+    assert would["letters"] == [
+        {"topic": topic, "group": group, "reason": "rejected by sh (exit code 2)", "records": 1}
+    ]
     assert len(records(cli, topic)) == 1
     assert cli.json(*redrive)["sent"] == 1
     again = cli.json(*redrive)

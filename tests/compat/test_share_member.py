@@ -10,8 +10,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from millstream.client.link import Link, LinkBroken
-from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery, ShareError, ShareMember
+from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery, Reply, ShareError, ShareMember
 from tests.command_line import Cli
+from tests.compat import raw
 from tests.serving import ServedBroker
 
 
@@ -23,7 +24,7 @@ class Workplace:
         self.links: list[Link] = []
         host, _, port = broker.address.rpartition(":")
         self._address = host, int(port)
-        self.cli("topic", "create", self.topic)
+        raw.create_topic(broker.address, self.topic)
         reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=[reset])
         admin = AdminClient({"bootstrap.servers": broker.address})
@@ -31,7 +32,7 @@ class Workplace:
 
     def member(self, name: str = "") -> ShareMember:
         self.links.append(Link(*self._address, "test", 10.0))
-        member = ShareMember(self.links[-1], self.group, self.topic, name or str(uuid.uuid4()))
+        member = ShareMember(self.links[-1], self.group, [self.topic], name or str(uuid.uuid4()))
         member.beat()
         return member
 
@@ -63,11 +64,13 @@ def test_an_answer_that_is_too_late_does_not_spoil_the_others(place: Workplace) 
     place.cli("produce", place.topic, *"abc")
     member = place.member()
     first, second, third = take(member, 3)
-    assert member.answer({first.lease: ACCEPT}) == []
-    assert member.answer({first.lease: ACCEPT, second.lease: RELEASE}) == [first.lease]
+    assert member.answer({first.lease: Reply(ACCEPT)}) == []
+    assert member.answer({first.lease: Reply(ACCEPT), second.lease: Reply(RELEASE)}) == [first.lease]
     (again,) = take(member, 3)
     assert (again.record.value, again.attempt) == (b"b", 2)
-    taken, late = member.fetch(1, 0, {first.lease: ACCEPT, again.lease: REJECT, third.lease: ACCEPT})
+    taken, late = member.fetch(
+        1, 0, {first.lease: Reply(ACCEPT), again.lease: Reply(REJECT), third.lease: Reply(ACCEPT)}
+    )
     assert (taken, late) == ([], [first.lease])
 
 
@@ -76,9 +79,9 @@ def test_a_member_whose_session_is_gone_begins_another(place: Workplace) -> None
     member = place.member("one")
     (taken,) = take(member, 1)
     assert take(place.member("one"), 0) == []  # takes over under the same name
-    assert member.answer({taken.lease: ACCEPT}) == [taken.lease]
+    assert member.answer({taken.lease: Reply(ACCEPT)}) == [taken.lease]
     (again,) = take(member, 1)
-    assert again.attempt == 2 and member.answer({again.lease: ACCEPT}) == []
+    assert again.attempt == 2 and member.answer({again.lease: Reply(ACCEPT)}) == []
 
 
 def test_a_member_that_the_group_has_forgotten_joins_again(place: Workplace) -> None:

@@ -96,9 +96,9 @@ def consume_all(address: str) -> dict[int, list[tuple[int, bytes]]]:
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     left = {number for number, end in ends.items() if end}
     while left:
-        messages = consumer.consume(10_000, timeout=10)
-        assert messages, f"partitions {left} do not go on"
-        for message in messages:
+        first = consumer.poll(20)
+        assert first is not None, f"partitions {left} do not go on"
+        for message in (first, *consumer.consume(10_000, timeout=0)):  # `consume` would wait until there are so many
             assert message.error() is None
             found[message.partition()].append((message.offset(), message.value()))
         left = {number for number in left if found[number][-1:] == [] or found[number][-1][0] + 1 < ends[number]}

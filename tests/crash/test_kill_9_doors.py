@@ -17,7 +17,7 @@ from tests.compat.client_flume import Flume
 from tests.compat.client_luxun import Luxun, generate
 from tests.serving import ServedBroker
 
-ROUNDS = 12
+ROUNDS = [4, pytest.param(12, marks=pytest.mark.slow)]
 PIPELINED = 20
 
 
@@ -61,17 +61,17 @@ class Load:
             moved = self._done.wait_for(lambda: self._count >= target or bool(self.errors), timeout=30)
             assert moved and not self.errors, (self.errors, "the load stands still")
 
-    def kill_rounds(self, broker: ServedBroker, seed: int) -> None:
+    def kill_rounds(self, broker: ServedBroker, rounds: int, seed: int) -> None:
         generator = random.Random(seed)
         for thread in self._threads:
             thread.start()
         try:
-            for _ in range(ROUNDS):
-                self.wait_for_more(30)
+            for _ in range(rounds):
+                self.wait_for_more(60)
                 time.sleep(generator.uniform(0, 0.15))  # the random moment: there is no event for it
                 broker.kill()
                 broker.start()
-            self.wait_for_more(30)
+            self.wait_for_more(60)
         finally:
             self._stopping.set()
             for thread in self._threads:
@@ -85,8 +85,9 @@ def free_port() -> int:
         return int(chosen.getsockname()[1])
 
 
+@pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.timeout(180)
-def test_flume_records_and_commits_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flume_records_and_commits_survive(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     load = Load()
     acknowledged: dict[tuple[int, int], bytes] = {}
@@ -134,7 +135,7 @@ def test_flume_records_and_commits_survive(tmp_path: Path, capsys: pytest.Captur
         for partition in range(3):
             load.add(produce(partition))
             load.add(commit(partition))
-        load.kill_rounds(broker, seed=1)
+        load.kill_rounds(broker, rounds, seed=1)
         with Flume(address) as client:
             found: dict[tuple[int, int], bytes] = {}
             for partition in range(3):
@@ -145,14 +146,15 @@ def test_flume_records_and_commits_survive(tmp_path: Path, capsys: pytest.Captur
                 assert client.committed("readers", "load", partition)[1] == committed[partition]
     lost = [place for place, payload in acknowledged.items() if found.get(place) != payload]
     with capsys.disabled():
-        print(f"\nFlume, kill -9: {ROUNDS} rounds, acknowledged {len(acknowledged):,}, lost {len(lost)}")
+        print(f"\nFlume, kill -9: {rounds} rounds, acknowledged {len(acknowledged):,}, lost {len(lost)}")
     assert lost == [] and set(found.values()) <= attempted
     assert len(set(found.values())) == len(found), "nothing is there twice"
 
 
+@pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.timeout(180)
 def test_luxun_items_survive_and_cursors_never_go_back(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    rounds: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generated = generate(tmp_path_factory.mktemp("generated"))
     address = f"127.0.0.1:{free_port()}"
@@ -215,7 +217,7 @@ def test_luxun_items_survive_and_cursors_never_go_back(
         for fanout in answered:
             for size in (0, 0, 50):
                 load.add(connected(consume(fanout, size)))
-        load.kill_rounds(broker, seed=2)
+        load.kill_rounds(broker, rounds, seed=2)
         with Luxun(address, generated) as client:
             stored: list[bytes] = []
             while (answer := client.consume("load", index=len(stored), size=1 << 20)).itemList:
@@ -226,7 +228,7 @@ def test_luxun_items_survive_and_cursors_never_go_back(
     lost = [index for index, item in acknowledged.items() if stored[index] != item]
     with capsys.disabled():
         print(
-            f"\nLuxun, kill -9: {ROUNDS} rounds, acknowledged {len(acknowledged):,}, stored {len(stored):,}, "
+            f"\nLuxun, kill -9: {rounds} rounds, acknowledged {len(acknowledged):,}, stored {len(stored):,}, "
             f"lost {len(lost)}; given to the two fanout ids: {[len(got) for got in answered.values()]}"
         )
     assert lost == [] and len(set(stored)) == len(stored)

@@ -83,12 +83,12 @@ class Bench:
         return reader, writer
 
     async def until_handled(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while len(self.door.handled) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     async def until_connected(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while self.broker.metrics.connections_active != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -114,7 +114,7 @@ async def test_any_split_of_the_bytes_gives_the_same_frames(bench: Bench, piece:
         await writer.drain()
         await asyncio.sleep(0)
     expected = b"".join(payloads)
-    assert await asyncio.wait_for(reader.readexactly(len(expected)), 5) == expected
+    assert await asyncio.wait_for(reader.readexactly(len(expected)), 20) == expected
 
 
 async def test_large_frames_go_through_whatever_came_before_them(bench: Bench) -> None:
@@ -122,7 +122,7 @@ async def test_large_frames_go_through_whatever_came_before_them(bench: Bench) -
     for size in (10, 70_000, 5_000_000, 3, 300_000, 70_000):
         payload = bytes([size % 100]) * size
         writer.write(frame("e", payload))
-        assert await asyncio.wait_for(reader.readexactly(size), 5) == payload
+        assert await asyncio.wait_for(reader.readexactly(size), 20) == payload
 
 
 async def test_others_are_handled_when_what_waits_is_answered_and_answers_keep_their_order(bench: Bench) -> None:
@@ -148,21 +148,21 @@ async def test_who_stops_sending_still_gets_its_answers(bench: Bench) -> None:
     await bench.until_handled(1)
     await asyncio.sleep(0.01)
     bench.door.waiting[0].settle(None)
-    assert await asyncio.wait_for(reader.read(), 5) == b"123"
+    assert await asyncio.wait_for(reader.read(), 20) == b"123"
     await bench.until_connected(0)
 
 
 async def test_what_was_answered_before_nonsense_arrives(bench: Bench) -> None:
     reader, writer = await bench.connect()
     writer.write(frame("e", b"1") + frame("x") + frame("e", b"2"))
-    assert await asyncio.wait_for(reader.read(), 5) == b"1"
+    assert await asyncio.wait_for(reader.read(), 20) == b"1"
     assert bench.door.handled == ["e1", "x"]
 
 
 async def test_a_mistake_of_ours_costs_its_connection_only(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     (reader, writer), (other, others) = await bench.connect(), await bench.connect()
     writer.write(frame("b"))
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 20) == b""
     assert "IndexError" in caplog.text
     others.write(frame("e", b"fine"))
     assert await other.readexactly(4) == b"fine"
@@ -172,7 +172,7 @@ async def test_a_mistake_of_ours_costs_its_connection_only(bench: Bench, caplog:
 async def test_a_length_out_of_bounds_costs_the_connection(bench: Bench, size: int) -> None:
     reader, writer = await bench.connect()
     writer.write(b"e" + struct.pack(">i", size) + b"..")
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
 async def test_who_stops_in_the_middle_of_a_frame_is_closed_after_a_minute(bench: Bench) -> None:
@@ -184,7 +184,7 @@ async def test_who_stops_in_the_middle_of_a_frame_is_closed_after_a_minute(bench
     bench.clock.advance(50)
     assert bench.broker.metrics.connections_active == 1
     bench.clock.advance(30)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
 async def test_who_says_nothing_is_closed_after_ten_minutes_but_not_who_waits_for_us(bench: Bench) -> None:
@@ -194,7 +194,7 @@ async def test_who_says_nothing_is_closed_after_ten_minutes_but_not_who_waits_fo
     bench.clock.advance(590)
     assert bench.broker.metrics.connections_active == 2
     bench.clock.advance(30)
-    assert await asyncio.wait_for(quiet.read(), 5) == b""
+    assert await asyncio.wait_for(quiet.read(), 20) == b""
     assert bench.broker.metrics.connections_active == 1
     bench.door.waiting[0].settle(None)
 
@@ -208,7 +208,7 @@ async def test_large_answers_wait_for_room_and_for_nothing_else(bench: Bench) ->
     assert await other.readexactly(5) == b"small"
     assert not reader._buffer  # type: ignore[attr-defined]
     bench.door.answers.give(bench.door.answers.limit)
-    assert await asyncio.wait_for(reader.readexactly(3), 5) == b"100"
+    assert await asyncio.wait_for(reader.readexactly(3), 20) == b"100"
 
 
 async def test_a_frame_waits_for_memory_before_it_starts(bench: Bench) -> None:
@@ -219,7 +219,7 @@ async def test_a_frame_waits_for_memory_before_it_starts(bench: Bench) -> None:
     await asyncio.sleep(0.02)
     assert bench.door.handled == []
     bench.door.frames.give(bench.door.frames.limit - 1000)
-    assert await asyncio.wait_for(reader.readexactly(len(payload)), 5) == payload
+    assert await asyncio.wait_for(reader.readexactly(len(payload)), 20) == payload
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_the_line(bench: Bench) -> None:
@@ -231,13 +231,13 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_line(bench: Bench)
     staying.write(frame("l", b"200"))
     await bench.until_handled(2)
     bench.door.answers.give(bench.door.answers.limit)
-    assert await asyncio.wait_for(reader.readexactly(3), 5) == b"200"
+    assert await asyncio.wait_for(reader.readexactly(3), 20) == b"200"
 
 
 async def test_more_connections_than_allowed_are_closed_at_once() -> None:
     bench = Bench(connections_max=2)
     first, second, third = [await bench.connect() for _ in range(3)]
-    assert await asyncio.wait_for(third[0].read(), 5) == b""
+    assert await asyncio.wait_for(third[0].read(), 20) == b""
     for reader, writer in (first, second):
         writer.write(frame("e", b"in"))
         assert await reader.readexactly(2) == b"in"

@@ -39,12 +39,12 @@ TOO_MUCH = ["((((){1000}){1000}){1000}){1000}", "((a{1000}){1000}){1000}", "a" *
 
 @pytest.mark.parametrize("text", SLOW)
 def test_patterns_that_make_backtracking_explode_are_quick(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         assert not Pattern(text, 256).matches("a" * 249)
     except RequestError as error:
         assert error.code == Code.INVALID_REGULAR_EXPRESSION
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @pytest.mark.parametrize("text", SYNTAX + NOT_RE2 + TOO_MUCH)

@@ -28,7 +28,7 @@ async def test_a_parked_fetch_waits_for_the_record_of_a_lease_that_runs_out(kit:
     await turn()
     assert waits == [None] and not parked.done()
     kit.clock.advance(0.2)
-    leased = await asyncio.wait_for(parked, 5)
+    leased = await asyncio.wait_for(parked, 20)
     assert runs_of(leased) == [Run(0, 0, 2)] and leased[0].lease_ms == LEASE_SECONDS * 1000
 
 
@@ -55,7 +55,7 @@ async def test_a_parked_fetch_ends_when_it_is_cancelled(kit: Kit) -> None:
     await turn()
     assert not parked.done()
     fetch.cancel()
-    assert await asyncio.wait_for(parked, 5) == []
+    assert await asyncio.wait_for(parked, 20) == []
     await kit.put(b"1")
     assert (await kit.partition()).figures().leased == 0
 
@@ -87,7 +87,7 @@ async def test_of_many_parked_fetches_one_gets_the_record_and_the_others_wait_on
     assert runs_of(parked[0].result()) == [Run(0, 0, 1)]
     assert looks == ["m0", "m1"], "who found something calls the next, who finds nothing calls nobody"
     kit.clock.advance(1.01)
-    rest = await asyncio.wait_for(asyncio.gather(*parked), 5)
+    rest = await asyncio.wait_for(asyncio.gather(*parked), 20)
     assert sum(bool(runs_of(leased)) for leased in rest) == 1
     assert not len(kit.group.lines)
 
@@ -100,7 +100,7 @@ async def test_every_record_finds_one_that_waits(kit: Kit) -> None:
     found = [run.first for fetch in parked if fetch.done() for run in runs_of(fetch.result())]
     assert sorted(found) == list(range(7))
     kit.clock.advance(1.01)
-    await asyncio.wait_for(asyncio.gather(*parked), 5)
+    await asyncio.wait_for(asyncio.gather(*parked), 20)
 
 
 async def test_who_has_enough_passes_on_what_it_was_called_for(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ async def test_who_has_enough_passes_on_what_it_was_called_for(kit: Kit, monkeyp
 
     monkeypatch.setattr(QueuePartition, "acquire", acquire_while_more_comes)
     await kit.put(b"1")
-    assert [bool(each.taken.runs) for each in await asyncio.wait_for(both, 5)] == [True, False]
-    assert [bool(each.taken.runs) for each in await asyncio.wait_for(other, 5)] == [True]
+    assert [bool(each.taken.runs) for each in await asyncio.wait_for(both, 20)] == [True, False]
+    assert [bool(each.taken.runs) for each in await asyncio.wait_for(other, 20)] == [True]
 
 
 @pytest.mark.parametrize("seed", range(20))

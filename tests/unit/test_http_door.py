@@ -179,14 +179,20 @@ async def test_what_is_not_a_request_is_refused_and_costs_the_connection(request
         assert (await talk(door, get("/healthz")))[0] == 200
 
 
+async def until_connected(door: HttpDoor, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(door.connections) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_connections_beyond_the_bound_are_turned_away() -> None:
     async with opened(connections_max=2) as door:
         held = [await asyncio.open_connection(door.host, door.port) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await until_connected(door, 2)
         assert (await talk(door, b""))[0] == 503
         for _, writer in held:
             writer.close()
-        await asyncio.sleep(0.05)
+        await until_connected(door, 0)
         assert (await talk(door, get("/healthz")))[0] == 200
 
 
@@ -197,7 +203,7 @@ async def test_a_client_that_drips_bytes_is_hung_up_on() -> None:
             writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(reader.read(), 20)
             writer.write(b"x")
             await writer.drain()
             raise ConnectionError  # a clean end of file is as good

@@ -58,7 +58,7 @@ def test_it_is_up_in_a_fifth_of_a_second() -> None:
     with BrokerThread():
         pass  # what is imported once per session
     times = []
-    for _ in range(3):
+    for _ in range(10):
         start = time.perf_counter()
         with BrokerThread():
             times.append(time.perf_counter() - start)

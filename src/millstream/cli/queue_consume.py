@@ -30,7 +30,7 @@ from millstream.cli.queue_group import Begin, ensure
 
 if TYPE_CHECKING:
     from millstream.cli.record_command import RecordCommand
-    from millstream.client.share import Lease, ShareMember
+    from millstream.client.share import Lease, Reply, ShareMember
 
 JOBS_MAX = 1000
 BUSY_WAIT_MS = 100
@@ -86,8 +86,8 @@ class Work:
     is_stopping: bool = False
     running: set[RecordCommand] = field(default_factory=set)
     tally: Counter[str] = field(default_factory=Counter)
-    _finished: queue.SimpleQueue[tuple[RecordCommand, int]] = field(default_factory=queue.SimpleQueue)
-    _unconfirmed: dict[Lease, int] = field(default_factory=dict)
+    _finished: queue.SimpleQueue[tuple[RecordCommand, Reply]] = field(default_factory=queue.SimpleQueue)
+    _unconfirmed: dict[Lease, Reply] = field(default_factory=dict)
     """Answers that are on their way to the broker."""
     _member: ShareMember | None = None
     _member_id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -132,7 +132,7 @@ class Work:
 
             try:
                 self._member = ShareMember(
-                    self.connection.coordinator_link(self.group), self.group, self.topic, self._member_id
+                    self.connection.coordinator_link(self.group), self.group, [self.topic], self._member_id
                 )
             except Failure as error:
                 raise LinkBroken(str(error)) from error
@@ -184,22 +184,22 @@ class Work:
     def _run(self, command: RecordCommand) -> None:
         self._finished.put((command, command.run(self.timeout_seconds)))
 
-    def _answers(self) -> dict[Lease, int]:
+    def _answers(self) -> dict[Lease, Reply]:
         answers = {}
         while not self._finished.empty():
-            command, verb = self._finished.get()
+            command, reply = self._finished.get()
             self.running.discard(command)
             if command.has_lease:
-                answers[command.delivery.lease] = verb
+                answers[command.delivery.lease] = reply
             else:
                 self._too_late(command.delivery.lease)
         return answers
 
-    def _settle(self, answers: dict[Lease, int], late: list[Lease]) -> None:
+    def _settle(self, answers: dict[Lease, Reply], late: list[Lease]) -> None:
         from millstream.client.share import ACCEPT, REJECT
 
         self._unconfirmed = {}
-        for lease, verb in answers.items():
+        for lease, (verb, _, _) in answers.items():
             if lease in late:
                 self._too_late(lease)
             else:
@@ -207,7 +207,7 @@ class Work:
 
     def _too_late(self, lease: Lease) -> None:
         self.tally["too late"] += 1
-        where = f"{self.topic} partition {lease[0]} offset {lease[1]}"
+        where = f"{lease.topic} partition {lease.partition} offset {lease.offset}"
         print(f"millstream: {where}: its lease was lost, so the record may come again", file=sys.stderr)
 
     def _wait_for_one(self, seconds: float) -> None:

@@ -8,7 +8,8 @@
 
 A variable cannot hold a zero byte: a header with one is only in the JSON, a key only in `MILLSTREAM_RECORD_KEY_BASE64`.
 
-The command's exit code is the answer: 0 accepts the record, 2 rejects it, anything else releases it.
+The command's exit code is the answer: 0 accepts the record, 2 rejects it, anything else releases it. It is also the
+reason that a dead letter of the record has.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 from collections.abc import Sequence
 
 from millstream.cli.consume import text_of
-from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery
+from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery, Reply
 from millstream.config import RECORD_PREFIX
 
 ANSWERS = {0: ACCEPT, 1: RELEASE, 2: REJECT}
@@ -67,7 +68,7 @@ class RecordCommand:
         self._group = group
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, timeout_seconds: float | None) -> int:
+    def run(self, timeout_seconds: float | None) -> Reply:
         """What to answer for the record."""
         where = f"{self._topic} partition {self.delivery.partition} offset {self.delivery.record.offset}"
         inherited = {name: value for name, value in os.environb.items() if not name.startswith(RECORD_PREFIX.encode())}
@@ -81,14 +82,18 @@ class RecordCommand:
             )
         except OSError as error:
             print(f"millstream: {where}: {self._command[0]} cannot be run: {error.strerror}", file=sys.stderr)
-            return RELEASE
+            return Reply(RELEASE, reason=f"released: {self._command[0]} cannot be run: {error.strerror}")
         try:
             process.communicate(self.delivery.record.value or b"", timeout_seconds)
         except subprocess.TimeoutExpired:
             print(f"millstream: {where}: took longer than {timeout_seconds:g} s and is stopped", file=sys.stderr)
             self._end(process)
-            return RELEASE
-        return ANSWERS.get(process.returncode, RELEASE)
+            return Reply(RELEASE, reason=f"released: {self._command[0]} took longer than {timeout_seconds:g} s")
+        code = process.returncode
+        verb = ANSWERS.get(code, RELEASE)
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        done = "rejected" if verb == REJECT else "released"
+        return Reply(verb, reason="" if verb == ACCEPT else f"{done} by {self._command[0]} ({how})")
 
     def stop(self) -> None:
         """Asks it to end, with all that it has started."""

@@ -245,7 +245,8 @@ def read(connection: Connection, starts: Mapping[Partition, int]) -> Iterator[Me
         consumer.assign([TopicPartition(*place, max(starts[place], held[place][0])) for place in left])
         heard = time.monotonic()
         while left:
-            for message in consumer.consume(500, 0.5):
+            first = consumer.poll(0.5)  # `consume` would wait so long for more than there is
+            for message in () if first is None else (first, *consumer.consume(500, 0)):
                 heard = time.monotonic()
                 place = (message.topic() or "", message.partition() or 0)
                 error = message.error()

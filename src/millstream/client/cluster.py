@@ -157,6 +157,15 @@ class Cluster:
 
         self._persist(f"commit the offsets of group {group}", ask)
 
+    def coordinator(self, group: str) -> Link:
+        """A link of its own to the broker that looks after a group; the caller closes it."""
+
+        def ask() -> Link:
+            node = self._find_coordinator(group)
+            return Link(node.host, node.port, self._client_id, self._timeout_seconds)
+
+        return self._persist(f"find who looks after {group}", ask)
+
     def close(self) -> None:
         for link in self._links.values():
             link.close()

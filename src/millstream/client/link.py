@@ -75,9 +75,16 @@ class Link:
         version = min(high, served_high)
         if version < max(low, served_low):
             raise LinkBroken(f"the broker at {self._address} does not serve API {key}")
+        return self.ask_encoded(key, version, messages.encode_request(key, version, fields))
+
+    def ask_encoded(self, key: int, version: int, body: bytes) -> messages.Message:
+        """The same, of a request that was encoded by hand."""
         tags = b"\0" if messages.is_flexible(key, version) else b""
-        reader = self.call(key, tags + messages.encode_request(key, version, fields), version=version)
-        return messages.decode_response(key, version, reader)
+        return messages.decode_response(key, version, self.call(key, tags + body, version=version))
+
+    def serves(self, key: int, version: int) -> bool:
+        low, high = self._served.get(key, (0, -1))
+        return low <= version <= high
 
     def _receive(self) -> memoryview:
         (size,) = _SIZE.unpack(self._receive_exactly(bytearray(4)))

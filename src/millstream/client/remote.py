@@ -51,7 +51,7 @@ class Remote(Millstream):
         super().__init__(partitioner=partitioner, compression=compression)
         check_addresses(bootstrap)
         self.timeout = timeout
-        self._bootstrap = bootstrap
+        self.bootstrap = bootstrap
         self._config = dict(config or {})
         self._counts: dict[str, int] = {}
         self._producers: dict[Codec, Producer] = {}
@@ -66,13 +66,18 @@ class Remote(Millstream):
     def settings(self, **more: Any) -> dict[str, Any]:
         """Of a client of ours: what the user said counts more than what we think."""
         common = {
-            "bootstrap.servers": self._bootstrap,
+            "bootstrap.servers": self.bootstrap,
             "client.id": "millstream",
             "log_level": 2,
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
         }
         return {**common, **{name.replace("_", "."): value for name, value in more.items()}, **self._config}
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether only librdkafka can speak to the cluster."""
+        return str(self._config.get("security.protocol", "plaintext")).lower() != "plaintext"
 
     def consumer_settings(self, group: str, **more: Any) -> dict[str, Any]:
         return self.settings(

@@ -1,39 +1,43 @@
-"""A worker of a queue on a server: Kafka's share group, each record acknowledged on its own.
+"""A worker of a queue on a server.
 
-What Kafka's protocol lacks is refused: a release with a delay, and a renewal. A reason for a rejection stays here.
-
-A share consumer wants every record of a poll answered before the next poll. So the next job is given when those before
-it are answered, at the latest when their leases have ended.
+A Millstream server is spoken to by our own member of a share group, which has every verb that the embedded broker has
+(`remote_jobs.py`). Any other cluster, and one that wants TLS, is left to librdkafka's share consumer, with what
+Kafka's protocol has (`remote_share.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaException, Message, ShareConsumer
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from millstream.client.consuming import Decoder, decoded
+from millstream.client.consuming import Decoder
 from millstream.client.iterators import Queue
-from millstream.client.records import Desk, Job, Record
-from millstream.client.remote_reading import closing, raise_for, user_record
-from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, Code, LeaseLost, Unsupported
+from millstream.client.records import Job
+from millstream.client.remote_jobs import LeasedJobs
+from millstream.client.remote_share import SharedJobs
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
 
 V = TypeVar("V")
-LEASE_SECONDS = 30.0
-"""Kafka's default: after that a job that was not answered is somebody else's."""
-Place = tuple[str, int, int]
+OUR_SETTING = "http"
+"""Which every Millstream broker has among its settings, and no other."""
 
 
-class RemoteQueue(Queue[V], Desk[V]):
+class Jobs(Protocol[V]):
+    async def start(self) -> None: ...
+
+    async def next(self, timeout: float | None) -> Job[V] | None:
+        """The next job; None if the time brings none, or if it was shut."""
+
+    async def shut(self) -> None:
+        """What is not answered goes to others at once."""
+
+
+class RemoteQueue(Queue[V]):
     def __init__(
         self,
         owner: Remote,
@@ -50,27 +54,18 @@ class RemoteQueue(Queue[V], Desk[V]):
         self._prefetch = prefetch
         self._settings = settings
         self._decode = decode
-        self._consumer: ShareConsumer | None = None
-        self._worker = Worker("millstream-queue")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
-        self._unanswered: dict[Place, Message] = {}
-        self._polled_at = 0.0
-        self._answered = asyncio.Event()
+        self._jobs: Jobs[V] | None = None
 
     async def _start(self) -> None:
         self._remote.check_open()
         for topic in self._topics:
             await self._remote.partition_count(topic)
         await self._remote.worker.call(self._configure)
-        settings = self._remote.settings(
-            **{
-                "group.id": self._group,
-                "share.acknowledgement.mode": "explicit",
-                "max.poll.records": self._prefetch,
-            }
-        )
-        self._consumer = ShareConsumer(settings)
-        await self._worker.call(self._consumer.subscribe, list(self._topics))
+        kind: type[LeasedJobs[V]] | type[SharedJobs[V]] = SharedJobs
+        if not self._remote.is_secured and await self._remote.worker.call(self._is_ours):
+            kind = LeasedJobs
+        self._jobs = kind(self._remote, self._topics, self._group, self._prefetch, self._decode)
+        await self._jobs.start()
 
     def _configure(self) -> None:
         """Settings are for a group that is new; one that is there keeps its own."""
@@ -86,119 +81,20 @@ class RemoteQueue(Queue[V], Desk[V]):
         for future in admin.incremental_alter_configs([resource], request_timeout=timeout).values():
             future.result()
 
-    def _poll(self, seconds: float) -> list[Message]:
-        assert self._consumer is not None
-        messages = list(self._consumer.poll(seconds))
-        self._polled_at = time.monotonic()
-        for message in messages:
-            if message.error() is None:
-                self._unanswered[_place(message)] = message
-        return messages
+    def _is_ours(self) -> bool:
+        """Whether the server is a Millstream."""
+        admin, timeout = self._remote.admin, self._remote.timeout
+        node = admin.list_topics(timeout=timeout).orig_broker_id
+        resource = ConfigResource(ResourceType.BROKER, str(node))
+        try:
+            return OUR_SETTING in admin.describe_configs([resource], request_timeout=timeout)[resource].result()
+        except KafkaException:  # who may not ask is not at home
+            return False
 
     async def _next(self, timeout: float | None) -> Job[V] | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.is_closed:
-            while self._polling.ready:
-                message = self._polling.ready.popleft()
-                if message.error() is None:
-                    return self._job(message)
-                raise_for(message.error())
-            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return None
-            if self._unanswered and time.monotonic() - self._polled_at < LEASE_SECONDS:
-                self._answered.clear()
-                await _wait(self._answered, min(left, POLL_SECONDS))
-                continue
-            if self._unanswered:
-                await self._worker.call(self._let_go)
-            await self._polling.fill(left)
-        return None
-
-    def _let_go(self) -> None:
-        """Jobs whose leases have ended: the client must hear of it too."""
-        assert self._consumer is not None
-        while self._unanswered:
-            _, message = self._unanswered.popitem()  # one by one: answers are given meanwhile
-            with contextlib.suppress(LeaseLost):
-                self._acknowledge(message, AcknowledgeType.RELEASE)
-        self._consumer.commit_sync(self._remote.timeout)
-
-    def _job(self, message: Message) -> Job[V]:
-        record: Record[Any] = user_record(message, None)
-        attempt: Any = getattr(message, "delivery_count", lambda: None)()
-        job: Job[V] = Job(
-            record.topic,
-            record.partition,
-            record.offset,
-            record.timestamp,
-            record.key,
-            record.value,
-            record.headers,
-            attempt or 1,
-            self,
-        )
-        if self._decode is not None:
-            job.value = decoded(self._decode, record.value, lambda: job)  # type: ignore[assignment]
-        return job
-
-    async def accept(self, job: Job[V]) -> None:
-        await self._answer(job, AcknowledgeType.ACCEPT)
-
-    async def release(self, job: Job[V], delay: float, reason: str) -> None:
-        if delay > 0:
-            raise Unsupported("Kafka's protocol cannot delay a release; use millstream.retry.backoff.ms of the group")
-        await self._answer(job, AcknowledgeType.RELEASE)
-
-    async def reject(self, job: Job[V], reason: str) -> None:
-        await self._answer(job, AcknowledgeType.REJECT)
-
-    async def renew(self, job: Job[V]) -> None:
-        raise Unsupported("this client cannot renew a lease; raise share.record.lock.duration.ms of the group")
-
-    async def _answer(self, job: Job[V], kind: AcknowledgeType) -> None:
-        if self.is_closed or self._consumer is None:
-            raise Closed("this worker has left its queue; the job goes to another")
-        message = self._unanswered.pop((job.topic, job.partition, job.offset), None)
-        if message is None:
-            raise LeaseLost(Code.INVALID_RECORD_STATE, "the job was answered before, or its lease has ended")
-        try:
-            await self._worker.call(self._send_answer, message, kind)
-        finally:
-            self._answered.set()
-
-    def _send_answer(self, message: Message, kind: AcknowledgeType) -> None:
-        assert self._consumer is not None
-        self._acknowledge(message, kind)
-        for error in self._consumer.commit_sync(self._remote.timeout).values():
-            if error is not None:
-                raise error
-
-    def _acknowledge(self, message: Message, kind: AcknowledgeType) -> None:
-        assert self._consumer is not None
-        try:
-            self._consumer.acknowledge(message, kind)
-        except IllegalStateException as error:
-            raise LeaseLost(Code.INVALID_RECORD_STATE, str(error)) from None
+        assert self._jobs is not None
+        return await self._jobs.next(timeout)
 
     async def _shut(self, clean: bool) -> None:
-        self._answered.set()
-        await self._polling.stop()
-        await self._worker.end(self._give_back, *closing(self._consumer))
-
-    def _give_back(self) -> None:
-        if self._unanswered:
-            with contextlib.suppress(KafkaException):  # they come back by themselves when their leases end
-                self._let_go()
-
-
-def _place(message: Message) -> Place:
-    return message.topic() or "", message.partition() or 0, message.offset() or 0
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(max(seconds, 0.0)):
-            await event.wait()
-    except TimeoutError:
-        return
+        if self._jobs is not None:
+            await self._jobs.shut()

@@ -98,6 +98,11 @@ class Polling(Generic[T]):
             self._running = None
             self.ready.extend(running.result())
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a poll is under way, or has ended and nobody has collected what it brought."""
+        return self._running is not None
+
     async def stop(self) -> None:
         """Returns when no poll is under way; there will be none after it."""
         self._is_stopped = True

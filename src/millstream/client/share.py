@@ -1,8 +1,9 @@
-"""A member of a share group (KIP-932) that works on one topic: leases records, answers for them, keeps its leases.
+"""A member of a share group (KIP-932): leases records, answers for them, keeps its leases.
 
-librdkafka's share consumer leases whole batches, cannot renew a lease, and gives out nothing new before everything old
-is answered. Whoever runs commands that take minutes needs the opposite: as many records as there are hands, each
-answered on its own, each lease renewed while it is worked on. That is ShareFetch and ShareAcknowledge in version 2.
+librdkafka's share consumer leases whole batches, cannot renew a lease, delay a release or say why it rejects, and gives
+out nothing new before everything old is answered. Whoever works for minutes on a record needs the opposite: as many
+records as there are hands, each answered on its own, each lease renewed while it is worked on. That is ShareFetch and
+ShareAcknowledge in version 2, with two fields of Millstream's own (`wire/kafka/share.py`).
 
 Rules
 -----
@@ -23,20 +24,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from millstream.client.link import Link
+from millstream.client.link import Link, LinkBroken
 from millstream.errors import Code, MillstreamError, code_of
 from millstream.records import codec
 from millstream.records.record import Record
+from millstream.wire.kafka import share
 from millstream.wire.kafka.messages import Message
+from millstream.wire.kafka.share import Acknowledged, Place, ShareAcknowledgeRequest, ShareFetchRequest
 
-HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
+METADATA, HEARTBEAT, FETCH, ACKNOWLEDGE = 3, 76, 78, 79
+VERSION = 2
+"""Of the last two."""
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """What can be said of a leased record, in Kafka's numbers."""
 FETCH_BYTES_MAX = 4 << 20
-_RECORD_LIMIT = 1
+FINAL_EPOCH = -1
 
-Lease = tuple[int, int]
-"""Partition and offset."""
+
+class Lease(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
+class Reply(NamedTuple):
+    verb: int
+    delay_ms: int = 0
+    """RELEASE: it comes again after that."""
+    reason: str = ""
+    """RELEASE and REJECT: for its dead letter."""
 
 
 class ShareError(MillstreamError):
@@ -48,6 +64,7 @@ class ShareError(MillstreamError):
 
 
 class Delivery(NamedTuple):
+    topic: str
     partition: int
     record: Record
     attempt: int
@@ -55,23 +72,26 @@ class Delivery(NamedTuple):
 
     @property
     def lease(self) -> Lease:
-        return self.partition, self.record.offset
+        return Lease(self.topic, self.partition, self.record.offset)
 
 
 class ShareMember:
-    def __init__(self, link: Link, group: str, topic: str, member_id: str) -> None:
+    def __init__(self, link: Link, group: str, topics: Sequence[str], member_id: str) -> None:
+        if not (link.serves(FETCH, VERSION) and link.serves(ACKNOWLEDGE, VERSION)):
+            raise LinkBroken(f"the broker does not serve ShareFetch and ShareAcknowledge in version {VERSION}")
         self._link = link
         self._group = group
-        self._topic = topic
+        self._topics = list(topics)
         self._member_id = member_id
         self._epoch = 0
         self._session_epoch = 0
         self._next_beat = 0.0
-        self._topic_id: UUID | None = None
-        self._partitions: list[int] = []
+        self._names: dict[UUID, str] = {}
+        self._ids: dict[str, UUID] = {}
+        self._places: list[Place] = []
         self._is_named = False
         """Whether the session knows the partitions."""
-        self._gaps: dict[Lease, int] = {}
+        self._gaps: dict[Lease, Reply] = {}
         """Leased, but not in the log: the next request says so."""
         self.lease_ms = 30_000
         """How long a lease lasts."""
@@ -87,30 +107,45 @@ class ShareMember:
         self._epoch = answer.member_epoch
         self._next_beat = time.monotonic() + answer.heartbeat_interval / 1000
         if answer.assignment is not None:
-            for topic in answer.assignment.topic_partitions:
-                self._topic_id, self._partitions = topic.topic_id, list(topic.partitions)
+            parts = answer.assignment.topic_partitions
+            self._learn_names([topic.topic_id for topic in parts if topic.topic_id not in self._names])
+            self._places = [
+                (topic.topic_id, index)
+                for topic in parts
+                if topic.topic_id in self._names
+                for index in topic.partitions
+            ]
             self._is_named = False
 
-    def fetch(self, count: int, wait_ms: int, answers: Mapping[Lease, int]) -> tuple[list[Delivery], list[Lease]]:
-        """At most `count` records, and which of the answers came too late."""
-        if self._topic_id is None:
-            return [], list(answers)
-        named = {} if self._is_named else dict.fromkeys(self._partitions)
+    def _learn_names(self, ids: Sequence[UUID]) -> None:
+        """Assignments name topics by id alone."""
+        if not ids:
+            return
         fields = {
-            "max_wait": wait_ms,
-            "min_bytes": 1,
-            "max_bytes": FETCH_BYTES_MAX,
-            "max_records": count,
-            "batch_size": count,
-            "share_acquire_mode": _RECORD_LIMIT,
-            "is_renew_ack": False,
-            "forgotten_topics_data": [],
+            "topics": [{"topic_id": each, "name": None} for each in ids],
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": False,
         }
+        for topic in self._link.ask(METADATA, 12, 12, fields).topics:
+            if not topic.error_code and topic.name is not None:
+                self._names[topic.topic_id] = topic.name
+                self._ids[topic.name] = topic.topic_id
+
+    def fetch(self, count: int, wait_ms: int, answers: Mapping[Lease, Reply]) -> tuple[list[Delivery], list[Lease]]:
+        """At most `count` records, and which of the answers came too late."""
+        if not self._places:
+            return [], list(answers)
+        late: list[Lease] = []
         if not self._session_epoch:  # a new session has nothing to acknowledge
             late, answers = list(answers), {}
-        else:
-            late = []
-        answer = self._ask(FETCH, fields, answers, named)
+        acknowledged = self._acknowledged(answers)
+        for place in () if self._is_named else self._places:
+            acknowledged.setdefault(place, [])
+        request = ShareFetchRequest(
+            self._group, self._member_id, self._session_epoch, wait_ms, FETCH_BYTES_MAX, count, True,
+            any(reply.verb == RENEW for reply in answers.values()), acknowledged, [],
+        )  # fmt: skip
+        answer = self._ask(FETCH, share.encode_fetch_request(request))
         if answer is None:
             return [], [*late, *answers]
         self._is_named = True
@@ -118,27 +153,26 @@ class ShareMember:
         taken: list[Delivery] = []
         for topic in answer.responses:
             for each in topic.partitions:
-                if each.error_code:
-                    _check(each.error_code, each.error_message)
-                taken += self._deliveries(each)
+                _check(each.error_code, each.error_message)
+                taken += self._deliveries(topic.topic_id, each)
         return taken, late + self._late(answer, answers, "acknowledge_error_code")
 
-    def answer(self, answers: Mapping[Lease, int]) -> list[Lease]:
+    def answer(self, answers: Mapping[Lease, Reply]) -> list[Lease]:
         """Says what became of records; answers with those for which it was too late. Durable when it returns."""
         if not answers or not self._session_epoch:
             return list(answers)
-        is_renewal = RENEW in answers.values()
-        answer = self._ask(ACKNOWLEDGE, {"is_renew_ack": is_renewal}, answers)
+        is_renewal = any(reply.verb == RENEW for reply in answers.values())
+        answer = self._acknowledge(is_renewal, self._acknowledged(answers))
         return list(answers) if answer is None else self._late(answer, answers, "error_code")
 
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
-        return self.answer(dict.fromkeys(leases, RENEW))
+        return self.answer(dict.fromkeys(leases, Reply(RENEW)))
 
     def leave(self) -> None:
         """What is leased and not answered goes to others at once."""
         if self._session_epoch:
-            self._session_epoch = -1
-            self._ask(ACKNOWLEDGE, {"is_renew_ack": False}, {})
+            self._session_epoch = FINAL_EPOCH
+            self._acknowledge(False, {})
         if self._epoch:
             self._heartbeat(-1)
             self._epoch = 0
@@ -146,50 +180,42 @@ class ShareMember:
     def _heartbeat(self, epoch: int) -> Message:
         fields: dict[str, Any] = {"group_id": self._group, "member_id": self._member_id, "member_epoch": epoch}
         if epoch == 0:
-            fields["subscribed_topic_names"] = [self._topic]
+            fields["subscribed_topic_names"] = self._topics
         return self._link.ask(HEARTBEAT, 1, 1, fields)
 
-    def _ask(
-        self, key: int, fields: dict[str, Any], answers: Mapping[Lease, int], named: Mapping[int, None] | None = None
-    ) -> Message | None:
-        """None: the session is gone, and with it every lease. The next fetch opens another."""
+    def _acknowledged(self, answers: Mapping[Lease, Reply]) -> dict[Place, list[Acknowledged]]:
+        """What is to be said, and of what was leased but is not in the log that it is not."""
         gaps, self._gaps = self._gaps, {}
-        partitions: dict[int, list[dict[str, Any]]] = {partition: [] for partition in named or ()}
-        for (partition, offset), verb in sorted({**gaps, **answers}.items()):
-            batch = {"first_offset": offset, "last_offset": offset, "acknowledge_types": [verb]}
-            partitions.setdefault(partition, []).append(batch)
-        listed = [
-            {"partition_index": partition, "acknowledgement_batches": batches}
-            for partition, batches in partitions.items()
-        ]
-        answer = self._link.ask(
-            key,
-            2,
-            2,
-            {
-                "group_id": self._group,
-                "member_id": self._member_id,
-                "share_session_epoch": self._session_epoch,
-                "topics": [{"topic_id": self._topic_id, "partitions": listed}] if listed else [],
-                **fields,
-            },
-        )
+        said: dict[Place, list[Acknowledged]] = {}
+        for (topic, partition, offset), (verb, delay_ms, reason) in sorted({**gaps, **answers}.items()):
+            batch = Acknowledged(offset, offset, bytes((verb,)), delay_ms, reason)
+            said.setdefault((self._ids[topic], partition), []).append(batch)
+        return said
+
+    def _acknowledge(self, is_renewal: bool, acknowledged: dict[Place, list[Acknowledged]]) -> Message | None:
+        request = ShareAcknowledgeRequest(self._group, self._member_id, self._session_epoch, is_renewal, acknowledged)
+        return self._ask(ACKNOWLEDGE, share.encode_acknowledge_request(request))
+
+    def _ask(self, key: int, body: bytes) -> Message | None:
+        """None: the session is gone, and with it every lease. The next fetch opens another."""
+        answer = self._link.ask_encoded(key, VERSION, body)
         if answer.error_code in (Code.SHARE_SESSION_NOT_FOUND, Code.INVALID_SHARE_SESSION_EPOCH):
             self._session_epoch = 0
             self._is_named = False
             return None
         _check(answer.error_code, answer.error_message)
-        if self._session_epoch >= 0:
+        if self._session_epoch != FINAL_EPOCH:
             self._session_epoch = self._session_epoch % 0x7FFF_FFFF + 1
         return answer
 
-    def _late(self, answer: Message, answers: Mapping[Lease, int], field: str) -> list[Lease]:
+    def _late(self, answer: Message, answers: Mapping[Lease, Reply], field: str) -> list[Lease]:
         """Answers for one partition stand together: where one was too late, the others are given one by one."""
         late: list[Lease] = []
         for topic in answer.responses:
+            name = self._names.get(topic.topic_id)
             for each in topic.partitions:
                 code = getattr(each, field)
-                said = {lease: verb for lease, verb in answers.items() if lease[0] == each.partition_index}
+                said = {lease: reply for lease, reply in answers.items() if lease[:2] == (name, each.partition_index)}
                 if not code or not said:
                     continue
                 if code != Code.INVALID_RECORD_STATE:
@@ -197,11 +223,12 @@ class ShareMember:
                 elif len(said) == 1:
                     late += said
                 else:
-                    for lease, verb in said.items():
-                        late += self.answer({lease: verb})
+                    for lease, reply in said.items():
+                        late += self.answer({lease: reply})
         return late
 
-    def _deliveries(self, partition: Message) -> Iterator[Delivery]:
+    def _deliveries(self, topic_id: UUID, partition: Message) -> Iterator[Delivery]:
+        topic, index = self._names[topic_id], partition.partition_index
         attempts = {
             offset: run.delivery_count
             for run in partition.acquired_records
@@ -210,8 +237,8 @@ class ShareMember:
         for record in codec.iterate(partition.records or b"") if attempts else ():
             attempt = attempts.pop(record.offset, None)
             if attempt is not None:
-                yield Delivery(partition.partition_index, record, attempt)
-        self._gaps.update(((partition.partition_index, offset), GAP) for offset in attempts)
+                yield Delivery(topic, index, record, attempt)
+        self._gaps.update((Lease(topic, index, offset), Reply(GAP)) for offset in attempts)
 
 
 def _check(error: int, message: str | None) -> None:

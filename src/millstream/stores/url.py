@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from millstream.clock import Clock
 from millstream.config import without_secrets
 from millstream.errors import StartupError
 from millstream.log.flusher import Flusher
 from millstream.stores.base import LogStore, MetaStore
-from millstream.stores.database import Database
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
 from millstream.stores.memory import MemoryLogStore
-from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
-from millstream.stores.table_store import TableLogStore
+
+if TYPE_CHECKING:
+    from millstream.stores.database import Database
 
 
 def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) -> tuple[LogStore, MetaStore]:
@@ -28,12 +29,10 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync))
         logs.lock()
         return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
-    if scheme == "sqlite" and rest:
-        _check_file(rest)
-        store = TableLogStore(SqliteDatabase(rest), clock)
-        return store, store.meta
-    if scheme in ("postgresql", "postgres"):
-        store = TableLogStore(_postgres(url), clock)
+    if (scheme == "sqlite" and rest) or scheme in ("postgresql", "postgres"):
+        from millstream.stores.table_store import TableLogStore  # most brokers have files, and start the sooner
+
+        store = TableLogStore(_sqlite(rest) if scheme == "sqlite" else _postgres(url), clock)
         return store, store.meta
     raise StartupError(
         f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
@@ -54,6 +53,13 @@ def _check_file(name: str) -> None:
 def is_shared(url: str) -> bool:
     """Whether several brokers may be at work over such a store."""
     return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
+
+
+def _sqlite(path: str) -> Database:
+    from millstream.stores.sqlite import SqliteDatabase
+
+    _check_file(path)
+    return SqliteDatabase(path)
 
 
 def _postgres(url: str) -> Database:

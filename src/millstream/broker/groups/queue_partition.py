@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
+REASON_CHARS_MAX = 1000
 AGAIN_BYTES = 64 * 1024
 """To read at a place where something came back: the rest of a longer read would be records that are done."""
 
@@ -404,7 +405,7 @@ class QueuePartition:
         attempts = block.attempts[at]
         if is_final or attempts >= settings.attempts_max:
             block.put(at, DYING)
-            reason = reason or ("rejected" if is_final else "released")
+            reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
             grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
             self._keeper.graves[grave.offset] = grave
             self.save().then(lambda done: self._bury() if done.error is None else None)

@@ -7,7 +7,6 @@ and lets a connection decide for itself when it is read.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -21,18 +20,16 @@ from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.memory import Budget, BufferPool
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
-from millstream.errors import ProtocolError, StartupError
+from millstream.doors.listener import Listener
+from millstream.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 * 1024
-BACKLOG = 1024
-ACCEPTS_PER_TURN = 64
 SWEEP_SECONDS = 10
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame."""
-ACCEPT_PAUSE_SECONDS = 0.1
 CLOSE_SECONDS_MAX = 2.0
 REFUSALS_LOGGED_MAX = 20
 """Between two sweeps; the rest is only counted."""
@@ -52,8 +49,7 @@ class KafkaDoor:
         self.shares = ShareSessions()
         self._sessions = FetchSessions()
         self._connections: set[Connection] = set()
-        self._listener: socket.socket | None = None
-        self._address = Address("", 0)
+        self._listener = Listener("kafka", "Kafka", self._let_in)
         self._sweeper: Timer | None = None
         self._refusals = 0
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
@@ -62,61 +58,19 @@ class KafkaDoor:
         """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
     def start(self, address: Address) -> Address:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        try:
-            listener.bind((address.host, address.port))
-        except OSError as error:
-            listener.close()
-            raise StartupError(
-                f"cannot listen on {address} for Kafka clients: {error.strerror or error}; "
-                "free the port, or choose another with --kafka HOST:PORT (port 0 takes a free one)"
-            ) from error
-        listener.listen(BACKLOG)
-        self._listener = listener
-        self._address = Address(address.host, listener.getsockname()[1])
-        self.loop.add_reader(listener.fileno(), self._accept)
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
-        return self._address
+        return self._listener.start(address)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                connected, peer = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                logger.error("cannot accept a connection: %s", error)
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._pause_accepting()
-                return
-            if len(self._connections) >= self.broker.config.connections_max:
-                logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
-                connected.close()
-                continue
-            self._welcome(connected, peer[0])
-
-    def _pause_accepting(self) -> None:
-        """Out of descriptors: let connections end before looking again, or the loop would spin."""
-        listener = self._listener
-        assert listener is not None
-        self.loop.remove_reader(listener.fileno())
-        self.loop.call_later(
-            ACCEPT_PAUSE_SECONDS,
-            lambda: self.loop.add_reader(listener.fileno(), self._accept) if self._listener is listener else None,
-        )
-
-    def _welcome(self, connected: socket.socket, peer: str) -> None:
-        connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _let_in(self, connected: socket.socket, peer: str) -> bool:
+        if len(self._connections) >= self.broker.config.connections_max:
+            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            return False
         local_host, local_port = connected.getsockname()[:2]
         context = Context(self.broker, self._sessions, peer, local_host, local_port, shares=self.shares)
         self._connections.add(Connection(self, connected, context))
         self.metrics.connections_opened += 1
         self.metrics.connections_active += 1
+        return True
 
     def forget(self, connection: Connection) -> None:
         if connection in self._connections:
@@ -153,10 +107,7 @@ class KafkaDoor:
         """Stops accepting and reading, lets producers have the answers that wait for a sync, then closes everything."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._listener is not None:
-            self.loop.remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        self._listener.close()
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
@@ -169,9 +120,6 @@ class KafkaDoor:
         """Closes everything at once, as the end of the process does: nobody is answered."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._listener is not None:
-            self.loop.remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        self._listener.close()
         for connection in list(self._connections):
             connection.close()

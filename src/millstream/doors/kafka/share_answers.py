@@ -31,7 +31,7 @@ def read(
 def _answers(batches: Sequence[Acknowledged], is_renewal: bool) -> Iterator[Answer]:
     verb_max = Verb.RENEW if is_renewal else Verb.REJECT
     after = 0
-    for first, last, types in batches:
+    for first, last, types, delay_ms, reason in batches:
         if first < after or last < first:
             raise _invalid(f"offsets {first} to {last} are not behind those before them")
         if len(types) not in (1, last - first + 1):
@@ -40,11 +40,11 @@ def _answers(batches: Sequence[Acknowledged], is_renewal: bool) -> Iterator[Answ
             raise _invalid(f"there is no acknowledge type {max(types)} here")
         after = last + 1
         if len(types) == 1:
-            yield Answer(first, last, Verb(types[0]))
+            yield Answer(first, last, Verb(types[0]), delay_ms, reason)
             continue
         for number, run in groupby(types):
             count = len(list(run))
-            yield Answer(first, first + count - 1, Verb(number))
+            yield Answer(first, first + count - 1, Verb(number), delay_ms, reason)
             first += count
 
 

@@ -1,12 +1,14 @@
 """ShareFetch (key 78) and ShareAcknowledge (key 79), decoded and encoded by hand: a worker sends one of them for every
 few records, and the answer to a fetch carries their bytes.
 
-Every version of both is flexible.
+Every version of both is flexible. So there is room for two fields of our own, in the tags of an acknowledged batch: how
+long a released record is kept back, and why it was released or rejected. Brokers and clients that do not know them skip
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
@@ -24,6 +26,8 @@ class Acknowledged(NamedTuple):
     first: int
     last: int
     types: bytes
+    delay_ms: int = 0
+    reason: str = ""
 
 
 class ShareFetchRequest(NamedTuple):
@@ -60,6 +64,10 @@ class PartitionAnswer(NamedTuple):
     size: int
 
 
+DELAY_TAG, REASON_TAG = 10_000, 10_001
+DELAY_MS_MAX = (1 << 35) - 1
+"""What fits into a varint of five bytes: a year."""
+REASON_BYTES_MAX = 1024
 _FETCH_HEAD = Struct(">iiiiii")
 _OFFSETS = Struct(">qq")
 
@@ -114,11 +122,72 @@ def _decode_batch(reader: Reader) -> Acknowledged:
     if count < 0:
         raise ProtocolError("acknowledge types are null where they may not be")
     batch = Acknowledged(first, last, bytes(reader.raw(count)))
-    reader.skip_tags()
+    for tag, end in reader.tags():
+        if tag == DELAY_TAG:
+            batch = batch._replace(delay_ms=reader.uvarint())
+        elif tag == REASON_TAG:
+            reason = bytes(reader.raw(min(end - reader.position, REASON_BYTES_MAX)))
+            batch = batch._replace(reason=reason.decode("utf-8", "replace"))
+        reader.skip_to(end)
     return batch
 
 
+# -- the client's side, version 2 --------------------------------------------------------------------------------------
+
+
+def encode_fetch_request(request: ShareFetchRequest) -> bytes:
+    size = request.records_max
+    return b"".join(
+        (
+            string(request.group_id, True),
+            string(request.member_id, True),
+            _FETCH_HEAD.pack(request.session_epoch, request.wait_ms_max, 1, request.bytes_max, size, size),
+            _FLAGS.pack(request.is_record_limit, request.is_renewal),
+            _encode_topics(request.acknowledged),
+            array_length(0, True) + END,  # forgets nothing
+        )
+    )
+
+
+def encode_acknowledge_request(request: ShareAcknowledgeRequest) -> bytes:
+    return b"".join(
+        (
+            string(request.group_id, True),
+            string(request.member_id, True),
+            _I32.pack(request.session_epoch),
+            bytes((request.is_renewal,)),
+            _encode_topics(request.acknowledged) + END,
+        )
+    )
+
+
+def _encode_topics(acknowledged: Mapping[Place, Sequence[Acknowledged]]) -> bytes:
+    by_topic: dict[UUID, list[bytes]] = {}
+    for (topic, partition), batches in acknowledged.items():
+        listed = array_length(len(batches), True) + b"".join(map(_encode_batch, batches))
+        by_topic.setdefault(topic, []).append(_I32.pack(partition) + listed + END)
+    topics = (
+        encode_topic(topic, len(partitions)) + b"".join(partitions) + END for topic, partitions in by_topic.items()
+    )
+    return array_length(len(by_topic), True) + b"".join(topics)
+
+
+def _encode_batch(batch: Acknowledged) -> bytes:
+    tags = []
+    if batch.delay_ms:
+        delay = uvarint(min(batch.delay_ms, DELAY_MS_MAX))
+        tags.append(uvarint(DELAY_TAG) + uvarint(len(delay)) + delay)
+    if batch.reason:
+        reason = batch.reason.encode()[:REASON_BYTES_MAX]
+        tags.append(uvarint(REASON_TAG) + uvarint(len(reason)) + reason)
+    types = array_length(len(batch.types), True) + batch.types
+    return _OFFSETS.pack(batch.first, batch.last) + types + uvarint(len(tags)) + b"".join(tags)
+
+
+# -- the broker's side -------------------------------------------------------------------------------------------------
+
 _HEAD = Struct(">ih")
+_FLAGS = Struct(">bb")
 _I32 = Struct(">i")
 _CODE = Struct(">ih")
 _I16 = Struct(">h")

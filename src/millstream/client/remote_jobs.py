@@ -1,0 +1,295 @@
+"""Jobs leased from a Millstream server by our own member of a share group, with every verb that a queue has.
+
+    tasks --answers, "one more"--> the thread of the member --requests--> server
+          <--jobs, what became of answers--
+
+The member blocks (`share.py`), so it has a thread of its own. That thread sends what there is to say, leases jobs when
+somebody waits for one, and gives signs of life. Rules:
+
+1. Nothing is leased before somebody asks, and then at most `prefetch`; a job that nobody fetched before its lease ended
+   is dropped here, since it is somebody else's by then.
+2. While jobs are out the server is asked without waiting, so that no answer waits behind a fetch.
+3. When the connection breaks all leases are gone: answers raise `LeaseLost`, and the member comes again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.consuming import Decoder, decoded
+from millstream.client.link import Link, LinkBroken
+from millstream.client.records import Desk, Job
+from millstream.client.remote_worker import Worker
+from millstream.client.share import ACCEPT, REJECT, RELEASE, RENEW, Delivery, Lease, Reply, ShareError, ShareMember
+from millstream.errors import Closed, Code, LeaseLost, MillstreamError, code_of, refusal
+
+if TYPE_CHECKING:
+    from millstream.client.remote import Remote
+
+logger = logging.getLogger(__name__)
+
+V = TypeVar("V")
+IDLE_WAIT_MS = 500
+"""Of a fetch while nothing is out; closing may have to wait so long."""
+BUSY_PAUSE_SECONDS = 0.03
+"""Between fetches that do not wait."""
+BEAT_SECONDS_MAX = 1.0
+"""Between two looks at whether a sign of life is due."""
+RECONNECT_SECONDS = 0.5
+FIND_SECONDS_MAX = 5.0
+TOO_LATE = "the job was answered before, or its lease has ended"
+CUT_OFF = "the connection to the server broke, and the lease went with it; the job may come again"
+
+
+class Saying(NamedTuple):
+    """An answer on its way."""
+
+    lease: Lease
+    reply: Reply
+    outcome: asyncio.Future[None]
+
+
+class LeasedJobs(Desk[V]):
+    """Implements `remote_queue.Jobs`."""
+
+    def __init__(
+        self, remote: Remote, topics: tuple[str, ...], group: str, prefetch: int, decode: Decoder[V] | None
+    ) -> None:
+        self._remote = remote
+        self._topics = topics
+        self._group = group
+        self._prefetch = prefetch
+        self._decode = decode
+        self._member_id = str(uuid.uuid4())
+        self._loop = asyncio.get_running_loop()
+        self._thread = Worker("millstream-queue")
+        self._running: asyncio.Future[None] | None = None
+        self._ready: deque[tuple[Delivery, float]] = deque()
+        """Jobs, and when their leases end."""
+        self._arrived = asyncio.Event()
+        self._error: MillstreamError | None = None
+        self._is_over = False
+        # What both sides touch, under the condition:
+        self._told = threading.Condition()
+        self._sayings: list[Saying] = []
+        self._is_wanted = False
+        self._is_stopping = False
+        self._has_ended = False
+        # The thread's alone:
+        self._member: ShareMember | None = None
+        self._link: Link | None = None
+        self._out: dict[Lease, float] = {}
+        """Leased and not answered, with when the lease ends."""
+
+    # -- the side of the tasks ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._running = self._thread.start(self._run)
+
+    async def next(self, timeout: float | None) -> Job[V] | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._is_over:
+            while self._ready:
+                delivery, until = self._ready.popleft()
+                if until > time.monotonic():
+                    return self._job(delivery)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            self._arrived.clear()
+            with self._told:
+                self._is_wanted = True  # and stays so until something comes, though whoever asked may have gone
+                self._told.notify()
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            try:
+                async with asyncio.timeout(left):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+        return None
+
+    def _job(self, delivery: Delivery) -> Job[V]:
+        offset, timestamp, key, value, headers = delivery.record
+        job: Job[V] = Job(
+            delivery.topic,
+            delivery.partition,
+            offset,
+            timestamp,
+            key,
+            value,  # type: ignore[arg-type]  # until it is decoded
+            headers,
+            delivery.attempt,
+            self,
+        )
+        if self._decode is not None:
+            job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
+        return job
+
+    async def accept(self, job: Job[V]) -> None:
+        await self._say(job, Reply(ACCEPT))
+
+    async def release(self, job: Job[V], delay: float, reason: str) -> None:
+        await self._say(job, Reply(RELEASE, round(delay * 1000), reason))
+
+    async def reject(self, job: Job[V], reason: str) -> None:
+        await self._say(job, Reply(REJECT, reason=reason))
+
+    async def renew(self, job: Job[V]) -> None:
+        await self._say(job, Reply(RENEW))
+
+    async def _say(self, job: Job[V], reply: Reply) -> None:
+        saying = Saying(Lease(job.topic, job.partition, job.offset), reply, self._loop.create_future())
+        with self._told:
+            if self._is_stopping or self._has_ended:
+                raise Closed("this worker has left its queue; the job goes to another")
+            self._sayings.append(saying)
+            self._told.notify()
+        await saying.outcome
+
+    async def shut(self) -> None:
+        self._is_over = True
+        self._arrived.set()
+        with self._told:
+            self._is_stopping = True
+            self._told.notify()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running.exception()
+        await self._thread.end()
+
+    # -- the side of the member ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._turn():
+                pass
+        except Exception as error:
+            logger.exception("the worker of queue %s failed", self._group)
+            self._call(self._fail, MillstreamError(f"the worker failed: {type(error).__name__}: {error}"))
+        finally:
+            with self._told:
+                self._has_ended = True
+                sayings, self._sayings = self._sayings, []
+            for saying in sayings:
+                self._tell(saying, Closed("this worker has left its queue; the job goes to another"))
+            self._leave()
+
+    def _turn(self) -> bool:
+        """One round: waits for something to do, and does it; whether it was the last one."""
+        with self._told:
+            self._told.wait_for(lambda: self._sayings or self._is_wanted or self._is_stopping, BEAT_SECONDS_MAX)
+            sayings, self._sayings = self._sayings, []
+            wanted, stopping = self._is_wanted and not self._is_stopping, self._is_stopping
+        answers = self._answers(sayings)
+        try:
+            late = self._exchange({lease: saying.reply for lease, saying in answers.items()}, wanted)
+            for lease, saying in answers.items():
+                self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE) if lease in late else None)
+        except (LinkBroken, ClusterError, ShareError) as error:
+            self._drop_link()
+            for saying in answers.values():
+                self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
+            code = code_of(error.code) if isinstance(error, ShareError) else None
+            if code is not None and not code.retriable:
+                self._call(self._fail, refusal(code, str(error)))
+            self._pause(RECONNECT_SECONDS)
+        return stopping
+
+    def _answers(self, sayings: list[Saying]) -> dict[Lease, Saying]:
+        answers: dict[Lease, Saying] = {}
+        for saying in sayings:
+            if saying.lease in answers or saying.lease not in self._out:
+                self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE))
+            else:
+                answers[saying.lease] = saying
+        return answers
+
+    def _exchange(self, answers: dict[Lease, Reply], wanted: bool) -> list[Lease]:
+        """Says what there is to say and leases what is wanted; which answers came too late."""
+        member = self._member or self._open()
+        member.beat()
+        now = time.monotonic()
+        self._out = {lease: until for lease, until in self._out.items() if until > now}
+        if wanted and not answers:
+            is_busy = bool(self._out)
+            taken, late = member.fetch(self._prefetch, 0 if is_busy else IDLE_WAIT_MS, {})
+            self._give(taken, member)
+            if is_busy and not taken:
+                self._pause(BUSY_PAUSE_SECONDS)
+            return late
+        late = member.answer(answers)
+        until = time.monotonic() + member.lease_ms / 1000
+        for lease, reply in answers.items():
+            if reply.verb == RENEW and lease not in late:
+                self._out[lease] = until
+            else:
+                self._out.pop(lease, None)
+        return late
+
+    def _give(self, taken: list[Delivery], member: ShareMember) -> None:
+        if taken:
+            until = time.monotonic() + member.lease_ms / 1000
+            self._out.update((delivery.lease, until) for delivery in taken)
+            with self._told:
+                self._is_wanted = False
+            self._call(self._arrive, [(delivery, until) for delivery in taken])
+
+    def _open(self) -> ShareMember:
+        cluster = Cluster(self._remote.bootstrap, "millstream", FIND_SECONDS_MAX)
+        try:
+            self._link = cluster.coordinator(self._group)
+        finally:
+            cluster.close()
+        self._member = ShareMember(self._link, self._group, self._topics, self._member_id)
+        return self._member
+
+    def _leave(self) -> None:
+        try:
+            if self._member is not None:
+                self._member.leave()
+        except (LinkBroken, ShareError):  # the server notices by itself that we are gone
+            pass
+        self._drop_link()
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = self._member = None
+        self._out.clear()
+
+    def _pause(self, seconds: float) -> None:
+        with self._told:
+            self._told.wait_for(lambda: self._sayings or self._is_stopping, seconds)
+
+    # -- from the thread to the loop ---------------------------------------------------------------------------------
+
+    def _call(self, function: object, *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+
+    def _arrive(self, jobs: list[tuple[Delivery, float]]) -> None:
+        self._ready.extend(jobs)
+        self._arrived.set()
+
+    def _fail(self, error: MillstreamError) -> None:
+        self._error = error
+        self._arrived.set()
+
+    def _tell(self, saying: Saying, error: MillstreamError | None) -> None:
+        def settle() -> None:
+            if saying.outcome.done():  # whoever waited was cancelled
+                return
+            if error is None:
+                saying.outcome.set_result(None)
+            else:
+                saying.outcome.set_exception(error)
+
+        self._call(settle)
