@@ -42,6 +42,8 @@ JOINING, LEAVING = 0, -1
 LOST = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.ILLEGAL_GENERATION})
 """The group goes on without this member, which joins it anew."""
 COMMIT_TRIES = 3
+UNSETTLED_SECONDS = 0.1
+"""Between beats while partitions go from member to member: what the group decides is not known before it is stored."""
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +243,8 @@ class EmbeddedStream(Stream[V]):
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
+                if self._embedded.broker.groups.consumer_describe(self._group).state != "Stable":
+                    wait = min(wait, UNSETTLED_SECONDS)
             except RequestError as error:
                 self._drop_all()
                 self._epoch = JOINING
