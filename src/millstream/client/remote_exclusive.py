@@ -34,6 +34,8 @@ V = TypeVar("V")
 Taken = tuple[int, Message]
 """With the term in which it was taken."""
 KEEP_UP_SECONDS = 0.1
+JOIN_SECONDS = 1.0
+"""librdkafka does not leave a group while its first word to it is on the way: whoever closes so early waits for it."""
 HOLD_SECONDS = 1.0
 """Records that wait for so long wait for a slow reader: what was fetched behind them is fetched again later."""
 
@@ -62,16 +64,19 @@ class RemoteExclusive(Exclusive[V]):
         self._terms = 0
         self._committed: dict[int, int] = {}
         self._is_paused = False
+        self._joined_by = 0.0
+        self._taken_at = 0.0
         self._begin()
 
     def _begin(self) -> None:
+        self._has_been_active = False
         self._consumer: Consumer | None = None
         self._worker = Worker("millstream-exclusive")
         self._polling: Polling[Taken] = Polling(self._worker, self._poll)
 
     @property
     def is_active(self) -> bool:
-        return bool(self._owned)
+        return bool(self._owned) and self._keeping_up is not None
 
     async def _start(self) -> None:
         self._remote.check_open()
@@ -90,15 +95,17 @@ class RemoteExclusive(Exclusive[V]):
             on_revoke=self._revoked,
             on_lost=self._revoked,
         )
+        self._taken_at = time.monotonic()
+        self._joined_by = self._taken_at + JOIN_SECONDS
         self._keeping_up = asyncio.ensure_future(self._keep_up())
 
     # On the worker's thread
 
     def _poll(self, seconds: float) -> list[Taken]:
-        if self._is_paused:
-            assert self._consumer is not None
+        assert self._consumer is not None
+        if self._is_paused and (places := self._consumer.assignment()):  # without any, those that come stay paused
             self._is_paused = False
-            self._consumer.resume(self._consumer.assignment())
+            self._consumer.resume(places)
         messages = poll(self._consumer, seconds)
         return [(self._terms, message) for message in messages]
 
@@ -111,6 +118,7 @@ class RemoteExclusive(Exclusive[V]):
         self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been on its way
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._has_been_active = True
         if not self._owned:
             self._terms += 1
         self._owned = self._owned | {place.partition for place in places}
@@ -119,6 +127,10 @@ class RemoteExclusive(Exclusive[V]):
         self._owned = self._owned - {place.partition for place in places}
         for place in places:
             self._committed.pop(place.partition, None)
+
+    def _let_join(self) -> None:
+        while self._consumer is not None and not self._has_been_active and time.monotonic() < self._joined_by:
+            poll(self._consumer, KEEP_UP_SECONDS)
 
     def _commit_one(self, place: TopicPartition, term: int) -> None:
         """A commit never moves a position back: what lies before one that was committed in this term is done."""
@@ -135,14 +147,12 @@ class RemoteExclusive(Exclusive[V]):
     # On the loop's
 
     async def _keep_up(self) -> None:
-        waits_since = time.monotonic()
         while True:
             await asyncio.sleep(KEEP_UP_SECONDS)
             try:
                 if not self._polling.ready:
                     await self._polling.fill(0.0)
-                    waits_since = time.monotonic()
-                elif time.monotonic() - waits_since >= HOLD_SECONDS:
+                elif time.monotonic() - self._taken_at >= HOLD_SECONDS:
                     await self._worker.call(self._listen)
             except MillstreamError as error:
                 logger.warning("group %s: %s", self._group, error)
@@ -154,6 +164,7 @@ class RemoteExclusive(Exclusive[V]):
             self._look()
             while self._polling.ready:
                 term, message = self._polling.ready.popleft()
+                self._taken_at = time.monotonic()
                 if message.error() is not None:
                     raise_for(message.error())
                 elif term == self._terms and self.is_active:
@@ -195,11 +206,14 @@ class RemoteExclusive(Exclusive[V]):
             raise NotActive(self._group, self._topic) from None
 
     async def _shut(self, clean: bool) -> None:
-        if self._keeping_up is not None:
-            self._keeping_up.cancel()
-            await asyncio.wait([self._keeping_up])
-        await self._polling.stop()
-        self._owned = set()
+        keeping_up, self._keeping_up = self._keeping_up, None
         self._look()
+        if keeping_up is not None:
+            keeping_up.cancel()
+            await asyncio.wait([keeping_up])
         self._change.set()
-        await self._worker.end(*closing(self._consumer))
+        await self._polling.stop()
+        try:
+            await self._worker.end(self._let_join, *closing(self._consumer))
+        finally:
+            self._owned = set()
