@@ -174,11 +174,14 @@ async def test_a_server_has_times_of_its_own(server: BrokerThread) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stream", "queue"])
-async def test_the_name_of_another_kind_of_group_is_refused(verb: str) -> None:
-    async with package.open("memory:") as ms:
-        await ms.send("orders", b"x")
-        async with getattr(ms, verb)("orders", group="g") as other:
-            assert await other.receive(SECONDS) is not None
-            with pytest.raises(RequestError, match="group g is not exclusive; choose another name") as caught:
-                await ms.exclusive("orders", group="g").receive(0)
-            assert caught.value.code == Code.INCONSISTENT_GROUP_PROTOCOL
+async def test_the_name_of_another_kind_of_group_is_refused(
+    ms: Millstream, verb: str, unique: Callable[[str], str]
+) -> None:
+    topic, group = unique("orders"), unique("group")
+    await ms.send(topic, b"x")
+    async with getattr(ms, verb)(topic, group=group) as other:
+        assert await other.receive(SECONDS) is not None
+        with pytest.raises(RequestError, match="is not exclusive; choose another name") as caught:
+            async with ms.exclusive(topic, group=group) as ledger:
+                await ledger.receive(SECONDS)
+        assert caught.value.code == Code.INCONSISTENT_GROUP_PROTOCOL

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -25,7 +25,7 @@ from millstream.client.records import Event
 from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, MillstreamError, NotActive, RequestError
+from millstream.errors import Closed, Code, MillstreamError, NotActive, RequestError, refusal
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 Taken = tuple[int, Message]
 """With the term in which it was taken."""
+ANOTHER_KIND = "group id does not exist"
+"""What brokers answer if the group's name is that of another kind; librdkafka keeps the words and not the code."""
 KEEP_UP_SECONDS = 0.1
 JOIN_SECONDS = 1.0
 """librdkafka does not leave a group while its first word to it is on the way: whoever closes so early waits for it."""
@@ -166,7 +168,7 @@ class RemoteExclusive(Exclusive[V]):
                 term, message = self._polling.ready.popleft()
                 self._taken_at = time.monotonic()
                 if message.error() is not None:
-                    raise_for(message.error())
+                    self._raise_for(message.error())
                 elif term == self._terms and self.is_active:
                     return self._event(term, message)
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
@@ -174,6 +176,12 @@ class RemoteExclusive(Exclusive[V]):
                 return None
             await self._polling.fill(left)
         return None
+
+    def _raise_for(self, error: Any) -> None:
+        if ANOTHER_KIND in error.str():
+            detail = f"group {self._group} is not exclusive; choose another name, or delete it"
+            raise refusal(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
+        raise_for(error)
 
     def _event(self, term: int, message: Message) -> Event[V]:
         record = user_record(message, self._decode)
