@@ -49,7 +49,7 @@ async def test_a_commit_never_moves_a_position_back(ms: Millstream, unique: Call
         first, second, third = [event for event in events if event is not None]
         await third.commit()
         await first.commit()
-        await asyncio.gather(second.commit(), first.commit(), third.commit())
+        await asyncio.gather(third.commit(), second.commit(), first.commit())
     async with ms.exclusive(topic, group=group) as ledger:
         event = await ledger.receive(SECONDS)
         assert event is not None and event.offset == 3
