@@ -36,6 +36,8 @@ LOST = frozenset(
     }
 )
 
+JOIN_SECONDS = 1.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +68,7 @@ class RemoteStream(Stream[V]):
         self._committed_at = time.monotonic()
         self._last: Message | None = None
         self._is_stopped = False
+        self._has_joined, self._joined_by = False, 0.0
 
     @property
     def assignment(self) -> list[Place]:
@@ -78,6 +81,7 @@ class RemoteStream(Stream[V]):
         self._remote.check_open()
         self._worker = Worker("millstream-stream")
         self._polling = Polling(self._worker, self._poll)
+        self._has_joined, self._joined_by = False, time.monotonic() + JOIN_SECONDS
         for topic in self._topics:
             await self._remote.partition_count(topic)  # which makes it, so that nobody waits for metadata to age
         self._consumer = Consumer(
@@ -101,6 +105,7 @@ class RemoteStream(Stream[V]):
         return messages
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._has_joined = True
         self._owned |= {(place.topic, place.partition) for place in places}
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
@@ -191,4 +196,9 @@ class RemoteStream(Stream[V]):
         except NotMember as error:
             logger.warning("%s", error)
         finally:
-            await self._worker.end(*closing(self._consumer))
+            await self._worker.end(self._let_join, *closing(self._consumer))
+
+    def _let_join(self) -> None:
+        """librdkafka does not leave a group that it is just joining: whoever closes so early waits for it a moment."""
+        while self._consumer is not None and not self._has_joined and time.monotonic() < self._joined_by:
+            self._consumer.poll(0.1)
