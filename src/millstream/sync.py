@@ -17,8 +17,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from millstream.client import api, iterators
@@ -27,13 +29,15 @@ from millstream.client.records import Event as AsyncEvent
 from millstream.client.records import Job as AsyncJob
 from millstream.client.records import Message, Record, Sent
 from millstream.client.sending import Sender as AsyncSender
-from millstream.errors import Closed
+from millstream.errors import Closed, MillstreamError
 
 T = TypeVar("T")
 A = TypeVar("A")
 V = TypeVar("V")
 AHEAD_MAX = 500
 """Records that a `read` hands over to the caller's thread at a time: a thread costs more than a record."""
+FINISH_SECONDS = 1.0
+"""What is under way when all is closed may take so long to end by itself."""
 
 
 class Loop:
@@ -42,15 +46,23 @@ class Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="millstream-sync", daemon=True)
+        self._handing_over = threading.Lock()
+        self._is_ended = False
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._thread.is_alive():
+        if threading.current_thread() is self._thread:
             work.close()
-            raise Closed("it is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise MillstreamError("callbacks run on the event loop: they cannot wait for it with a call of this module")
+        with self._handing_over:
+            if self._is_ended:
+                work.close()
+                raise Closed("it is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Closed("it was closed meanwhile") from None
         except BaseException:
             # An interrupt in the caller's thread: what it waited for is not wanted any more.
             if not future.done():
@@ -59,12 +71,34 @@ class Loop:
                     future.result(1.0)
             raise
 
+    def call_last(self, work: Coroutine[Any, Any, None]) -> None:
+        """The closing of something, of which nothing is left to do where all was closed."""
+        try:
+            self.call(work)
+        except Closed:
+            if not self._is_ended:
+                raise
+
     def end(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        """Nobody is left waiting: threads that are inside a call get its answer, or `Closed`."""
+        with self._handing_over:
+            if self._is_ended:
+                return
+            self._is_ended = True
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=FINISH_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=FINISH_SECONDS)
+        await self._loop.shutdown_asyncgens()
 
 
 @dataclass(slots=True)
@@ -118,8 +152,10 @@ class Items(Generic[A, T]):
         self._loop.call(self._items.__aenter__())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self._loop.call(self._items.close(clean=kind is None))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_last(self._items.__aexit__(kind, error, trace))
 
     def receive(self, timeout: float | None = None) -> T | None:
         """The next one, or None when none came in time."""
@@ -128,36 +164,67 @@ class Items(Generic[A, T]):
 
     def __iter__(self) -> Iterator[T]:
         try:
-            while not self._items.is_closed:
-                item = self.receive()
-                if item is None:
-                    return
+            while (item := self._following()) is not None:
                 yield item
         finally:
             if not self._is_held:
-                self._loop.call(self._items.close(clean=False))
+                self._loop.call_last(self._items.close(clean=False))
+
+    def _following(self) -> T | None:
+        """None at the end, which is also when another thread has closed it."""
+
+        try:
+            item = self._loop.call(self._ask())
+        except Closed:
+            if not self._items.is_closed:
+                raise
+            return None
+        return None if item is None else self._made(item)
+
+    async def _ask(self) -> A | None:
+        return None if self._items.is_closed else await self._items.receive()
 
     def close(self) -> None:
-        self._loop.call(self._items.close())
+        self._loop.call_last(self._items.close())
 
 
 class Reading(Items[Record[V], Record[V]]):
-    def __iter__(self) -> Iterator[Record[V]]:
-        try:
-            while chunk := self._loop.call(self._chunk()):
-                yield from chunk
-        finally:
-            if not self._is_held:
-                self._loop.call(self._items.close(clean=False))
+    """Takes records over in chunks; what a loop that was left did not look at is given to whoever asks next."""
 
-    async def _chunk(self) -> list[Record[V]]:
-        first = await self._items.receive()
+    def __init__(self, loop: Loop, reading: iterators.Reading[V]) -> None:
+        super().__init__(loop, reading, lambda record: record)
+        self._ahead: deque[Record[V]] = deque()
+        self._error: Exception | None = None
+        """What came instead of the record after those."""
+
+    def receive(self, timeout: float | None = None) -> Record[V] | None:
+        return self._taken() or super().receive(timeout)
+
+    def _following(self) -> Record[V] | None:
+        return self._taken() or super()._following()
+
+    def _taken(self) -> Record[V] | None:
+        if self._ahead:
+            return self._ahead.popleft()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return None
+
+    async def _ask(self) -> Record[V] | None:
+        first = await super()._ask()
         if first is None:
-            return []
-        chunk = [first]
-        while len(chunk) < AHEAD_MAX and (more := await self._items.receive(0)) is not None:
-            chunk.append(more)
-        return chunk
+            return None
+        self._ahead.append(first)
+        try:
+            while len(self._ahead) < AHEAD_MAX and not self._items.is_closed:
+                more = await self._items.receive(0)
+                if more is None:
+                    break
+                self._ahead.append(more)
+        except Exception as error:
+            self._error = error
+        return self._ahead.popleft()
 
 
 class Stream(Items[Record[V], Record[V]]):
@@ -200,8 +267,10 @@ class Streams(Generic[V]):
             stream._is_held = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self._loop.call(self._streams.close(clean=kind is None))
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_last(self._streams.__aexit__(kind, error, trace))
 
     def stop(self) -> None:
         for stream in self:
@@ -238,13 +307,15 @@ class Sender:
         self._loop.call(self._sender.flush())
 
     def close(self) -> None:
-        self._loop.call(self._sender.close())
+        self._loop.call_last(self._sender.close())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_last(self._sender.__aexit__(kind, error, trace))
 
 
 class Millstream:
@@ -266,12 +337,17 @@ class Millstream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self.close(clean=kind is None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._loop.call_last(self._ms.__aexit__(kind, error, trace))
+        finally:
+            self._loop.end()
 
     def close(self, *, clean: bool = True) -> None:
         try:
-            self._loop.call(self._ms.close(clean=clean))
+            self._loop.call_last(self._ms.close(clean=clean))
         finally:
             self._loop.end()
 
@@ -285,7 +361,7 @@ class Millstream:
         return Sender(self._loop, self._made(lambda: self._ms.sender(topic, **options)))
 
     def read(self, topic: str, **options: Any) -> Reading[Any]:
-        return Reading(self._loop, self._made(lambda: self._ms.read(topic, **options)), lambda record: record)
+        return Reading(self._loop, self._made(lambda: self._ms.read(topic, **options)))
 
     def stream(self, topics: str | Sequence[str], *, group: str, **options: Any) -> Stream[Any]:
         return Stream(self._loop, self._made(lambda: self._ms.stream(topics, group=group, **options)))

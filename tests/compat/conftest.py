@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import stores
+from tests.compat.python_api import behind as behind
+from tests.compat.python_api import ms as ms
+from tests.compat.python_api import server as server
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,46 +30,15 @@ from millstream import (
     UnknownTopic,
     Unreachable,
 )
+from millstream.broker.broker import Broker
 from millstream.client.partitioners import fnv1a_32, murmur2
 from millstream.errors import Code
+from millstream.records.batch import CODEC_MASK, read_header
+from millstream.records.compression import Codec
 from millstream.testing.broker_thread import BrokerThread
+from tests.compat.python_api import SECONDS, everything, take
 
-SECONDS = 20.0
-"""Far more than anything here takes: what waits longer hangs."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["memory", "sqlite", "remote"])
-async def ms(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Millstream]:
-    """Embedded over two stores, and remote. Each test has topics of its own; the remote ones share a server."""
-    async with AsyncExitStack() as stack:
-        if request.param == "memory":
-            yield await stack.enter_async_context(package.open("memory:"))
-        elif request.param == "sqlite":
-            yield await stack.enter_async_context(package.open(f"sqlite:{tmp_path / 'app.db'}"))
-        else:
-            served = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(served.bootstrap, timeout=10))
-
-
-async def take(items: Any, count: int) -> list[Any]:
-    taken = []
-    async with asyncio.timeout(SECONDS):
-        while len(taken) < count:
-            item = await items.receive(SECONDS)
-            assert item is not None
-            taken.append(item)
-    return taken
-
-
-async def everything(ms: Millstream, topic: str, partition: int = 0) -> list[Record[bytes | None]]:
-    async with asyncio.timeout(SECONDS):
-        return [record async for record in ms.read(topic, partition=partition, follow=False)]
+Behind = Callable[[Callable[[Broker], Awaitable[Any]]], Awaitable[Any]]
 
 
 async def test_what_was_sent_is_read_with_all_that_it_has(ms: Millstream, unique: Callable[[str], str]) -> None:
@@ -250,15 +217,28 @@ async def test_a_value_that_cannot_be_decoded_is_shown_as_it_is_and_can_be_passe
         assert record is not None and record.value == {}
 
 
-@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-async def test_compressed_records_are_read_like_others(
-    ms: Millstream, unique: Callable[[str], str], compression: str
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_records_are_stored_so_and_read_like_others(
+    ms: Millstream, unique: Callable[[str], str], behind: Behind, compression: str
 ) -> None:
     topic = unique("orders")
+    values = [b"%d " % number * 50 for number in range(100)]
     async with ms.sender(topic, compression=compression) as out:
-        for number in range(100):
-            await out.send(b"%d " % number * 50)
-    assert [record.value for record in await everything(ms, topic)] == [b"%d " % n * 50 for n in range(100)]
+        for value in values:
+            await out.send(value)
+    assert [record.value for record in await everything(ms, topic)] == values
+
+    async def stored(broker: Broker) -> bytes:
+        found = broker.topics.get(topic)
+        assert found is not None
+        return (await found.partitions[0].log.read(0, 1 << 20)).to_bytes()
+
+    data = await behind(stored)
+    assert read_header(memoryview(data)).attributes & CODEC_MASK == Codec.parse(compression)
+    if compression == "none":
+        assert len(data) > sum(map(len, values))
+    else:
+        assert len(data) < sum(map(len, values)) / 2
 
 
 # Buffered sending
@@ -398,22 +378,52 @@ async def test_members_share_the_partitions_and_each_record_comes_once(
 ) -> None:
     topic, group = unique("clicks"), unique("group")
     await ms.create_topic(topic, partitions=4)
-    await ms.send_many([Message(topic, b"%d" % number, partition=number % 4) for number in range(400)])
     seen: list[tuple[int, int]] = []
+    by_stream: dict[package.Stream[bytes | None], int] = {}
     async with ms.streams({topic: 3}, group=group) as streams:
 
         async def work(stream: package.Stream[bytes | None]) -> None:
             async for record in stream:
                 seen.append((record.partition, record.offset))
+                by_stream[stream] = by_stream.get(stream, 0) + 1
                 await asyncio.sleep(0)
-                if len(set(seen)) == 400:
+                if len(seen) >= 400:
                     streams.stop()
 
+        async def settled() -> None:
+            while sorted(len(stream.assignment) for stream in streams) != [1, 1, 2]:  # noqa: ASYNC110  (nobody tells)
+                await asyncio.sleep(0.02)
+
         async with asyncio.timeout(SECONDS):
-            await asyncio.gather(*map(work, streams[topic]))
-    assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(100)]
+            working = asyncio.gather(*map(work, streams[topic]))
+            await settled()  # nothing moves any more, so nothing has a reason to come twice
+            await ms.send_many([Message(topic, b"%d" % number, partition=number % 4) for number in range(400)])
+            await working
+    assert sorted(seen) == [(partition, offset) for partition in range(4) for offset in range(100)]
+    assert sorted(by_stream.values()) == [100, 100, 200]
     async with ms.stream(topic, group=group) as stream:
         assert await stream.receive(1.0) is None  # all of it was committed
+
+
+async def test_a_stream_that_is_stopped_leaves_the_rest_to_the_next(
+    ms: Millstream, unique: Callable[[str], str]
+) -> None:
+    topic, group = unique("clicks"), unique("group")
+    for _ in range(4):
+        await ms.send_many([(topic, b"x" * 1000) for _ in range(300)])  # more than is fetched at a time
+    given: list[int] = []
+    async with ms.streams({topic: 1}, group=group) as streams, asyncio.timeout(SECONDS):
+        [stream] = streams[topic]
+        async for record in stream:
+            given.append(record.offset)
+            if len(given) == 10:
+                streams.stop()
+        assert stream.is_closed
+    assert 10 <= len(given) < 1200
+    async with ms.stream(topic, group=group) as rest:
+        given += [record.offset for record in await take(rest, 1200 - len(given))]
+        assert given == list(range(1200))
+        assert await rest.receive(0.2) is None
 
 
 async def test_a_member_that_leaves_hands_its_partitions_to_the_others(

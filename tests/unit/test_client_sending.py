@@ -23,14 +23,13 @@ class Owner:
         self.clock = VirtualClock()
         self.partitions = partitions
         self.answers_at_once = answers_at_once
-        self.handed: list[tuple[Batch, Promise[list[Sequence[int]]]]] = []
+        self.handed: list[tuple[Batch, Promise[Sequence[int | BaseException]]]] = []
 
     async def partition_count(self, topic: str) -> int:
         return self.partitions
 
-    def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        [batch] = batches
-        promise: Promise[list[Sequence[int]]] = Promise()
+    def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+        promise: Promise[Sequence[int | BaseException]] = Promise()
         self.handed.append((batch, promise))
         if self.answers_at_once:
             self.answer(-1)
@@ -38,7 +37,7 @@ class Owner:
 
     def answer(self, at: int = 0, base: int = 0) -> None:
         batch, promise = self.handed[at]
-        promise.settle([range(base, base + len(batch.rows))])
+        promise.settle(range(base, base + len(batch.rows)))
 
     def values(self) -> list[list[Any]]:
         return [[row[3] for row in batch.rows] for batch, _ in self.handed]

@@ -24,17 +24,17 @@ A send that is cancelled may or may not have happened. Everything else that is c
 from __future__ import annotations
 
 import abc
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 from millstream.client import partitioners
+from millstream.client.closing import Once, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import Message, Sent
+from millstream.client.records import TIMESTAMP_MAX, Message, Sent, check_partition, checked
 from millstream.client.sending import Sender
 from millstream.clock import Clock, SystemClock
 from millstream.errors import Closed, MillstreamError
@@ -45,6 +45,10 @@ V = TypeVar("V")
 X = TypeVar("X")
 Encoder = Callable[[X], bytes]
 Start = Literal["earliest", "latest"]
+HEARTBEAT_SECONDS = 28.0
+TAKEOVER_SECONDS = 60.0
+GROUP_BYTES_MAX = 512
+"""As a broker has it (`group_id_bytes_max`)."""
 Row = tuple[int, int | None, bytes | None, bytes | None, Headers]
 """As the codec takes them: offset (unused), timestamp (None: now), key, value, headers."""
 
@@ -74,6 +78,8 @@ class Millstream(abc.ABC):
         self._consuming: set[Consuming[object]] = set()
         self._senders: set[Sender] = set()
         self._is_open = False
+        self._is_clean = True
+        self._closing = Once(self._close)
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -81,26 +87,31 @@ class Millstream(abc.ABC):
         if self._is_open:
             raise Closed("it is open already")
         await self._connect()
+        self._closing = Once(self._close)
         self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(clean=kind is None)
+        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
         """Ends all that is open, sends what senders still hold, and lets go of the broker."""
-        if not self._is_open:
+        if not self._is_open and not self._closing.is_begun:
             return
-        ends: list[Awaitable[None]] = [sender.close() for sender in list(self._senders)]
-        ends += [each.close(clean=clean) for each in list(self._consuming)]
-        results = await asyncio.gather(*ends, return_exceptions=True)
-        self._is_open = False
-        await self._disconnect()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        if not self._closing.is_begun:
+            self._is_clean = clean
+        await self._closing.done()
+
+    async def _close(self) -> None:
+        ends = [sender.close() for sender in list(self._senders)]
+        ends += [each.close(clean=self._is_clean) for each in list(self._consuming)]
+        try:
+            await close_all(ends)
+        finally:
+            self._is_open = False
+            await self._disconnect()
 
     def opened(self, consuming: Consuming[object]) -> None:
         self._consuming.add(consuming)
@@ -156,8 +167,10 @@ class Millstream(abc.ABC):
         sent = await ms.send("orders", {"item": "widget"}, encode=lambda order: json.dumps(order).encode())
         """
         self.check_open()
-        row = (0, timestamp, key, encoded(encode, value), headers)
-        if partition is None:
+        row = (0, *checked(timestamp, key, encoded(encode, value), headers))
+        if partition is not None:
+            check_partition(partition)
+        else:
             partition = partitioners.place(self._partitioner, key, await self.partition_count(topic))
         return Sent(topic, partition, await self._append(topic, partition, row))
 
@@ -190,15 +203,17 @@ class Millstream(abc.ABC):
         together: dict[str, int] = {}
         for each in messages:
             message = each if isinstance(each, Message) else Message(*each)
+            row = (0, *checked(message.timestamp, message.key, encoded(encode, message.value), message.headers))
             partition = message.partition
-            if partition is None and message.key is None and isinstance(self._partitioner, partitioners.ByKey):
+            count = await self.partition_count(message.topic)
+            if partition is not None:
+                check_partition(partition)
+            elif row[2] is not None or not isinstance(self._partitioner, partitioners.ByKey):
+                partition = partitioners.place(self._partitioner, row[2], count)
+            else:
                 partition = together.get(message.topic)
-            if partition is None:
-                count = await self.partition_count(message.topic)
-                partition = partitioners.place(self._partitioner, message.key, count)
-                if message.key is None:
-                    together[message.topic] = partition
-            row = (0, message.timestamp, message.key, encoded(encode, message.value), message.headers)
+                if partition is None:
+                    partition = together[message.topic] = partitioners.place(self._partitioner, None, count)
             placed.append((message.topic, partition, row))
         return placed
 
@@ -222,6 +237,8 @@ class Millstream(abc.ABC):
             for click in clicks:
                 await out.send(click)          # returns when buffered; waits while the buffer is full
         # here all of them are durable, or an error said which are not
+
+        `on_sent` is called for each record, with where it went or with why it did not. What it raises is logged.
         """
         sender = Sender(
             self,
@@ -284,6 +301,11 @@ class Millstream(abc.ABC):
         """
         if isinstance(time, datetime):
             time = round(time.timestamp() * 1000)
+        if time is not None and (type(time) is not int or not 0 <= time < TIMESTAMP_MAX):
+            raise MillstreamError(f"a time is a datetime, or milliseconds since 1970 as an int, not {time!r}")
+        if offset not in ("start", "end") and type(offset) is not int:
+            raise MillstreamError(f"an offset is an int, 'start' or 'end', not {offset!r}")
+        check_partition(partition)
         return self._reading(topic, partition, offset, time, follow, decode)
 
     @overload
@@ -324,7 +346,7 @@ class Millstream(abc.ABC):
 
         `start` is for partitions of which the group has committed nothing.
         """
-        return self._stream(_names(topics), group, _start(start), commit_every, decode)
+        return self._stream(_names(topics), _group(group), _start(start), commit_every, decode)
 
     def streams(
         self,
@@ -339,6 +361,7 @@ class Millstream(abc.ABC):
         for topic, count in counts.items():
             if count < 1:
                 raise MillstreamError(f"{topic} needs at least one stream, not {count}")
+        group = _group(group)
         return Streams(
             {
                 topic: [self._stream((topic,), group, _start(start), commit_every, decode) for _ in range(count)]
@@ -397,7 +420,7 @@ class Millstream(abc.ABC):
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
         reset = {"share.auto.offset.reset": _start(start)}
-        return self._queue(_names(topics), group, prefetch, {**reset, **(settings or {})}, decode)
+        return self._queue(_names(topics), _group(group), prefetch, {**reset, **(settings or {})}, decode)
 
     @overload
     def exclusive(
@@ -406,8 +429,8 @@ class Millstream(abc.ABC):
         *,
         group: str,
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[bytes | None]: ...
 
@@ -419,8 +442,8 @@ class Millstream(abc.ABC):
         group: str,
         decode: Decoder[V],
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[V | None]: ...
 
@@ -431,8 +454,8 @@ class Millstream(abc.ABC):
         group: str,
         decode: Decoder[Any] | None = None,
         start: Start = "earliest",
-        heartbeat: float = 28.0,
-        takeover: float = 60.0,
+        heartbeat: float | None = None,
+        takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[Any]:
         """One member of a group of which one is active at a time and reads all of the topic in order.
@@ -442,9 +465,13 @@ class Millstream(abc.ABC):
                 await project(event)
                 await event.commit()
 
-        `heartbeat` and `takeover` are seconds since the group's last change; see `docs/python.md`.
+        `heartbeat` and `takeover` are seconds since the group's last change (28 and 60); a server has times of its own.
         """
-        return self._exclusive(topic, group, _start(start), heartbeat, takeover, on_change, decode)
+        first = HEARTBEAT_SECONDS if heartbeat is None else heartbeat
+        last = TAKEOVER_SECONDS if takeover is None else takeover
+        if not 0 < first < last:
+            raise MillstreamError(f"the heartbeat ({first:g} s) must come before the takeover ({last:g} s)")
+        return self._exclusive(topic, _group(group), _start(start), heartbeat, takeover, on_change, decode)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -479,7 +506,11 @@ class Millstream(abc.ABC):
 
     @abc.abstractmethod
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        """Stores batches; the offsets of each one's records. What is called first is stored first."""
+        """Stores batches, each as a whole; the offsets of their records. What is called first is stored first."""
+
+    @abc.abstractmethod
+    def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+        """Stores records of one partition in order, each for itself: its offset, or why it is not stored."""
 
     @abc.abstractmethod
     def _reading(
@@ -507,20 +538,15 @@ class Millstream(abc.ABC):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> Exclusive[Any]: ...
 
 
-def encoded(encode: Encoder[Any] | None, value: Any) -> bytes | None:
-    data = value if encode is None or value is None else encode(value)
-    if data is None or isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise MillstreamError(f"a value is bytes or None, not {type(data).__name__}: give an encoder for it (encode=...)")
+def encoded(encode: Encoder[Any] | None, value: Any) -> Any:
+    return value if encode is None or value is None else encode(value)
 
 
 def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
@@ -528,6 +554,19 @@ def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
     if not names:
         raise MillstreamError("name at least one topic")
     return names
+
+
+def _group(group: str) -> str:
+    """Checked here once: librdkafka ends the process for a group without a name."""
+    if not isinstance(group, str):
+        raise MillstreamError(f"a group's name is a str, not {type(group).__name__}")
+    try:
+        size = len(group.encode())
+    except UnicodeEncodeError:
+        raise MillstreamError(f"a group's name is text that UTF-8 can say, not {group!r}") from None
+    if not 0 < size <= GROUP_BYTES_MAX or "\0" in group:
+        raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no NUL among them")
+    return group
 
 
 def _start(start: str) -> Start:

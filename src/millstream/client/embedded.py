@@ -41,6 +41,11 @@ from millstream.stores.url import is_shared, open_store
 NODE_IDS = 1 << 20, 1 << 31
 """Numbers that embedded brokers over a shared store give themselves: far from those that people give to servers."""
 
+OF_RECORDS = frozenset(
+    {Code.INVALID_RECORD, Code.INVALID_TIMESTAMP, Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE}
+)
+"""What is said of a batch's records, and not of where they go."""
+
 
 class Embedded(Millstream):
     """Made by `millstream.open`."""
@@ -170,6 +175,43 @@ class Embedded(Millstream):
             return Promise.failed(error)
         return self._appended(batches, answers)
 
+    def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+        return self._appended_each(self._append_parts(batch, codec))
+
+    def _append_parts(self, batch: Batch, codec: Codec) -> list[tuple[int, Promise[Appended]]]:
+        """In this turn of the loop. A batch that is refused for what is in it is tried in halves, down to one record:
+        so a bad one is found among others, and many that are too large together are stored one after the other.
+        """
+        count = len(batch.rows)
+        try:
+            partition, data = self._admit(batch, codec)
+            return [(count, partition.append(memoryview(data), self.clock)[1])]
+        except RequestError as error:
+            if count == 1 or error.code not in OF_RECORDS:
+                return [(count, Promise.failed(error))]
+        except Exception as error:
+            return [(count, Promise.failed(error))]
+        halves = batch.rows[: count // 2], batch.rows[count // 2 :]
+        return [part for rows in halves for part in self._append_parts(batch._replace(rows=rows), codec)]
+
+    async def _appended_each(self, parts: list[tuple[int, Promise[Appended]]]) -> Sequence[int | BaseException]:
+        results: list[int | BaseException] = []
+        metrics = self.broker.metrics
+        for count, answer in parts:
+            try:
+                async with refusals():
+                    base = (await answer).base_offset
+            except Exception as error:
+                results += [error] * count
+                continue
+            metrics.batches_in += 1
+            metrics.records_in += count
+            offsets = range(base, base + count)
+            if len(parts) == 1:
+                return offsets
+            results += offsets
+        return results
+
     def _admit(self, batch: Batch, codec: Codec) -> tuple[Any, bytearray]:
         topic = self.broker.topics.get(batch.topic)
         if topic is None or not 0 <= batch.partition < topic.partition_count:
@@ -181,8 +223,8 @@ class Embedded(Millstream):
             raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
         try:
             data = codecs.encode(rows, codec=codec)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise MillstreamError(f"a record cannot be stored: {error}") from None
+        except Exception as error:
+            raise RequestError(Code.INVALID_RECORD, f"a record cannot be stored: {error}") from None
         partition.admit(memoryview(data))
         return partition, data
 
@@ -224,8 +266,8 @@ class Embedded(Millstream):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> EmbeddedExclusive[Any]:

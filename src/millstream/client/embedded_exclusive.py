@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
-from millstream.client.api import Start
+from millstream.client.api import HEARTBEAT_SECONDS, TAKEOVER_SECONDS, Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, NotActive, UnknownTopic
+from millstream.errors import Closed, Code, NotActive, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -31,18 +31,21 @@ class EmbeddedExclusive(Exclusive[V]):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[V] | None,
     ) -> None:
-        super().__init__(owner)
+        super().__init__(owner, on_change)
         self._embedded = owner
         self._topic = topic
         self._group = group
-        self._settings = ExclusiveSettings(round(heartbeat * 1000), round(takeover * 1000), start == "latest")
+        self._settings = ExclusiveSettings(
+            round((HEARTBEAT_SECONDS if heartbeat is None else heartbeat) * 1000),
+            round((TAKEOVER_SECONDS if takeover is None else takeover) * 1000),
+            start == "latest",
+        )
         self._settings.check()
-        self._on_change = on_change
         self._decode = decode
         self._member: ExclusiveMember | None = None
         self._cursors: list[Cursor[V]] = []
@@ -50,25 +53,26 @@ class EmbeddedExclusive(Exclusive[V]):
         self._terms = 0
         """How often this member became active."""
         self._signal = Signal(owner.clock)
-        self._change = Signal(owner.clock)
         self._wakes: list[Callable[[], None]] = []
-        self._was_active = False
 
     @property
     def is_active(self) -> bool:
         return self._member is not None and self._member.is_active
 
-    async def changed(self, timeout: float | None = None) -> bool:
-        await self._ensure_open()
-        await self._change.wait(timeout)
-        return self.is_active
-
     async def _start(self) -> None:
         topic = await self._embedded.topic(self._topic)
+        self._check_group()
         member = self._embedded.broker.exclusive(self._group, topic, self._settings)
         member.watch(self._changed)
         self._member = member
         await member.open()
+
+    def _check_group(self) -> None:
+        """A group's name belongs to one kind of group."""
+        broker = self._embedded.broker
+        if broker.groups.is_stream(self._group) or broker.queues.get(self._group) is not None:
+            detail = f"group {self._group} is not exclusive; choose another name, or delete it"
+            raise refusal(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
 
     def _changed(self) -> None:
         member = self._member
@@ -80,12 +84,7 @@ class EmbeddedExclusive(Exclusive[V]):
             self._terms += 1
             self._read_on()
         self._signal.set()
-        if member.is_active == self._was_active:
-            return
-        self._was_active = member.is_active
-        self._change.set()
-        if self._on_change is not None:
-            self._on_change(member.is_active)
+        self._look()
 
     def _read_on(self) -> None:
         """With every partition there is by now."""
@@ -157,7 +156,9 @@ class EmbeddedExclusive(Exclusive[V]):
         for unwake in self._wakes:
             unwake()
         self._wakes = []
-        if self._member is not None:
-            await self._member.leave()
-        self._signal.set()
-        self._change.set()
+        try:
+            if self._member is not None:
+                await self._member.leave()
+        finally:
+            self._signal.set()
+            self._change.set()

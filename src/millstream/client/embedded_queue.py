@@ -110,11 +110,12 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                     continue
             if self._ready:
                 return self._job(*self._ready.popleft())
-            if self._taking is None:
-                self._taking = asyncio.ensure_future(self._take())
-            await asyncio.wait([self._taking])  # in a task of its own: whoever is cancelled here loses no job
-            taking, self._taking = self._taking, None
-            if taking is not None:
+            taking = self._taking
+            if taking is None:
+                taking = self._taking = asyncio.ensure_future(self._take())
+            await asyncio.wait([taking])  # in a task of its own: whoever is cancelled here loses no job
+            if self._taking is taking:  # else it is being closed
+                self._taking = None
                 taking.result()
             if not self._ready:
                 left_over = None if deadline is None else deadline - self._owner.clock.monotonic()
@@ -182,13 +183,18 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             raise refusal(error.code, error.detail) from None
 
     async def _shut(self, clean: bool) -> None:
-        if self._taking is not None:
-            await asyncio.wait([self._taking])
-            self._taking.exception()
-        for cancel in self._cancels:
-            cancel()
-        self._leave()
-        self._signal.set()
+        taking, self._taking = self._taking, None
+        try:
+            if taking is not None:
+                await asyncio.wait([taking])
+                if not taking.cancelled():
+                    taking.exception()
+            for cancel in self._cancels:
+                cancel()
+            self._cancels.clear()
+            self._leave()
+        finally:
+            self._signal.set()
 
     def _leave(self) -> None:
         """Jobs at hand go back; where another process has the queue by now, they have already."""

@@ -187,7 +187,7 @@ class EmbeddedReading(Reading[V]):
     async def _next(self, timeout: float | None) -> Record[V] | None:
         cursor = self._cursor
         assert cursor is not None
-        while True:
+        while not self.is_closed:
             if self._limit is not None and cursor.next >= self._limit:
                 self.is_over = True
                 return None
@@ -201,6 +201,7 @@ class EmbeddedReading(Reading[V]):
             cursor.check()
             if self.is_closed or not await self._signal.wait(timeout):
                 return None
+        return None
 
     async def _shut(self, clean: bool) -> None:
         if self._unwake is not None:

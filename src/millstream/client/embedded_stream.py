@@ -42,6 +42,8 @@ JOINING, LEAVING = 0, -1
 LOST = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.ILLEGAL_GENERATION})
 """The group goes on without this member, which joins it anew."""
 COMMIT_TRIES = 3
+UNSETTLED_SECONDS = 0.1
+"""Between beats while partitions go from member to member: what the group decides is not known before it is stored."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class EmbeddedStream(Stream[V]):
     async def _start(self) -> None:
         for name in self._topics:
             await self._embedded.topic(name)
+        self._epoch, self._is_leaving = JOINING, False
         self._unwatch = self._embedded.broker.topics.watch(self._poke.set)
         self._embedded.streams_of.setdefault(self._group, set()).add(self)
         self._committed_at = self._owner.clock.monotonic()
@@ -164,8 +167,10 @@ class EmbeddedStream(Stream[V]):
         }
 
     def _commit_now_and_then(self, *, idle: bool = False) -> None:
+        if self._committing is not None or self.is_closed:
+            return
         now = self._owner.clock.monotonic()
-        if self._committing is not None or not (idle or now - self._committed_at >= self._commit_every):
+        if not idle and now - self._committed_at < self._commit_every:
             return
         self._committed_at = now
         progress = self._progress()
@@ -238,6 +243,8 @@ class EmbeddedStream(Stream[V]):
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
+                if self._embedded.broker.groups.consumer_describe(self._group).state != "Stable":
+                    wait = min(wait, UNSETTLED_SECONDS)
             except RequestError as error:
                 self._drop_all()
                 self._epoch = JOINING
@@ -361,14 +368,15 @@ class EmbeddedStream(Stream[V]):
         members.discard(self)
         if not members:
             self._embedded.streams_of.pop(self._group, None)
-        for task in (self._beats, self._committing):
-            if task is not None and not task.done():
-                await asyncio.wait([task])
-        self._drop_all()
-        if self._epoch > JOINING:
-            try:
+        try:
+            for task in (self._beats, self._committing):
+                if task is not None and not task.done():
+                    await asyncio.wait([task])
+            self._drop_all()
+            if self._epoch > JOINING:
                 await self._embedded.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
-            except RequestError as error:
-                logger.debug("could not leave group %s: %s", self._group, error)
-        self._tell_the_others()
-        self._signal.set()
+        except RequestError as error:
+            logger.debug("could not leave group %s: %s", self._group, error)
+        finally:
+            self._tell_the_others()
+            self._signal.set()

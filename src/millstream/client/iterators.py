@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from millstream.client.consuming import Consuming
+from millstream.client.closing import close_after, close_all
+from millstream.client.consuming import Consuming, Owner
 from millstream.client.records import Event, Job, Record
+from millstream.client.signal import Signal
 
 V = TypeVar("V")
+
+logger = logging.getLogger(__name__)
 
 
 class Reading(Consuming[Record[V]]):
@@ -68,21 +73,18 @@ class Streams(Generic[V]):
     async def __aenter__(self) -> Self:
         try:
             await asyncio.gather(*(stream.__aenter__() for stream in self))
-        except BaseException:
-            await self.close(clean=False)
+        except BaseException as error:
+            await close_after(error, self.close(clean=False))
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(clean=kind is None)
+        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
-        results = await asyncio.gather(*(stream.close(clean=clean) for stream in self), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await close_all(stream.close(clean=clean) for stream in self)
 
 
 class Queue(Consuming[Job[V]]):
@@ -95,10 +97,44 @@ class Exclusive(Consuming[Event[V]]):
     `receive(timeout)` gives None in standby and at the end of the topic, so that control comes back in both.
     """
 
+    def __init__(self, owner: Owner, on_change: Callable[[bool], None] | None) -> None:
+        super().__init__(owner)
+        self._on_change = on_change
+        self._was_active = False
+        self._changes = 0
+        self._change = Signal(owner.clock)
+
     @property
     @abc.abstractmethod
     def is_active(self) -> bool: ...
 
-    @abc.abstractmethod
     async def changed(self, timeout: float | None = None) -> bool:
-        """Returns when `is_active` changes, with what it is then; or with what it is after `timeout` seconds."""
+        """Returns when `is_active` changes, with what it is then; or with what it is after `timeout` seconds.
+
+        What changed before the call does not count: ask `is_active` for it.
+        """
+        await self._ensure_open()
+        clock, before = self._owner.clock, self._changes
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while self._changes == before and not self.is_closed:
+            left = None if deadline is None else max(deadline - clock.monotonic(), 0.0)
+            if not await self._change.wait(left):
+                break
+        return self.is_active
+
+    def _look(self) -> None:
+        """Tells of a change, if there is one.
+
+        What the callback raises is logged: it must not cost the group its heartbeats, or the caller its event.
+        """
+        is_active = self.is_active
+        if is_active == self._was_active:
+            return
+        self._was_active = is_active
+        self._changes += 1
+        self._change.set()
+        if self._on_change is not None:
+            try:
+                self._on_change(is_active)
+            except Exception:
+                logger.exception("on_change failed")

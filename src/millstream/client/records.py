@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from millstream.errors import MillstreamError
 from millstream.records.record import Headers
 
 V = TypeVar("V")
@@ -114,3 +115,50 @@ class Desk(Generic[V]):
 
     async def renew(self, job: Job[V]) -> None:
         raise NotImplementedError
+
+
+# What is taken is checked where it is taken: later it would stand among others, and cost them too
+
+TIMESTAMP_MAX = 1 << 62
+
+
+def checked(
+    timestamp: Any, key: Any, value: Any, headers: Any
+) -> tuple[int | None, bytes | None, bytes | None, Headers]:
+    """A record's parts as they can be stored; raises `MillstreamError` for one that cannot."""
+    if key is not None and type(key) is not bytes:
+        key = _bytes(key, "a key is bytes or None")
+    if value is not None and type(value) is not bytes:
+        value = _bytes(value, "a value is bytes or None", ": give an encoder for it (encode=...)")
+    if timestamp is not None and (not isinstance(timestamp, int) or not 0 <= timestamp < TIMESTAMP_MAX):
+        raise MillstreamError(f"a timestamp is milliseconds since 1970, as an int, not {timestamp!r}")
+    return timestamp, key, value, _headers(headers) if headers else ()
+
+
+def check_partition(partition: Any) -> None:
+    if not isinstance(partition, int) or isinstance(partition, bool):
+        raise MillstreamError(f"a partition is an int, not {partition!r}")
+
+
+def _headers(headers: Any) -> Headers:
+    try:
+        pairs = [(name, value) for name, value in headers]
+    except (TypeError, ValueError):
+        raise MillstreamError("headers are pairs of a name and a value, as (('trace', b'1'),)") from None
+    for at, (name, value) in enumerate(pairs):
+        if not isinstance(name, str):
+            raise MillstreamError(f"a header's name is a str, not {type(name).__name__}")
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise MillstreamError(f"a header's name is text that UTF-8 can say, not {name!r}") from None
+        if value is not None and type(value) is not bytes:
+            pairs[at] = name, _bytes(value, "a header's value is bytes or None")
+    return tuple(pairs)
+
+
+def _bytes(data: Any, rule: str, advice: str = "") -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise MillstreamError(f"{rule}, not {type(data).__name__}{advice}")

@@ -7,6 +7,7 @@ run of records per partition, but not a transaction: a cluster that fails in bet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import uuid
@@ -16,12 +17,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from millstream.client.addresses import check_addresses
 from millstream.client.api import Batch, Millstream, Row, Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
-from millstream.errors import BufferFull, Code, UnknownTopic
+from millstream.errors import BufferFull, Code, UnknownTopic, Unsupported
 from millstream.records.compression import Codec
 
 FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
@@ -47,11 +49,13 @@ class Remote(Millstream):
     ) -> None:
         """`config` are librdkafka's settings, for TLS and the like; `timeout` is how long a call may take."""
         super().__init__(partitioner=partitioner, compression=compression)
+        check_addresses(bootstrap)
         self.timeout = timeout
         self.bootstrap = bootstrap
         self._config = dict(config or {})
         self._counts: dict[str, int] = {}
         self._producers: dict[Codec, Producer] = {}
+        self._making = threading.Lock()
         self._admin: AdminClient | None = None
         self._worker: Worker | None = None
         self._poller: threading.Thread | None = None
@@ -104,7 +108,7 @@ class Remote(Millstream):
             self._admin = AdminClient(self.settings())
             await self._worker.call(self._admin.list_topics, timeout=self.timeout)
         except BaseException as error:
-            self._worker.end()
+            await self._worker.end()
             self._admin = None
             if isinstance(error, KafkaException):
                 raise failure(error) from None
@@ -114,15 +118,14 @@ class Remote(Millstream):
         self._poller.start()
 
     async def _disconnect(self) -> None:
-        producers = list(self._producers.values())
-        for producer in producers:
-            await self.worker.call(producer.flush, self.timeout)
-        self._is_polled = False
-        if self._poller is not None:
-            await self.worker.call(self._poller.join)
-        self._producers.clear()
-        self.worker.end()
-        self._admin = None
+        try:
+            for producer in list(self._producers.values()):
+                await self.worker.call(producer.flush, self.timeout)
+        finally:
+            self._is_polled = False
+            self._admin = None
+            await self.worker.end(*([self._poller.join] if self._poller is not None else []))
+            self._producers.clear()
 
     def _poll(self) -> None:
         """Delivery reports come on this thread."""
@@ -134,17 +137,18 @@ class Remote(Millstream):
                 producer.poll(POLL_SECONDS / len(producers))
 
     def _producer(self, codec: Codec) -> Producer:
-        producer = self._producers.get(codec)
-        if producer is None:
-            settings = {
-                "enable.idempotence": True,
-                "linger.ms": 1,
-                "compression.type": codec.name.lower(),
-                "message.timeout.ms": round(self.timeout * 1000),
-                "queue.buffering.max.messages": 10_000_000,
-                "queue.buffering.max.kbytes": 1024 * 1024,
-            }
-            producer = self._producers[codec] = Producer(self.settings(**settings))
+        with self._making:  # one thread asks for topics, another sends: they must not make one each
+            producer = self._producers.get(codec)
+            if producer is None:
+                settings = {
+                    "enable.idempotence": True,
+                    "linger.ms": 1,
+                    "compression.type": codec.name.lower(),
+                    "message.timeout.ms": round(self.timeout * 1000),
+                    "queue.buffering.max.messages": 10_000_000,
+                    "queue.buffering.max.kbytes": 1024 * 1024,
+                }
+                producer = self._producers[codec] = Producer(self.settings(**settings))
         return producer
 
     # -- topics ------------------------------------------------------------------------------------------------------
@@ -194,44 +198,67 @@ class Remote(Millstream):
         return offsets[0]
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
+        """After the first that the client refuses nothing more is handed over."""
+        return self._all_of(self._hand_over(batches, codec, to_the_end=False))
+
+    def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+        return self._each_of(self._hand_over([batch], codec, to_the_end=True))
+
+    def _hand_over(self, batches: list[Batch], codec: Codec, *, to_the_end: bool) -> Delivery:
         delivery = Delivery(batches)
-        for batch in batches:
-            if batch.partition < 0:  # which to the client would mean: any
-                detail = f"there is no partition {batch.partition} of a topic {batch.topic}"
-                delivery.fail(UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail))
-                return delivery.future
-        try:
-            producer = self._producer(codec)
-            for number, batch in enumerate(batches):
-                for at, row in enumerate(batch.rows):
-                    self._produce(producer, batch, row, delivery.report(number, at))
-        except KafkaException as error:
-            delivery.fail(failure(error))
-        except BufferError:
-            delivery.fail(BufferFull("the client's own buffer is full; send less at a time"))
-        except (TypeError, ValueError, OverflowError) as error:
-            delivery.fail(error)
-        return self._delivered(delivery, batches)
+        producer = self._producer(codec)
+        refused: BaseException | None = None
+        for number, batch in enumerate(batches):
+            for at, row in enumerate(batch.rows):
+                if refused is None or to_the_end:
+                    refused = self._produce(producer, batch, row, delivery.report(number, at))
+                if refused is not None:
+                    delivery.settle(number, at, refused)
+        return delivery
 
-    def _produce(self, producer: Producer, batch: Batch, row: Row, report: Callable[..., None]) -> None:
+    def _produce(self, producer: Producer, batch: Batch, row: Row, report: Callable[..., None]) -> BaseException | None:
+        """Why the client does not take it; None if it did, and will report."""
         _, timestamp, key, value, headers = row
-        producer.produce(
-            batch.topic,
-            value,
-            key,
-            batch.partition,
-            on_delivery=report,
-            timestamp=0 if timestamp is None else timestamp,
-            headers=list(headers) if headers else None,
-        )
-
-    async def _delivered(self, delivery: Delivery, batches: list[Batch]) -> list[Sequence[int]]:
+        if batch.partition < 0:  # which to the client would mean: any
+            detail = f"there is no partition {batch.partition} of a topic {batch.topic}"
+            return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
         try:
-            return await delivery.future
-        except UnknownTopic:
-            for batch in batches:
+            producer.produce(
+                batch.topic,
+                value,
+                key,
+                batch.partition,
+                on_delivery=report,
+                timestamp=0 if timestamp is None else timestamp,
+                headers=list(headers) if headers else None,
+            )
+        except KafkaException as error:
+            return failure(error)
+        except BufferError:
+            return BufferFull("the client's own buffer is full; send less at a time")
+        except Exception as error:  # as of a field's type: it costs this record and no other
+            return error
+        return None
+
+    async def _all_of(self, delivery: Delivery) -> list[Sequence[int]]:
+        offsets: list[Sequence[int]] = []
+        for results in await self._results(delivery):
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            offsets.append(results)  # type: ignore[arg-type]  # none of them is an error
+        return offsets
+
+    async def _each_of(self, delivery: Delivery) -> Sequence[int | BaseException]:
+        [results] = await self._results(delivery)
+        return results
+
+    async def _results(self, delivery: Delivery) -> list[list[int | BaseException]]:
+        await delivery.future
+        for batch, results in zip(delivery.batches, delivery.results, strict=True):
+            if any(isinstance(result, UnknownTopic) for result in results):
                 self._counts.pop(batch.topic, None)
-            raise
+        return delivery.results
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -266,13 +293,17 @@ class Remote(Millstream):
         topic: str,
         group: str,
         start: Start,
-        heartbeat: float,
-        takeover: float,
+        heartbeat: float | None,
+        takeover: float | None,
         on_change: Callable[[bool], None] | None,
         decode: Decoder[Any] | None,
     ) -> Exclusive[Any]:
         from millstream.client.remote_exclusive import RemoteExclusive
 
+        if heartbeat is not None or takeover is not None:
+            raise Unsupported(
+                "a server's session timeout decides when another takes over: leave heartbeat and takeover"
+            )
         return RemoteExclusive(self, topic, group, start, on_change, decode)
 
     def name(self) -> str:
@@ -281,37 +312,33 @@ class Remote(Millstream):
 
 
 class Delivery:
-    """Delivery reports of one call, gathered: the loop hears of them once, when the last one is there."""
+    """What becomes of the records of one call: the loop hears of it once, when all are stored or refused."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[list[Sequence[int]]] = self._loop.create_future()
-        self._offsets = [[-1] * len(batch.rows) for batch in batches]
+        self.future: asyncio.Future[None] = self._loop.create_future()
+        self.batches = batches
+        self.results: list[list[int | BaseException]] = [[-1] * len(batch.rows) for batch in batches]
+        """The offset of each record, or why it is not stored."""
         self._left = sum(len(batch.rows) for batch in batches)
-        self._error: BaseException | None = None
+        self._lock = threading.Lock()
 
     def report(self, batch: int, at: int) -> Callable[[KafkaError | None, Any], None]:
         def delivered(error: KafkaError | None, message: Any) -> None:
-            """On the poller's thread."""
-            if error is not None:
-                self._error = self._error or failure(error)
-            else:
-                self._offsets[batch][at] = message.offset()
-            self._left -= 1
-            if not self._left:
-                self._loop.call_soon_threadsafe(self._finish)
+            """On the thread that polls, or on the one that flushes."""
+            self.settle(batch, at, failure(error) if error is not None else message.offset())
 
         return delivered
 
-    def fail(self, error: BaseException) -> None:
-        """Before all of it was handed over: the rest never will be."""
-        self._error = error
-        self._finish()
+    def settle(self, batch: int, at: int, result: int | BaseException) -> None:
+        self.results[batch][at] = result
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            with contextlib.suppress(RuntimeError):  # of a loop that has ended: nobody waits any more
+                self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if self.future.done():
-            return
-        if self._error is not None:
-            self.future.set_exception(self._error)
-        else:
-            self.future.set_result(list(self._offsets))
+        if not self.future.done():
+            self.future.set_result(None)

@@ -1,14 +1,20 @@
 """A member of an exclusive group on a server: the newer consumer protocol with Millstream's assignor `exclusive`.
 
-The broker makes one member the active one, which has all partitions; it takes over when that member leaves, or when its
-session ends. So `heartbeat` and `takeover` are the broker's business here (its session timeout, 45 s by default).
+The broker makes one member the active one, which has all partitions; another takes over when that member leaves, or
+when its session ends. How long a session lasts is the broker's business, for the protocol has no place to say it: so a
+`heartbeat` or a `takeover` is refused.
+
+The group's changes come inside polls. While nobody receives, `_keep_up` polls now and then; and where records wait to
+be taken it polls with their partitions paused, so that it hears of changes and fetches nothing more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -16,10 +22,10 @@ from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
-from millstream.client.remote_reading import poll, raise_for, user_record
+from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, NotActive, RequestError
+from millstream.errors import Closed, Code, MillstreamError, NotActive, RequestError, refusal
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -27,6 +33,15 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 Taken = tuple[int, Message]
 """With the term in which it was taken."""
+ANOTHER_KIND = "group id does not exist"
+"""What brokers answer if the group's name is that of another kind; librdkafka keeps the words and not the code."""
+KEEP_UP_SECONDS = 0.1
+JOIN_SECONDS = 1.0
+"""librdkafka does not leave a group while its first word to it is on the way: whoever closes so early waits for it."""
+HOLD_SECONDS = 1.0
+"""Records that wait for so long wait for a slow reader: what was fetched behind them is fetched again later."""
+
+logger = logging.getLogger(__name__)
 
 
 class RemoteExclusive(Exclusive[V]):
@@ -39,26 +54,35 @@ class RemoteExclusive(Exclusive[V]):
         on_change: Callable[[bool], None] | None,
         decode: Decoder[V] | None,
     ) -> None:
-        super().__init__(owner)
+        super().__init__(owner, on_change)
         self._remote = owner
         self._topic = topic
         self._group = group
         self._reset = start
-        self._on_change = on_change
         self._decode = decode
+        self._keeping_up: asyncio.Task[None] | None = None
+        self._owned: set[int] = set()
+        """Changed on the worker's thread, as are those below."""
+        self._terms = 0
+        self._committed: dict[int, int] = {}
+        self._is_paused = False
+        self._joined_by = 0.0
+        self._taken_at = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._has_been_active = False
         self._consumer: Consumer | None = None
         self._worker = Worker("millstream-exclusive")
         self._polling: Polling[Taken] = Polling(self._worker, self._poll)
-        self._owned: set[int] = set()
-        self._terms = 0
-        self._was_active = False
 
     @property
     def is_active(self) -> bool:
-        return bool(self._owned)
+        return bool(self._owned) and self._keeping_up is not None
 
     async def _start(self) -> None:
         self._remote.check_open()
+        self._begin()
         await self._remote.partition_count(self._topic)
         settings = {
             "group.protocol": "consumer",
@@ -73,31 +97,78 @@ class RemoteExclusive(Exclusive[V]):
             on_revoke=self._revoked,
             on_lost=self._revoked,
         )
+        self._taken_at = time.monotonic()
+        self._joined_by = self._taken_at + JOIN_SECONDS
+        self._keeping_up = asyncio.ensure_future(self._keep_up())
 
     # On the worker's thread
 
     def _poll(self, seconds: float) -> list[Taken]:
+        assert self._consumer is not None
+        if self._is_paused and (places := self._consumer.assignment()):  # without any, those that come stay paused
+            self._is_paused = False
+            self._consumer.resume(places)
         messages = poll(self._consumer, seconds)
         return [(self._terms, message) for message in messages]
 
+    def _listen(self) -> None:
+        """For changes of the group alone."""
+        assert self._consumer is not None
+        self._consumer.pause(self._consumer.assignment())
+        self._is_paused = True
+        messages = poll(self._consumer, 0.0)
+        self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been on its way
+
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._has_been_active = True
         if not self._owned:
             self._terms += 1
         self._owned = self._owned | {place.partition for place in places}
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._owned = self._owned - {place.partition for place in places}
+        for place in places:
+            self._committed.pop(place.partition, None)
+
+    def _let_join(self) -> None:
+        while self._consumer is not None and not self._has_been_active and time.monotonic() < self._joined_by:
+            poll(self._consumer, KEEP_UP_SECONDS)
+
+    def _commit_one(self, place: TopicPartition, term: int) -> None:
+        """A commit never moves a position back: what lies before one that was committed in this term is done."""
+        assert self._consumer is not None
+        if term != self._terms or place.partition not in self._owned:
+            raise NotActive(self._group, self._topic)
+        if place.offset <= self._committed.get(place.partition, 0):
+            return
+        for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+        self._committed[place.partition] = place.offset
 
     # On the loop's
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_UP_SECONDS)
+            try:
+                if not self._polling.ready:
+                    await self._polling.fill(0.0)
+                elif time.monotonic() - self._taken_at >= HOLD_SECONDS:
+                    await self._worker.call(self._listen)
+            except MillstreamError as error:
+                logger.warning("group %s: %s", self._group, error)
+            self._look()
 
     async def _next(self, timeout: float | None) -> Event[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_closed:
-            self._tell()
+            self._look()
             while self._polling.ready:
                 term, message = self._polling.ready.popleft()
+                self._taken_at = time.monotonic()
                 if message.error() is not None:
-                    raise_for(message.error())
+                    self._raise_for(message.error())
                 elif term == self._terms and self.is_active:
                     return self._event(term, message)
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
@@ -105,6 +176,12 @@ class RemoteExclusive(Exclusive[V]):
                 return None
             await self._polling.fill(left)
         return None
+
+    def _raise_for(self, error: Any) -> None:
+        if ANOTHER_KIND in error.str():
+            detail = f"group {self._group} is not exclusive; choose another name, or delete it"
+            raise refusal(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
+        raise_for(error)
 
     def _event(self, term: int, message: Message) -> Event[V]:
         record = user_record(message, self._decode)
@@ -126,46 +203,25 @@ class RemoteExclusive(Exclusive[V]):
     async def _commit(self, event: Event[V], term: int) -> None:
         if self.is_closed or self._consumer is None:
             raise Closed("this member has left its group")
-        if term != self._terms or not self.is_active:
-            raise NotActive(self._group, self._topic)
         place = TopicPartition(event.topic, event.partition, event.offset + 1)
         try:
-            await self._worker.call(self._commit_one, place)
+            await self._worker.call(self._commit_one, place, term)
         except RequestError as error:
             if error.code not in LOST:
                 raise
             self._owned = set()
-            self._tell()
+            self._look()
             raise NotActive(self._group, self._topic) from None
 
-    def _commit_one(self, place: TopicPartition) -> None:
-        assert self._consumer is not None
-        for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-
-    def _tell(self) -> None:
-        if self.is_active != self._was_active:
-            self._was_active = self.is_active
-            if self._on_change is not None:
-                self._on_change(self.is_active)
-
-    async def changed(self, timeout: float | None = None) -> bool:
-        await self._ensure_open()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        before = self._was_active
-        while not self.is_closed:
-            self._tell()
-            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
-            if self.is_active != before or left <= 0 or self._polling.ready:
-                break
-            await self._polling.fill(left)
-        self._tell()
-        return self.is_active
-
     async def _shut(self, clean: bool) -> None:
+        keeping_up, self._keeping_up = self._keeping_up, None
+        self._look()
+        if keeping_up is not None:
+            keeping_up.cancel()
+            await asyncio.wait([keeping_up])
+        self._change.set()
         await self._polling.stop()
-        if self._consumer is not None:
-            await self._worker.call(self._consumer.close)
-        self._owned = set()
-        self._worker.end()
+        try:
+            await self._worker.end(self._let_join, *closing(self._consumer))
+        finally:
+            self._owned = set()

@@ -164,7 +164,7 @@ class LeasedJobs(Desk[V]):
         if self._running is not None:
             await asyncio.wait([self._running])
             self._running.exception()
-        self._thread.end()
+        await self._thread.end()
 
     # -- the side of the member ----------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time as clock
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, ShareConsumer, TopicPartition
 
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
@@ -41,26 +42,24 @@ class RemoteReading(Reading[V]):
         self._time = time
         self._follow = follow
         self._decode = decode
-        self._consumer: Consumer | None = None
-        self._worker = Worker("millstream-read")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+        self._begin()
         self._limit: int | None = None
         self._next_offset = 0
         self.is_over = False
 
+    def _begin(self) -> None:
+        self._consumer: Consumer | None = None
+        self._worker = Worker("millstream-read")
+        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+
     async def _start(self) -> None:
         self._remote.check_open()
+        self._begin()
         settings = self._remote.consumer_settings(
             self._remote.name(), **{"auto.offset.reset": "error", "enable.partition.eof": True}
         )
         self._consumer = Consumer(settings)
-        try:
-            await self._worker.call(self._seek)
-        except BaseException:
-            consumer, self._consumer = self._consumer, None
-            if consumer is not None:
-                await self._worker.call(consumer.close)
-            raise
+        await self._worker.call(self._seek)
 
     def _seek(self) -> None:
         """On the worker's thread."""
@@ -115,9 +114,12 @@ class RemoteReading(Reading[V]):
 
     async def _shut(self, clean: bool) -> None:
         await self._polling.stop()
-        if self._consumer is not None:
-            await self._worker.call(self._consumer.close)
-        self._worker.end()
+        await self._worker.end(*closing(self._consumer))
+
+
+def closing(consumer: Consumer | ShareConsumer | None) -> list[Callable[[], None]]:
+    """What is left to do with a client, if there is one."""
+    return [] if consumer is None else [consumer.close]
 
 
 def poll(consumer: Consumer | None, seconds: float) -> list[Message]:

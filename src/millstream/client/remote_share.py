@@ -9,6 +9,7 @@ it are answered, at the latest when their leases have ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaExcepti
 
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.records import Desk, Job, Record
-from millstream.client.remote_reading import raise_for, user_record
+from millstream.client.remote_reading import closing, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
 from millstream.errors import Closed, Code, LeaseLost, Unsupported
 
@@ -95,9 +96,10 @@ class SharedJobs(Desk[V]):
     def _let_go(self) -> None:
         """Jobs whose leases have ended: the client must hear of it too."""
         assert self._consumer is not None
-        for message in self._unanswered.values():
-            self._acknowledge(message, AcknowledgeType.RELEASE)
-        self._unanswered.clear()
+        while self._unanswered:
+            _, message = self._unanswered.popitem()  # one by one: answers are given meanwhile
+            with contextlib.suppress(LeaseLost):
+                self._acknowledge(message, AcknowledgeType.RELEASE)
         self._consumer.commit_sync(self._remote.timeout)
 
     def _job(self, message: Message) -> Job[V]:
@@ -161,20 +163,12 @@ class SharedJobs(Desk[V]):
         self._is_over = True
         self._answered.set()
         await self._polling.stop()
-        if self._consumer is not None:
-            try:
-                await self._worker.call(self._end)
-            finally:
-                self._worker.end()
+        await self._worker.end(self._give_back, *closing(self._consumer))
 
-    def _end(self) -> None:
-        assert self._consumer is not None
-        try:
-            if self._unanswered:
+    def _give_back(self) -> None:
+        if self._unanswered:
+            with contextlib.suppress(KafkaException):  # they come back by themselves when their leases end
                 self._let_go()
-        except (KafkaException, LeaseLost):  # they come back by themselves when their leases end
-            pass
-        self._consumer.close()
 
 
 def _place(message: Message) -> Place:

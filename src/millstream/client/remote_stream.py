@@ -16,7 +16,7 @@ from millstream.client.api import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Stream
 from millstream.client.records import Record
-from millstream.client.remote_reading import poll, raise_for, user_record
+from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
 from millstream.errors import Code, NotMember, RequestError
 
@@ -35,6 +35,8 @@ LOST = frozenset(
         Code.UNKNOWN_MEMBER_ID,
     }
 )
+
+JOIN_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class RemoteStream(Stream[V]):
         self._committed_at = time.monotonic()
         self._last: Message | None = None
         self._is_stopped = False
+        self._has_joined, self._joined_by = False, 0.0
 
     @property
     def assignment(self) -> list[Place]:
@@ -76,6 +79,9 @@ class RemoteStream(Stream[V]):
 
     async def _start(self) -> None:
         self._remote.check_open()
+        self._worker = Worker("millstream-stream")
+        self._polling = Polling(self._worker, self._poll)
+        self._has_joined, self._joined_by = False, time.monotonic() + JOIN_SECONDS
         for topic in self._topics:
             await self._remote.partition_count(topic)  # which makes it, so that nobody waits for metadata to age
         self._consumer = Consumer(
@@ -99,6 +105,7 @@ class RemoteStream(Stream[V]):
         return messages
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._has_joined = True
         self._owned |= {(place.topic, place.partition) for place in places}
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
@@ -189,6 +196,9 @@ class RemoteStream(Stream[V]):
         except NotMember as error:
             logger.warning("%s", error)
         finally:
-            if self._consumer is not None:
-                await self._worker.call(self._consumer.close)
-            self._worker.end()
+            await self._worker.end(self._let_join, *closing(self._consumer))
+
+    def _let_join(self) -> None:
+        """librdkafka does not leave a group that it is just joining: whoever closes so early waits for it a moment."""
+        while self._consumer is not None and not self._has_joined and time.monotonic() < self._joined_by:
+            self._consumer.poll(0.1)

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from millstream.client.closing import close_all
 from millstream.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
 
 T = TypeVar("T")
@@ -67,8 +68,12 @@ class Worker:
 
         return asyncio.get_running_loop().run_in_executor(self._thread, run)
 
-    def end(self) -> None:
-        self._thread.shutdown(wait=False)
+    async def end(self, *last: Callable[[], None]) -> None:
+        """The last things to be done on the thread, each whatever became of the one before it; then it ends."""
+        try:
+            await close_all(self.call(each) for each in last)
+        finally:
+            self._thread.shutdown(wait=False)
 
 
 class Polling(Generic[T]):
@@ -78,17 +83,19 @@ class Polling(Generic[T]):
         self._worker = worker
         self._poll = poll
         self._running: asyncio.Future[list[T]] | None = None
+        self._is_stopped = False
         self.ready: deque[T] = deque()
 
     async def fill(self, seconds: float) -> None:
         """Waits for something to be ready, at most so long; an error of the client is raised once."""
-        if self.ready:
+        if self.ready or self._is_stopped:
             return
-        if self._running is None:
-            self._running = self._worker.start(self._poll, max(min(seconds, POLL_SECONDS), 0.0))
-        await asyncio.wait([self._running])
-        running, self._running = self._running, None
-        if running is not None:
+        running = self._running
+        if running is None:
+            running = self._running = self._worker.start(self._poll, max(min(seconds, POLL_SECONDS), 0.0))
+        await asyncio.wait([running])
+        if self._running is running:  # else somebody else who waited was faster
+            self._running = None
             self.ready.extend(running.result())
 
     @property
@@ -97,8 +104,11 @@ class Polling(Generic[T]):
         return self._running is not None
 
     async def stop(self) -> None:
+        """Returns when no poll is under way; there will be none after it."""
+        self._is_stopped = True
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()
         self.ready.clear()
-        if self._running is not None:
-            await asyncio.wait([self._running])
-            self._running.exception()
-            self._running = None

@@ -6,36 +6,45 @@ Rules
 -----
 1. What is buffered and what is on its way are bounded together, by `buffer_bytes_max`. When that is full `send` waits
    or raises `BufferFull`, as asked; a record larger than the buffer goes alone.
-2. Records of one partition keep their order. A batch leaves when it has `records_max` records or `bytes_max` bytes, or
-   `linger` seconds after its first record came.
-3. `flush` and `close` return when everything taken before is durable. What could not be stored is told to `on_sent`,
-   and the next `flush` or `close` raises `SendFailed`: nothing is lost silently.
-4. A `close` that is cancelled has lost nothing either; it can be called again.
+2. Records of one partition keep their order. A batch leaves when it has `records_max` records or `bytes_max` bytes,
+   when the next record would make it larger than that, or `linger` seconds after its first record came.
+3. A record is answered for itself. One that cannot be a record is refused by `send`; one that the broker refuses costs
+   none of those that left with it.
+4. `flush` and `close` return when everything taken before is durable. What could not be stored is told to `on_sent`,
+   and the next `flush` or `close` raises `SendFailed`: nothing is lost silently. What `on_sent` raises is logged, and
+   changes nothing: all failures of a batch are counted before the first is told.
+5. A `close` that is cancelled has lost nothing either; it can be called again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millstream.client import partitioners
+from millstream.client.closing import close_after
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import Message, Sent
+from millstream.client.records import Message, Sent, check_partition, checked
 from millstream.clock import Timer
 from millstream.errors import BufferFull, Closed, MillstreamError, SendFailed
+from millstream.promise import Promise
 from millstream.records.compression import Codec
 from millstream.records.record import Headers
 
 if TYPE_CHECKING:
-    from millstream.client.api import Batch, Millstream
+    from millstream.client.api import Batch, Millstream, Row
 
 RECORD_BYTES = 64
 """What a record takes besides its key, value and headers."""
 FAILURES_MAX = 100
 """Kept for `SendFailed`; the others are counted."""
+OnSent = Callable[[Message, Sent | BaseException], None]
+
+logger = logging.getLogger(__name__)
 
 
 class Heap:
@@ -64,7 +73,7 @@ class Sender:
         partitioner: Partitioner,
         codec: Codec,
         encode: Callable[[Any], bytes] | None,
-        on_sent: Callable[[Message, Sent | BaseException], None] | None,
+        on_sent: OnSent | None,
     ) -> None:
         if when_full not in ("wait", "raise"):
             raise MillstreamError(f"when_full is wait or raise, not {when_full!r}")
@@ -100,7 +109,7 @@ class Sender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await close_after(error, self.close())
 
     @property
     def buffered_bytes(self) -> int:
@@ -122,21 +131,27 @@ class Sender:
         if self.is_closed or name is None:
             raise Closed("the sender is closed") if self.is_closed else MillstreamError("name the record's topic")
         data = value if self._encode is None or value is None else self._encode(value)
-        if type(data) is not bytes and data is not None:
-            data = _bytes(data)
+        timestamp, key, data, headers = checked(timestamp, key, data, headers)
         size = RECORD_BYTES if data is None else RECORD_BYTES + len(data)
         if key is not None:
             size += len(key)
         if headers:
-            size += sum(len(each) + len(content or b"") for each, content in headers)
-        if self._buffered + size > self._buffer_bytes_max and self._buffered:
-            await self._wait_for_room(size)
+            size += sum(3 * len(each) + len(content or b"") for each, content in headers)
         if partition is None:
             partition = self._alone.get(name)
             if partition is None:
-                partition = await self._place(name, key)
+                partition = partitioners.place(self._partitioner, key, await self._count(name))
+        else:
+            check_partition(partition)
+            if name not in self._counts:
+                await self._count(name)
+        if self._buffered + size > self._buffer_bytes_max and self._buffered:
+            await self._wait_for_room(size)  # and nothing is waited for between this and taking it
         place = name, partition
         heap = self._heaps.get(place)
+        if heap is not None and heap.bytes + size > self._bytes_max:
+            self._leave(place)
+            heap = None
         if heap is None:
             heap = self._open(name, partition)
         rows = heap.batch.rows
@@ -146,19 +161,19 @@ class Sender:
         if len(rows) >= self._records_max or heap.bytes >= self._bytes_max:
             self._leave(place)
 
-    async def _place(self, topic: str, key: bytes | None) -> int:
+    async def _count(self, topic: str) -> int:
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = await self._owner.partition_count(topic)
             if count == 1 and isinstance(self._partitioner, partitioners.ByKey):
                 self._alone[topic] = 0  # there is nothing to choose
-        return partitioners.place(self._partitioner, key, count)
+        return count
 
     async def flush(self) -> None:
         """Returns when all that was taken before is durable; raises `SendFailed` for what is not."""
         for place in list(self._heaps):
             self._leave(place)
-        while self._underway:
+        if self._underway:  # the last of each partition, which waits for those before it
             await asyncio.wait(list(self._underway.values()))
         if self._failed:
             failures, count = self._failures, self._failed
@@ -171,8 +186,14 @@ class Sender:
         try:
             await self.flush()
         except SendFailed:
-            self.on_close(self)
+            self._end()
             raise
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.on_close(self)
 
     def _open(self, topic: str, partition: int) -> Heap:
@@ -210,21 +231,24 @@ class Sender:
     def _leave(self, place: tuple[str, int]) -> None:
         """Hands a heap over, now: batches of one partition are appended in the order in which they are handed over."""
         heap = self._heaps.pop(place)
-        appended = self._owner.append([heap.batch], self._codec)
+        appended: Awaitable[Sequence[int | BaseException]]
+        try:
+            appended = self._owner.append_each(heap.batch, self._codec)
+        except Exception as error:  # whatever it is, nobody but us can tell whose records these were
+            appended = Promise.failed(error)
         before = self._underway.get(place)
         task = asyncio.ensure_future(self._settle(heap, appended, before))
         self._underway[place] = task
         task.add_done_callback(lambda done: self._underway.pop(place) if self._underway.get(place) is done else None)
 
     async def _settle(
-        self, heap: Heap, appended: Awaitable[list[Sequence[int]]], before: asyncio.Task[None] | None
+        self, heap: Heap, appended: Awaitable[Sequence[int | BaseException]], before: asyncio.Task[None] | None
     ) -> None:
-        error: BaseException | None = None
-        offsets: Sequence[int] = ()
+        results: Sequence[int | BaseException]
         try:
-            [offsets] = await appended
-        except Exception as failure:
-            error = failure
+            results = await appended
+        except Exception as error:
+            results = [error] * len(heap.batch.rows)
         if before is not None and not before.done():
             await asyncio.wait([before])  # answers come in order, too
         self._buffered -= heap.bytes
@@ -232,25 +256,34 @@ class Sender:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        if error is not None:
-            self._counts.pop(heap.batch.topic, None)  # the topic may not be what it was
-            self._alone.pop(heap.batch.topic, None)
-        if error is not None or self._on_sent is not None:
-            self._tell(heap, offsets, error)
+        if type(results) is not range:  # else all are stored
+            self._count_failures(heap.batch, results)
+        if self._on_sent is not None:
+            self._tell(self._on_sent, heap.batch, results)
 
-    def _tell(self, heap: Heap, offsets: Sequence[int], error: BaseException | None) -> None:
-        topic, partition, rows = heap.batch
-        for at, (_, timestamp, key, value, headers) in enumerate(rows):
-            message = Message(topic, value, key, headers, partition, timestamp)
-            if error is not None:
+    def _count_failures(self, batch: Batch, results: Sequence[int | BaseException]) -> None:
+        for row, result in zip(batch.rows, results, strict=True):
+            if isinstance(result, BaseException):
+                self._counts.pop(batch.topic, None)  # the topic may not be what it was
+                self._alone.pop(batch.topic, None)
                 self._failed += 1
                 if len(self._failures) < FAILURES_MAX:
-                    self._failures.append((message, error))
-            if self._on_sent is not None:
-                self._on_sent(message, error if error is not None else Sent(topic, partition, offsets[at]))
+                    self._failures.append((_message(batch, row), result))
+
+    def _tell(self, on_sent: OnSent, batch: Batch, results: Sequence[int | BaseException]) -> None:
+        raised = 0
+        for row, result in zip(batch.rows, results, strict=True):
+            sent = result if isinstance(result, BaseException) else Sent(batch.topic, batch.partition, result)
+            try:
+                on_sent(_message(batch, row), sent)
+            except Exception:
+                raised += 1
+                if raised == 1:
+                    logger.exception("on_sent failed")
+        if raised > 1:
+            logger.error("on_sent failed for %d records of a batch of %d", raised, len(batch.rows))
 
 
-def _bytes(data: Any) -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    raise MillstreamError(f"a value is bytes or None, not {type(data).__name__}: give an encoder for it (encode=...)")
+def _message(batch: Batch, row: Row) -> Message:
+    _, timestamp, key, value, headers = row
+    return Message(batch.topic, value, key, headers, batch.partition, timestamp)

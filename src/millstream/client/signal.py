@@ -30,7 +30,8 @@ class Signal:
             try:
                 await future
             finally:
-                self._future = None
+                if self._future is future:  # else one who was cancelled makes way for the next, who waits already
+                    self._future = None
                 if timer is not None:
                     timer.cancel()
         came, self._is_set = self._is_set, False

@@ -53,6 +53,11 @@ class Pool:
                 yield connection
             except asyncpg.DataError:
                 raise  # an argument of ours that does not fit: no fault of the server
+            except asyncpg.ReadOnlySQLTransactionError as error:
+                self._drop(connection)
+                connection = None
+                detail = f"{self._location} is read-only: it is a replica, or default_transaction_read_only is on"
+                raise RequestError(Code.KAFKA_STORAGE_ERROR, detail) from error
             except UNREACHABLE as error:
                 self._drop(connection)
                 connection = None

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from millstream.errors import StartupError
 
 CONNECT_SECONDS = 10.0
+SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _NOT_FOR_US = {
     "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "channel_binding",
     "gssencmode", "sslcompression", "sslsni", "fallback_application_name", "client_encoding",
@@ -52,6 +53,8 @@ def understand(url: str) -> PostgresUrl:
             if not value.isdigit():
                 raise StartupError("connect_timeout in the PostgreSQL URL must be a number of seconds")
             seconds = float(value) or CONNECT_SECONDS
+        if name == "sslmode" and value not in SSL_MODES:
+            raise StartupError(f"sslmode={value} in the PostgreSQL URL is not one of {', '.join(SSL_MODES)}")
     kept = [(name, value) for name, value in options if name not in _NOT_FOR_US and name != "connect_timeout"]
     dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
     where = dict(options)

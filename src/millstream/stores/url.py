@@ -40,6 +40,16 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
     )
 
 
+def _check_file(name: str) -> None:
+    """SQLite's own ways to say more than a file's name would make a file of that name here."""
+    if name.strip("/") == ":memory:":
+        raise StartupError("a store in memory is written memory:, not sqlite::memory:")
+    if "?" in name:
+        raise StartupError(
+            f"the store sqlite:{name} has options, which sqlite: does not take: write sqlite:{name.partition('?')[0]}"
+        )
+
+
 def is_shared(url: str) -> bool:
     """Whether several brokers may be at work over such a store."""
     return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
@@ -48,6 +58,7 @@ def is_shared(url: str) -> bool:
 def _sqlite(path: str) -> Database:
     from millstream.stores.sqlite import SqliteDatabase
 
+    _check_file(path)
     return SqliteDatabase(path)
 
 

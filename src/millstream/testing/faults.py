@@ -27,7 +27,7 @@ class Faults:
         key = _key(api)
         if key in (METADATA, API_VERSIONS):
             raise ValueError("Metadata and ApiVersions cannot be made to fail: clients would know no broker")
-        chosen = Code[code.upper()] if isinstance(code, str) else code_of(code)
+        chosen = Code.__members__.get(code.upper()) if isinstance(code, str) else code_of(code)
         if chosen is None or chosen == Code.NONE:
             raise ValueError(f"{code} is not the code of an error")
         self._waiting.setdefault(key, deque()).extend([chosen] * times)

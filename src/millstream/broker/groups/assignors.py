@@ -152,5 +152,6 @@ def _even_out(target: Target, movable: dict[str, list[Partition]], readers: list
         moved = True
 
 
-ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": range_, "exclusive": exclusive}
+EXCLUSIVE = "exclusive"
+ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": range_, EXCLUSIVE: exclusive}
 DEFAULT_ASSIGNOR = "uniform"

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from uuid import UUID, uuid4
 
-from millstream.broker.groups.assignors import DEFAULT_ASSIGNOR, Assignor, Partition, Target, Wants
+from millstream.broker.groups.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Assignor, Partition, Target, Wants
 from millstream.broker.groups.consumer_member import (
     JOINING,
     LEAVING_FOR_A_WHILE,
@@ -345,6 +345,6 @@ class ConsumerGroup:
             assignment = by_topic(assigned)
             member.told = assigned
         interval_ms = self._settings.consumer_heartbeat_interval_ms
-        if member.waiting:
+        if member.waiting or (member.assignor == EXCLUSIVE and not member.assigned):  # to take over at once
             interval_ms = min(interval_ms, self._settings.consumer_waiting_interval_ms)
         return BeatAnswer(member.id, member.epoch, interval_ms, assignment)

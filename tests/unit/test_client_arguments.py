@@ -1,0 +1,93 @@
+"""What cannot be meant is refused at once, in the same words embedded and remote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import millstream as package
+import millstream.sync
+from millstream import Millstream, MillstreamError
+from millstream.testing.broker_thread import BrokerThread
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BrokerThread]:
+    with BrokerThread() as broker:
+        yield broker
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
+    async with AsyncExitStack() as stack:
+        if request.param == "embedded":
+            yield await stack.enter_async_context(package.open("memory:"))
+        else:
+            server = request.getfixturevalue("server")
+            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
+
+
+@pytest.mark.parametrize("group", ["", "g" * 513, "ü" * 257, "\0", "a\0b", "\ud800", b"g", None, 7])
+async def test_a_group_without_a_proper_name(ms: Millstream, group: Any) -> None:
+    for make in (
+        lambda: ms.stream("orders", group=group),
+        lambda: ms.streams({"orders": 1}, group=group),
+        lambda: ms.queue("orders", group=group),
+        lambda: ms.exclusive("orders", group=group),
+    ):
+        with pytest.raises(MillstreamError, match="a group's name"):
+            make()
+
+
+@pytest.mark.parametrize("offset", ["bogus", "", 1.5, None, True, b"start"])
+async def test_an_offset_that_is_none(ms: Millstream, offset: Any) -> None:
+    with pytest.raises(MillstreamError, match="an offset is an int, 'start' or 'end'"):
+        ms.read("orders", offset=offset)
+
+
+@pytest.mark.parametrize("time", ["now", -1, 1 << 63, 1.5, True])
+async def test_a_time_that_is_none(ms: Millstream, time: Any) -> None:
+    with pytest.raises(MillstreamError, match="a time is a datetime, or milliseconds since 1970"):
+        ms.read("orders", time=time)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("key", "text", "a key is bytes or None, not str"),
+        ("headers", (("trace", "text"),), "a header's value is bytes or None, not str"),
+        ("headers", (("trace", 7),), "a header's value is bytes or None, not int"),
+        ("headers", ((b"trace", b""),), "a header's name is a str, not bytes"),
+        ("headers", "no", "headers are pairs"),
+        ("timestamp", 1 << 63, "a timestamp is milliseconds since 1970"),
+        ("timestamp", -1, "a timestamp is milliseconds since 1970"),
+        ("partition", "0", "a partition is an int"),
+    ],
+)
+async def test_a_record_that_cannot_be_stored(ms: Millstream, field: str, value: Any, rule: str) -> None:
+    with pytest.raises(MillstreamError, match=rule):
+        await ms.send("orders", b"x", **{field: value})
+    with pytest.raises(MillstreamError, match=rule):
+        await ms.send_many([package.Message("orders", b"x", **{field: value})])
+
+
+@pytest.mark.parametrize(
+    "address", ["not an address", "", "host", "host:", ":9092", "host:0", "host:99999", "a:1,,b:2"]
+)
+async def test_an_address_that_is_none_is_named_at_once(address: str) -> None:
+    for connect in (package.connect, millstream.sync.connect):
+        with pytest.raises(MillstreamError, match="is not the address of a server: write HOST:PORT"):
+            connect(address)
+
+
+@pytest.mark.parametrize("address", ["a:1", "a.example:9092, b-2:9092", "[::1]:9092", "SASL_SSL://a:9093"])
+def test_addresses_as_kafkas_clients_take_them(address: str) -> None:
+    package.connect(address)
+
+
+def test_a_fault_that_does_not_exist_is_named(server: BrokerThread) -> None:
+    with pytest.raises(ValueError, match="NOPE is not the code of an error"):
+        server.fail_next("Produce", "NOPE")

@@ -1,0 +1,163 @@
+"""Iterators whose opening is cancelled or fails leave no member behind, and can be asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import millstream as package
+from millstream import Millstream
+from millstream.client.consuming import Consuming
+from millstream.testing.broker_thread import BrokerThread
+
+SECONDS = 20.0
+VERBS = ("read", "stream", "queue", "exclusive")
+_names = iter(range(10**6))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BrokerThread]:
+    with BrokerThread() as broker:
+        yield broker
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
+    async with AsyncExitStack() as stack:
+        if request.param == "embedded":
+            yield await stack.enter_async_context(package.open("memory:"))
+        else:
+            server = request.getfixturevalue("server")
+            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
+
+
+def ask(ms: Millstream, verb: str, topic: str, group: str) -> Any:
+    options = {} if verb == "read" else {"group": group}
+    return getattr(ms, verb)(topic, **options)
+
+
+async def nothing_is_open(ms: Millstream) -> None:
+    """What ends by itself has ended."""
+    async with asyncio.timeout(SECONDS):
+        while ms._consuming:  # noqa: ASYNC110  (nobody says when it is empty)
+            await asyncio.sleep(0.01)
+
+
+class Held:
+    """An opening that stops when it is done, until it may go on: whoever waits for it can be cancelled then."""
+
+    def __init__(self, iterator: Consuming[Any]) -> None:
+        self.is_there = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self._start = iterator._start
+        iterator._start = self._stop  # type: ignore[method-assign]
+
+    async def _stop(self) -> None:
+        await self._start()
+        self.is_there.set()
+        await self.may_go_on.wait()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_receive_that_is_cancelled_while_it_opens_leaves_no_member(ms: Millstream, verb: str) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    task = asyncio.ensure_future(iterator.receive())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    held.may_go_on.set()
+    async with asyncio.timeout(SECONDS), ask(ms, verb, topic, group) as another:
+        item = await another.receive(SECONDS)
+        assert item is not None and item.value == b"x"  # nobody else has the partition, or is the active member
+    assert not iterator.is_closed
+    await nothing_is_open(ms)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_it_opens_anew_for_whoever_asks_next(ms: Millstream, verb: str) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    task = asyncio.ensure_future(iterator.receive())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    task.cancel()
+    await asyncio.wait([task])
+    held.may_go_on.set()
+    item = await iterator.receive(SECONDS)
+    assert item is not None and item.value == b"x"
+    await iterator.close()
+    assert not ms._consuming
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_an_async_with_that_is_cancelled_while_it_opens_is_closed(ms: Millstream, verb: str) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    task = asyncio.ensure_future(iterator.__aenter__())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    task.cancel()
+    await asyncio.wait([task])
+    held.may_go_on.set()
+    await iterator.close()
+    assert iterator.is_closed and not ms._consuming
+    async with asyncio.timeout(SECONDS), ask(ms, verb, topic, group) as another:
+        assert await another.receive(SECONDS) is not None
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_closing_that_is_cancelled_goes_on_to_its_end(ms: Millstream, verb: str) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = await ask(ms, verb, topic, group).__aenter__()
+    task = asyncio.ensure_future(iterator.close(clean=False))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    async with asyncio.timeout(SECONDS), ask(ms, verb, topic, group) as another:
+        item = await another.receive(SECONDS)
+        assert item is not None and item.value == b"x"
+    await nothing_is_open(ms)
+
+
+async def test_one_who_still_waits_for_an_opening_gets_it(ms: Millstream) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    ledger = ms.exclusive(topic, group=group)
+    held = Held(ledger)
+    cancelled = asyncio.ensure_future(ledger.changed())
+    stays = asyncio.ensure_future(ledger.receive(SECONDS))
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    held.may_go_on.set()
+    event = await stays
+    assert event is not None and event.value == b"x"
+    await ledger.close()
+
+
+async def test_closing_all_waits_for_an_opening_that_is_undone(server: BrokerThread) -> None:
+    async with package.open("memory:") as ms:
+        await ms.send("orders", b"x")
+        stream = ms.stream("orders", group="g")
+        held = Held(stream)
+        task = asyncio.ensure_future(stream.receive())
+        await asyncio.wait_for(held.is_there.wait(), SECONDS)
+        task.cancel()
+        await asyncio.wait([task])
+        closing = asyncio.ensure_future(ms.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        held.may_go_on.set()
+        await closing
