@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from millstream.client.consuming import Consuming
 from millstream.client.iterators import Streams
+from millstream.client.remote import Remote
 from millstream.client.remote_worker import Polling, Worker
 from millstream.client.signal import Signal
 from millstream.clock import SystemClock
 from millstream.errors import Closed, MillstreamError
+from millstream.records.compression import Codec
 from millstream.testing.clock import VirtualClock
 
 
@@ -181,3 +184,19 @@ async def test_one_poll_serves_two_who_wait() -> None:
     await settle()
     hands.given[1].set_result([2])
     assert await asyncio.gather(*tasks) == [1, 2] and len(hands.given) == 2
+
+
+async def test_threads_that_need_a_producer_at_once_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was made twice would never be polled, and who sent over it would wait for ever."""
+    made: list[object] = []
+
+    def make(settings: object) -> object:
+        time.sleep(0.05)  # as long as the other thread needs to ask, too
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr("millstream.client.remote.Producer", make)
+    remote = Remote()
+    with ThreadPoolExecutor(2) as threads:
+        given = list(threads.map(remote._producer, [Codec.NONE, Codec.NONE]))
+    assert len(made) == 1 and given[0] is given[1]
