@@ -578,6 +578,21 @@ async def test_receive_gives_control_back_at_the_end_of_the_topic(ms: Millstream
         assert event.value == b"x"
 
 
+async def test_a_callback_that_raises_costs_the_active_member_nothing(
+    ms: Millstream, unique: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, group = unique("ledger"), unique("projector")
+    await ms.send_many([(topic, b"0"), (topic, b"1")])
+
+    def fail(is_active: bool) -> None:
+        raise ValueError("the callback's own")
+
+    async with ms.exclusive(topic, group=group, on_change=fail) as ledger:
+        for event in await take(ledger, 2):
+            await event.commit()
+        assert ledger.is_active and "the callback's own" in caplog.text
+
+
 # What is cancelled
 
 

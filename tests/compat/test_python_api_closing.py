@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from millstream import Closed, Millstream
-from millstream.broker.broker import Broker
 from millstream.client.consuming import Consuming
 from tests.compat.python_api import SECONDS, take
 
-Behind = Callable[[Callable[[Broker], Awaitable[Any]]], Awaitable[Any]]
 KINDS: dict[str, Callable[[Millstream, str, str], Consuming[Any]]] = {
     "read": lambda ms, topic, group: ms.read(topic, offset="end"),
     "stream": lambda ms, topic, group: ms.stream(topic, group=group),
@@ -39,13 +37,6 @@ async def waiting(items: Consuming[Any]) -> asyncio.Task[list[Any]]:
     return task
 
 
-async def member_count(behind: Behind, group: str) -> int:
-    async def count(broker: Broker) -> int:
-        return len(broker.groups.consumer_describe(group).members)
-
-    return int(await behind(count))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_waits_on_what_is_closed_comes_to_the_end(
     ms: Millstream, unique: Callable[[str], str], kind: str
@@ -66,7 +57,7 @@ async def test_who_waits_on_what_is_closed_comes_to_the_end(
 
 
 async def test_a_stream_that_is_closed_while_somebody_waits_on_it_leaves_its_group(
-    ms: Millstream, unique: Callable[[str], str], behind: Behind
+    ms: Millstream, unique: Callable[[str], str]
 ) -> None:
     topic, group = unique("orders"), unique("group")
     await ms.create_topic(topic)
@@ -145,7 +136,7 @@ async def test_what_is_closed_while_it_opens_is_closed(ms: Millstream, unique: C
 
 
 async def test_who_is_cancelled_while_it_opens_leaves_nothing_open(
-    ms: Millstream, unique: Callable[[str], str], behind: Behind
+    ms: Millstream, unique: Callable[[str], str]
 ) -> None:
     topic, group = unique("orders"), unique("group")
     await ms.create_topic(topic)

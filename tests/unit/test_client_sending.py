@@ -217,3 +217,138 @@ async def test_failures_are_raised_once_by_the_next_flush() -> None:
 async def test_bounds_that_make_no_sense_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(MillstreamError, match=sentence):
         sender(Owner(), **changes)
+
+
+async def test_a_heap_that_the_next_record_would_overfill_leaves_first() -> None:
+    owner = Owner()
+    out = sender(owner, bytes_max=1000)
+    for size in (100, 100, 900, 100):
+        await out.send(b"x" * size)
+    assert [[len(value) for value in values] for values in owner.values()] == [[100, 100], [900]]
+
+
+async def test_what_cannot_be_handed_over_is_counted_told_and_raised() -> None:
+    class Broken(Owner):
+        def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
+            raise AttributeError("a mistake of ours")
+
+    told: list[Any] = []
+    out = sender(Broken(), buffer_bytes_max=2 * RECORD_BYTES, on_sent=lambda message, sent: told.append(sent))
+    for _ in range(3):  # the buffer is too small for two: each makes room for the next
+        async with asyncio.timeout(5):
+            await out.send(b"x" * RECORD_BYTES)
+    with pytest.raises(SendFailed, match="3 records could not be sent: a mistake of ours"):
+        await out.close()
+    assert [type(each) for each in told] == [AttributeError] * 3 and out.buffered_bytes == 0
+
+
+async def test_each_record_of_a_batch_is_answered_for_itself() -> None:
+    owner = Owner()
+    told: list[Any] = []
+    out = sender(owner, on_sent=lambda message, sent: told.append((message.value, sent)))
+    for number in range(3):
+        await out.send(b"%d" % number)
+    refused = MillstreamError("too large")
+    owner.handed[0][1].settle([7, refused, 8])
+    with pytest.raises(SendFailed, match="1 record could not be sent: too large") as raised:
+        await out.flush()
+    assert [message.value for message, _ in raised.value.failures] == [b"1"]  # type: ignore[attr-defined]
+    assert told == [(b"0", Sent("clicks", 0, 7)), (b"1", refused), (b"2", Sent("clicks", 0, 8))]
+
+
+async def test_a_callback_that_raises_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    owner = Owner()
+    told: list[Any] = []
+
+    def note(message: Message, sent: Sent | BaseException) -> None:
+        told.append(sent)
+        raise ValueError("the callback's own")
+
+    out = sender(owner, on_sent=note)
+    for number in range(3):
+        await out.send(b"%d" % number)
+    owner.handed[0][1].fail(MillstreamError("the disk is full"))
+    with pytest.raises(SendFailed, match="3 records could not be sent: the disk is full"):
+        await out.flush()
+    assert len(told) == 3 and "the callback's own" in caplog.text and "3 records of a batch of 3" in caplog.text
+
+
+async def test_senders_that_look_for_their_topic_at_once_keep_the_bound() -> None:
+    class Slow(Owner):
+        async def partition_count(self, topic: str) -> int:
+            await asyncio.sleep(0)
+            return 1
+
+    owner = Slow()
+    out = sender(owner, buffer_bytes_max=2 * (RECORD_BYTES + 1), records_max=100)
+    tasks = [asyncio.ensure_future(out.send(b"x")) for _ in range(5)]
+    await settle()
+    assert out.buffered_bytes == 2 * (RECORD_BYTES + 1) and sum(task.done() for task in tasks) == 2
+    owner.answers_at_once = True
+    owner.answer(0)
+    await asyncio.gather(*tasks)
+    await out.close()
+    assert sum(map(len, owner.values())) == 5
+
+
+async def test_a_flush_waits_for_what_was_taken_before_it_and_no_longer() -> None:
+    owner = Owner()
+    out = sender(owner, records_max=1)
+    await out.send(b"before")
+    flushing = asyncio.ensure_future(out.flush())
+    await settle()
+    await out.send(b"after")
+    owner.answer(0)
+    await settle()
+    assert flushing.done()
+
+
+async def test_an_exception_of_ones_own_comes_out_with_a_note_of_what_was_not_sent() -> None:
+    owner = Owner()
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with sender(owner, records_max=1) as out:
+            await out.send(b"x")
+            owner.handed[0][1].fail(MillstreamError("the disk is full"))
+            1 / 0  # noqa: B018
+    assert raised.value.__notes__ == ["closing failed, too: SendFailed: 1 record could not be sent: the disk is full"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"value": "text"}, "a value is bytes or None, not str: give an encoder"),
+        ({"key": "user-1"}, "a key is bytes or None, not str"),
+        ({"headers": ((b"trace", b"1"),)}, "a header's name is a str, not bytes"),
+        ({"headers": (("trace", "1"),)}, "a header's value is bytes or None, not str"),
+        ({"headers": (("\ud800", b"1"),)}, "text that UTF-8 can say"),
+        ({"headers": 7}, "headers are pairs"),
+        ({"headers": ("abc",)}, "headers are pairs"),
+        ({"partition": "0"}, "a partition is an int, not '0'"),
+        ({"partition": True}, "a partition is an int, not True"),
+        ({"timestamp": "now"}, "milliseconds since 1970, as an int, not 'now'"),
+        ({"timestamp": -5}, "not -5"),
+        ({"timestamp": 1 << 70}, "milliseconds since 1970"),
+    ],
+)
+async def test_what_cannot_be_a_record_is_refused_at_once_and_costs_no_other(
+    options: dict[str, Any], sentence: str
+) -> None:
+    owner = Owner(answers_at_once=True)
+    out = sender(owner, records_max=100)
+    await out.send(b"good")
+    before = out.buffered_bytes
+    with pytest.raises(MillstreamError, match=sentence):
+        await out.send(**{"value": b"bad", **options})
+    assert out.buffered_bytes == before
+    await out.close()
+    assert owner.values() == [[b"good"]]
+
+
+async def test_what_is_taken_is_taken_as_it_is_then() -> None:
+    owner = Owner(answers_at_once=True)
+    out = sender(owner)
+    value, key = bytearray(b"value"), bytearray(b"key")
+    await out.send(value, key=key, headers=[("h", memoryview(value))])  # type: ignore[arg-type]
+    value[:] = key[:] = b"other"
+    await out.close()
+    assert owner.handed[0][0].rows == [(0, None, b"key", b"value", (("h", b"value"),))]

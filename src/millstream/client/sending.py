@@ -131,7 +131,9 @@ class Sender:
         if self.is_closed or name is None:
             raise Closed("the sender is closed") if self.is_closed else MillstreamError("name the record's topic")
         data = value if self._encode is None or value is None else self._encode(value)
-        timestamp, key, data, headers = checked(timestamp, key, data, headers)
+        is_plain = type(data) is bytes and timestamp is None and headers == () and (key is None or type(key) is bytes)
+        if not is_plain:
+            timestamp, key, data, headers = checked(timestamp, key, data, headers)
         size = RECORD_BYTES if data is None else RECORD_BYTES + len(data)
         if key is not None:
             size += len(key)
