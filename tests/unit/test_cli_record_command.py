@@ -11,7 +11,7 @@ from millstream.records.record import Headers, Record
 
 
 def delivery(key: bytes | None = None, value: bytes | None = b"", headers: Headers = ()) -> Delivery:
-    return Delivery(2, Record(7, 1000, key, value, headers), 3)
+    return Delivery("jobs", 2, Record(7, 1000, key, value, headers), 3)
 
 
 def test_what_a_variable_cannot_hold_is_given_otherwise() -> None:
@@ -29,7 +29,7 @@ def test_a_record_without_a_key_sets_no_variable_for_it() -> None:
 
 
 def run(*command: str, value: bytes | None = b"") -> int:
-    return RecordCommand(command, delivery(value=value), "jobs", "g").run(None)
+    return RecordCommand(command, delivery(value=value), "jobs", "g").run(None).verb
 
 
 def test_exit_codes_are_answers() -> None:
@@ -37,6 +37,17 @@ def test_exit_codes_are_answers() -> None:
     assert run("sh", "-c", "exit 1") == run("sh", "-c", "exit 99") == run("sh", "-c", "kill -9 $$") == RELEASE
     assert run("sh", "-c", "exit 2") == REJECT
     assert run("/nowhere/to/be/found") == RELEASE
+
+
+def test_how_a_command_ended_is_the_reason_of_its_answer() -> None:
+    def reason(*command: str, seconds: float | None = None) -> str:
+        return RecordCommand(command, delivery(), "jobs", "g").run(seconds).reason
+
+    assert reason("true") == ""
+    assert reason("sh", "-c", "exit 2") == "rejected by sh (exit code 2)"
+    assert reason("sh", "-c", "kill -9 $$") == "released by sh (signal 9)"
+    assert reason("sleep", "60", seconds=0.1) == "released: sleep took longer than 0.1 s"
+    assert reason("/nowhere/to/be/found").startswith("released: /nowhere/to/be/found cannot be run")
 
 
 def test_a_command_need_not_read_its_value() -> None:

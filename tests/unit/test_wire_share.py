@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
 import uuid
 from typing import Any
 
 import pytest
 from kio.index import load_request_schema
+from kio.serial import entity_reader
 
 from millstream.errors import ProtocolError
 from millstream.wire.kafka import messages, share
 from millstream.wire.kafka.primitives import Reader
-from millstream.wire.kafka.share import PartitionAnswer
+from millstream.wire.kafka.share import Acknowledged, PartitionAnswer, ShareAcknowledgeRequest, ShareFetchRequest
 from tests.compat.random_messages import Maker, read_response, write
 
 ROUNDS = 60
@@ -25,13 +27,15 @@ def random_requests(key: int, version: int) -> list[tuple[Any, Reader]]:
     return [(entity, Reader(memoryview(write(entity)))) for entity in made]
 
 
-def acknowledged(topics: Any) -> dict[Any, list[tuple[int, int, bytes]]]:
-    found: dict[Any, list[tuple[int, int, bytes]]] = {}
+def acknowledged(topics: Any) -> dict[Any, list[Acknowledged]]:
+    found: dict[Any, list[Acknowledged]] = {}
     for topic in topics:
         for partition in topic.partitions:
             place = (topic.topic_id or uuid.UUID(int=0), partition.partition_index)
             found.setdefault(place, []).extend(
-                (batch.first_offset, batch.last_offset, bytes(each & 0xFF for each in batch.acknowledge_types))
+                Acknowledged(
+                    batch.first_offset, batch.last_offset, bytes(each & 0xFF for each in batch.acknowledge_types)
+                )
                 for batch in partition.acknowledgement_batches
             )
     return found
@@ -63,6 +67,36 @@ def test_acknowledgements_decode_as_kio_wrote_them(version: int) -> None:
         assert found.session_epoch == expected.share_session_epoch
         assert found.is_renewal == (version >= 2 and expected.is_renew_ack)
         assert found.acknowledged == acknowledged(expected.topics)
+
+
+PLACES = {
+    (uuid.UUID(int=7), 0): [Acknowledged(0, 4, b"\1"), Acknowledged(5, 6, b"\2\3")],
+    (uuid.UUID(int=7), 9): [],
+    (uuid.UUID(int=8), 1): [Acknowledged(1 << 40, 1 << 40, b"\2", 90_000, "zu groß")],
+}
+
+
+def test_what_the_client_writes_reads_back_as_it_was() -> None:
+    fetch = ShareFetchRequest("g", "m", 3, 500, 1 << 20, 10, True, False, PLACES, [])
+    assert share.decode_fetch(Reader(memoryview(share.encode_fetch_request(fetch))), 2) == fetch
+    said = ShareAcknowledgeRequest("g", "m", -1, True, PLACES)
+    assert share.decode_acknowledge(Reader(memoryview(share.encode_acknowledge_request(said))), 2) == said
+
+
+def test_fields_of_our_own_do_not_trouble_those_who_do_not_know_them() -> None:
+    said = ShareAcknowledgeRequest("g", "m", 4, False, PLACES)
+    read = entity_reader(load_request_schema(79, 2))(io.BytesIO(share.encode_acknowledge_request(said)))
+    assert acknowledged(read.topics) == {
+        place: [each._replace(delay_ms=0, reason="") for each in batches] for place, batches in PLACES.items()
+    }
+
+
+def test_a_reason_is_cut_and_a_delay_is_bounded() -> None:
+    batch = Acknowledged(0, 0, b"\2", 1 << 60, "x" * 5000)
+    said = ShareAcknowledgeRequest("g", "m", 1, False, {(uuid.UUID(int=1), 0): [batch]})
+    found = share.decode_acknowledge(Reader(memoryview(share.encode_acknowledge_request(said))), 2)
+    [[read]] = found.acknowledged.values()
+    assert read.delay_ms == share.DELAY_MS_MAX and read.reason == "x" * share.REASON_BYTES_MAX
 
 
 @pytest.mark.parametrize(("key", "decode"), [(78, share.decode_fetch), (79, share.decode_acknowledge)])

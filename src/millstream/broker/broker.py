@@ -95,6 +95,8 @@ class Broker:
         self._schedule_housekeeping()
 
     async def _adopt(self, owns: Owns) -> None:
+        if not isinstance(self.cluster, Solo):
+            await self.topics.refresh()  # what is adopted may be of topics that were not heard of here yet
         await self.groups.adopt(owns)
         await self.cursors.adopt(owns)
 

@@ -73,8 +73,10 @@ class Topics:
         self._next_watcher = 0
         self.changes = 0
         """Counts changes to the set of topics: whoever remembers a partition remembers this with it."""
-        self._to_follow: dict[str, Topic | None] = {}
-        """Topics of which something was heard, with what was known of each when it was."""
+        self._to_follow: dict[str, None] = {}
+        """Topics of which something was heard."""
+        self._news = 0
+        """Counts what was heard: whoever waited while it grew may have missed something."""
         self._following = False
         self._unwatch: Callable[[], None] | None = None
 
@@ -98,23 +100,27 @@ class Topics:
     def _heard(self, key: str, versioned: Versioned | None) -> None:
         """A key changed; by our own doing, perhaps, and then there is nothing left to do when its turn comes."""
         name = key[len(PREFIX) :]
-        topic = self._by_name.get(name)
-        if versioned is not None and topic is not None and topic.revision >= versioned.revision:
+        if versioned is not None and self._knows(name, versioned):
             return
-        self._to_follow.setdefault(name, topic)
+        self._news += 1
+        self._look_at(name)
+
+    def _look_at(self, name: str) -> None:
+        """Makes sure that what is known of a topic is what the store has."""
+        self._to_follow[name] = None
         if not self._following:
             self._following = True
             promised(self._follow_all()).then(self._followed)
 
     async def _follow_all(self) -> None:
         while self._to_follow:
-            name, known = next(iter(self._to_follow.items()))
+            name = next(iter(self._to_follow))
             del self._to_follow[name]
             try:
-                await self._follow(name, known)
+                await self._follow(name)
             except RequestError as error:
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
-                self._to_follow.setdefault(name, known)
+                self._to_follow[name] = None
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _followed(self, done: Promise[None]) -> None:
@@ -124,29 +130,43 @@ class Topics:
 
     async def follow(self, name: str) -> Topic | None:
         """A topic that is not known here, if the store has it: another broker may have made it a moment ago."""
-        await self._follow(name, None)
+        await self._follow(name)
         return self._by_name.get(name)
 
-    async def _follow(self, name: str, known: Topic | None) -> None:
-        versioned = await self._meta.get(PREFIX + name)
-        if versioned is not None:
-            if await self._take_over(name, versioned):
-                self._notify()
-        elif known is not None and self._by_name.get(name) is known:
-            removal = self._drop(known)
+    async def refresh(self) -> None:
+        """Knows every topic as the store has it now, however much is still to be followed."""
+        stored = {key[len(PREFIX) :]: versioned.revision for key, versioned in await self._meta.list(PREFIX)}
+        behind = [name for name, topic in self._by_name.items() if stored.get(name, 0) != topic.revision]
+        for name in [*behind, *(name for name in stored if name not in self._by_name)]:
+            await self._follow(name)
+
+    async def _follow(self, name: str) -> None:
+        while True:
+            known = self._by_name.get(name)
+            versioned = await self._meta.get(PREFIX + name)
+            if versioned is not None:
+                if await self._take_over(name, versioned):
+                    self._notify()
+                return
+            if self._by_name.get(name) is known:
+                break
+            # Somebody has made it, or taken it over, since the store was asked.
+        if known is not None:
+            self._drop_behind(known)
             self._notify()
-            await removal
 
     async def _take_over(self, name: str, versioned: Versioned) -> bool:
         """Makes what is known here what the key says; whether that changed anything."""
+        if self._knows(name, versioned):
+            return False
         stored = json.loads(versioned.value)
         topic_id, count = uuid.UUID(stored["id"]), stored["partitions"]
-        await self._logs.prepare(topic_id.hex, count)
-        topic = self._by_name.get(name)
-        if topic is not None and topic.revision >= versioned.revision:
+        await self._prepare(name, topic_id, count)
+        if self._knows(name, versioned):
             return False
+        topic = self._by_name.get(name)
         if topic is not None and topic.id != topic_id:
-            promised(_awaited(self._drop(topic)))
+            self._drop_behind(topic)
             topic = None
         settings = TopicSettings(stored["settings"], self._defaults)
         if topic is None:
@@ -158,6 +178,23 @@ class Topics:
             self._configure(topic, settings)
             self._open_partitions(topic, count)
         return True
+
+    def _knows(self, name: str, versioned: Versioned) -> bool:
+        topic = self._by_name.get(name)
+        return topic is not None and topic.revision >= versioned.revision
+
+    async def _prepare(self, name: str, topic_id: uuid.UUID, partition_count: int) -> None:
+        """Has the logs of a topic made. That takes time, in which another broker may delete the topic: then it is
+        looked at again, once it is known here.
+        """
+        news = self._news
+        await self._logs.prepare(topic_id.hex, partition_count)
+        if self._news != news:
+            self._look_at(name)
+
+    def _drop_behind(self, topic: Topic) -> None:
+        """Its removal may take minutes, and nobody waits for it: should it fail, housekeeping goes on with it."""
+        promised(_awaited(self._drop(topic)))
 
     def _drop(self, topic: Topic) -> Awaitable[None]:
         self._by_name.pop(topic.name, None)
@@ -213,7 +250,7 @@ class Topics:
                 topic.revision = await self._meta.transact(put)
             except RevisionConflict:
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
-            await self._logs.prepare(topic.id.hex, partition_count)
+            await self._prepare(name, topic.id, partition_count)
         known = self._by_name.get(name)
         if known is not None and known.revision >= topic.revision:  # the watch was faster
             return known
@@ -265,7 +302,7 @@ class Topics:
             return
         with self._coming(more):
             await self._store(topic, partition_count, topic.settings.overrides)
-            await self._logs.prepare(topic.id.hex, partition_count)
+            await self._prepare(name, topic.id, partition_count)
         if topic.partition_count < partition_count:  # or the watch was faster
             self._open_partitions(topic, partition_count)
             self._notify()

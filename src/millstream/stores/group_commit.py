@@ -26,12 +26,16 @@ class GroupCommit(Generic[Item]):
         """Writes, and answers every item, well or badly; raises nothing."""
         self._waiting: deque[tuple[list[Item], int]] = deque()
         self._running: asyncio.Task[None] | None = None
+        self._put = self._answered = 0
+        """Counts of what was put together, and of those that are answered."""
+        self._drains: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def put(self, item: Item, size: int = 0) -> None:
         self.put_together([item], size)
 
     def put_together(self, items: list[Item], size: int) -> None:
         """Several that leave in one transaction, however many they are."""
+        self._put += 1
         self._waiting.append((items, size))
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._run())
@@ -39,16 +43,24 @@ class GroupCommit(Generic[Item]):
     async def _run(self) -> None:
         while self._waiting:
             group: list[Item] = []
-            size = 0
+            size = count = 0
             while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
                 items, more = self._waiting.popleft()
                 group += items
                 size += more
+                count += 1
             await self._write(group)
+            self._answered += count
+            while self._drains and self._drains[0][0] <= self._answered:
+                drained = self._drains.popleft()[1]
+                if not drained.done():
+                    drained.set_result(None)
             await asyncio.sleep(0)
         self._running = None
 
     async def drained(self) -> None:
-        """Returns when all that was put in before is answered."""
-        while self._running is not None:
-            await asyncio.shield(self._running)
+        """Returns when all that was put in before is answered, however much comes meanwhile."""
+        if self._answered < self._put:
+            drained = asyncio.get_running_loop().create_future()
+            self._drains.append((self._put, drained))
+            await drained

@@ -79,7 +79,7 @@ class Queues:
             self._make(group_id, overrides, durable=True)
         orphans: list[str] = []
         for (group_id, name, index), kept in found.items():
-            topic = self._topics.get(name) or await self._topics.follow(name)
+            topic = self._topics.get(name)
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
                 orphans += kept.keys
             else:

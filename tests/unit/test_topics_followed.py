@@ -1,0 +1,158 @@
+"""Topics of several brokers over one store: each follows what the others do, also when it comes at a bad moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.broker.topics import Topic, Topics
+from millstream.clock import SystemClock
+from millstream.log.config import LogConfig
+from millstream.stores.group_commit import GroupCommit
+from millstream.stores.sqlite import SqliteDatabase
+from millstream.stores.table_store import TableLogStore
+
+SECONDS = 10.0
+
+
+class Held:
+    """A store whose preparing and discarding wait for the test."""
+
+    def __init__(self, store: TableLogStore) -> None:
+        self._store = store
+        self.may_prepare, self.may_discard = asyncio.Event(), asyncio.Event()
+        self.may_prepare.set()
+        self.may_discard.set()
+        self.prepares = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def prepare(self, topic_id: str, partitions: int) -> None:
+        self.prepares.set()
+        await self.may_prepare.wait()
+        await self._store.prepare(topic_id, partitions)
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Any:
+        return self._store.open(topic, topic_id, partition, config)
+
+    async def discard(self, topic: str, topic_id: str) -> None:
+        await self.may_discard.wait()
+        await self._store.discard(topic, topic_id)
+
+
+class Member:
+    """What one broker knows."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = TableLogStore(SqliteDatabase(str(path)), SystemClock())
+        self.held = Held(self.store)
+        logs: Any = self.held
+        self.topics = Topics(self.store.meta, logs, {}, 1000, 1, True)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[Member, Member]]:
+    one, two = Member(tmp_path / "store.db"), Member(tmp_path / "store.db")
+    for member in (one, two):
+        await member.store.start()
+        await member.topics.start()
+    yield one, two
+    for member in (one, two):
+        member.held.may_prepare.set()
+        member.held.may_discard.set()
+        member.topics.close()
+        await member.store.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  (nobody tells when a broker has heard of something)
+            await asyncio.sleep(0.005)
+
+
+async def delete(member: Member, name: str) -> None:
+    await (await member.topics.delete(name))
+
+
+async def test_a_topic_that_is_deleted_while_it_is_taken_over_does_not_stay(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    two.held.may_prepare.clear()
+    await one.topics.create("orders", 1, {})
+    await two.held.prepares.wait()
+    await delete(one, "orders")
+    heard = two.topics._news
+    await until(lambda: two.topics._news > heard or two.topics._to_follow)
+    two.held.may_prepare.set()
+    await until(lambda: not two.topics._following)
+    assert two.topics.get("orders") is None
+
+
+async def test_a_topic_that_is_deleted_while_it_is_being_made_does_not_stay(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    two.held.may_prepare.clear()
+    making = asyncio.ensure_future(two.topics.create("orders", 1, {}))
+    await until(lambda: one.topics.get("orders") is not None)
+    await delete(one, "orders")
+    await until(lambda: two.topics._news >= 2)  # that it is there, and that it is gone
+    two.held.may_prepare.set()
+    await making
+    await until(lambda: two.topics.get("orders") is None)
+
+
+async def test_a_removal_that_takes_long_keeps_nobody_from_following(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    await one.topics.create("large", 1, {})
+    await until(lambda: two.topics.get("large") is not None)
+    two.held.may_discard.clear()
+    await delete(one, "large")
+    await one.topics.create("next", 1, {})
+    await until(lambda: two.topics.get("next") is not None)
+    assert two.topics.get("large") is None
+
+
+async def test_after_a_refresh_every_topic_is_known_as_the_store_has_it(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    for name in ("stays", "goes", "changes"):
+        await one.topics.create(name, 1, {})
+    await until(lambda: len(list(two.topics)) == 3)
+    two.store.meta.news = lambda revision: None  # type: ignore[method-assign]
+    two.store.database.listen(lambda states: None, lambda revision: None, lambda: None)  # it hears nothing any more
+    await delete(one, "goes")
+    await delete(one, "changes")
+    again = await one.topics.create("changes", 2, {})
+    await one.topics.create("new", 1, {})
+    await two.topics.refresh()
+    assert {topic.name for topic in two.topics} == {"stays", "changes", "new"}
+    found: Topic | None = two.topics.get("changes")
+    assert found is not None and (found.id, found.partition_count) == (again.id, 2)
+
+
+async def test_waiting_for_what_was_put_in_does_not_wait_for_what_comes_later() -> None:
+    written: list[int] = []
+    commits: GroupCommit[int] = GroupCommit(lambda group: _write(group, written))
+    is_loaded = True
+
+    async def load() -> None:
+        number = 0
+        while is_loaded:
+            commits.put(number := number + 1)
+            await asyncio.sleep(0)
+
+    loading = asyncio.ensure_future(load())
+    await until(lambda: written)
+    async with asyncio.timeout(SECONDS):
+        await commits.drained()
+    is_loaded = False
+    await loading
+    await commits.drained()
+    assert written == list(range(1, len(written) + 1))
+
+
+async def _write(group: list[int], written: list[int]) -> None:
+    await asyncio.sleep(0.001)
+    written += group
