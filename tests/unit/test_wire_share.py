@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import uuid
 from typing import Any
@@ -83,12 +82,18 @@ def test_what_the_client_writes_reads_back_as_it_was() -> None:
     assert share.decode_acknowledge(Reader(memoryview(share.encode_acknowledge_request(said))), 2) == said
 
 
-def test_fields_of_our_own_do_not_trouble_those_who_do_not_know_them() -> None:
+def test_fields_of_our_own_are_only_written_where_there_is_something_to_say() -> None:
+    plain = {place: [each._replace(delay_ms=0, reason="") for each in batches] for place, batches in PLACES.items()}
+    body = share.encode_acknowledge_request(ShareAcknowledgeRequest("g", "m", 4, False, plain))
+    read, size = entity_reader(load_request_schema(79, 2))(body, 0)  # which refuses tags that it does not know
+    assert size == len(body) and acknowledged(read.topics) == plain
+
+
+def test_who_does_not_know_our_fields_skips_them() -> None:
     said = ShareAcknowledgeRequest("g", "m", 4, False, PLACES)
-    read = entity_reader(load_request_schema(79, 2))(io.BytesIO(share.encode_acknowledge_request(said)))
-    assert acknowledged(read.topics) == {
-        place: [each._replace(delay_ms=0, reason="") for each in batches] for place, batches in PLACES.items()
-    }
+    read = messages.decode_request(79, 2, share.encode_acknowledge_request(said))
+    [[batch]] = [each.acknowledgement_batches for each in read.topics[1].partitions]
+    assert (batch.first_offset, list(batch.acknowledge_types)) == (1 << 40, [2])
 
 
 def test_a_reason_is_cut_and_a_delay_is_bounded() -> None:
