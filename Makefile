@@ -34,10 +34,10 @@ demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of i
 	$(BIN)/python -m millstream.demo
 
 test: setup check  ## every test but the slow ones, in ten minutes
-	$(PYTEST) --numprocesses 2 --dist loadgroup -m 'not slow' tests
+	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests
 
 test-all: setup check  ## every test, with all rounds and records of the long ones
-	$(PYTEST) --numprocesses 2 --dist loadgroup tests
+	$(PYTEST) --numprocesses 4 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer
 	SOAK_BROKER_KILLS=20 SOAK_RECORDS=100000 $(PYTEST) -s tests/crash/test_queue_chaos.py

@@ -82,7 +82,9 @@ def moment(timestamp_ms: int) -> datetime.datetime:
 # -- what is written is what is read ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "compression", ["none", "zstd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gzip", "snappy", "lz4"))]
+)
 def test_keys_values_headers_partitions_and_times_arrive_as_they_were(
     spark: SparkSession, broker: ServedBroker, topic: Callable[..., str], compression: str
 ) -> None:

@@ -99,7 +99,7 @@ def wait_until_smaller(topics: Topics, name: str, rows_max: int) -> None:
         rows, before = topics.rows(name), rows
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_topics_are_read_exactly_as_a_consumer_reads_them(
     spark: SparkSession, topics: Topics, unique: Callable[[str], str], seed: int
 ) -> None:

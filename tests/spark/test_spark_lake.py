@@ -54,8 +54,15 @@ def deliver(rows: DataFrame, lake: Lake, by: str, batch: int) -> None:
     lake.commit(batch, [FileEntry.from_row(row) for row in described.collect()])
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
-@pytest.mark.parametrize("by", ["day", "none"])
+@pytest.mark.parametrize(
+    ("format", "by"),
+    [
+        ("delta", "day"),
+        ("parquet", "none"),
+        pytest.param("delta", "none", marks=pytest.mark.slow),
+        pytest.param("parquet", "day", marks=pytest.mark.slow),
+    ],
+)
 def test_what_tasks_write_spark_and_arrow_read_back(spark: SparkSession, tmp_path: Path, format: str, by: str) -> None:
     rows = everything(spark)
     schema = to_arrow_schema(rows.schema, timezone="UTC")
