@@ -208,7 +208,9 @@ class Groups:
         group = self._find(group_id)
         if isinstance(group, ShareGroup):
             return group
-        reason = "does not exist" if group is None else "is not a queue (share group); choose another name, or delete it"
+        reason = (
+            "does not exist" if group is None else "is not a queue (share group); choose another name, or delete it"
+        )
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     # Offsets

@@ -151,6 +151,8 @@ class QueuePartition:
             if first is None or count >= records_max or size >= bytes_max or self._room(member) <= 0:
                 break
             batches = await self._read(first, bytes_max - size, is_first=not runs)
+            if batches is None:
+                break
             for header, batch in batches:
                 if count >= records_max or (chunks and size + len(batch) > bytes_max):
                     break
@@ -176,6 +178,8 @@ class QueuePartition:
             if first is None or len(taken) >= records_max or size >= bytes_max or self._room(member) <= 0:
                 break
             batches = await self._read(first, AGAIN_BYTES, is_first=not taken)
+            if batches is None:
+                break
             for header, batch in batches:
                 if len(taken) >= records_max or size >= bytes_max:
                     break
@@ -256,11 +260,11 @@ class QueuePartition:
             LEASES_GROUP_MAX - self._queue.leases,
         )
 
-    async def _read(self, first: int, bytes_max: int, is_first: bool) -> list[tuple[BatchHeader, memoryview]]:
+    async def _read(self, first: int, bytes_max: int, is_first: bool) -> list[tuple[BatchHeader, memoryview]] | None:
         """Batches from the one that holds `first`, or the next there is; what is gone from the log is done.
 
-        Fails if the log cannot be read. Where something was leased before (`is_first` is false) that is all there is
-        then: whoever asks must hear of it.
+        Fails if the log cannot be read. Where something was leased before (`is_first` is false) the answer is None
+        instead: whoever asks must be given that.
         """
         try:
             batches = await self._batches(first, bytes_max)
@@ -268,7 +272,7 @@ class QueuePartition:
             self.check()
             if is_first:
                 raise
-            return []
+            return None
         self.check()  # it may have ended meanwhile
         return batches
 
@@ -672,7 +676,7 @@ class QueuePartition:
 
     async def flush(self) -> None:
         """Before a clean stop: what was counted is written."""
-        if self._keeper.changed:
+        if self._keeper.changed and self.ended is None:
             await self.save()
 
 
