@@ -20,11 +20,12 @@ from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
 from millstream.promise import Promise, begin
 from millstream.stores.base import Versioned
+from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.unit import share_kit
 from tests.unit.share_kit import kit as shares
-from tests.unit.test_groups_kit import HeldMeta, start, turn
+from tests.unit.test_groups_kit import start, turn
 from tests.unit.test_queue import Kit, kit, settle, take, values
 
 __all__ = ["kit", "shares"]
@@ -150,7 +151,7 @@ class Losing(Solo):
             raise RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
 
 
-class SlowMeta(HeldMeta):
+class SlowMeta(MemoryMeta):
     """A store whose lists take as long as the test says."""
 
     gate: Promise[Any] | None = None
@@ -226,7 +227,7 @@ def context_of(broker: Broker) -> Context:
 
 async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> None:
     clock, cluster = VirtualClock(), Losing(0)
-    broker = Broker(Config(), MemoryLogStore(clock), HeldMeta(), clock, Metrics(), cluster)
+    broker = Broker(Config(), MemoryLogStore(clock), MemoryMeta(), clock, Metrics(), cluster)
     await broker.start()
     broker.queues.open("g")
     context = context_of(broker)
@@ -235,7 +236,7 @@ async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> Non
     cluster.has_lost = True
     with pytest.raises(RequestError) as refused:
         context.shares.find("g", "m", 2, context)
-    assert refused.value.code == Code.NOT_COORDINATOR
+    assert refused.value.code == Code.SHARE_SESSION_NOT_FOUND
     cluster.has_lost = False
     assert context.shares.find("g", "m", 2, context), "nobody took over, so it goes on"
     await broker.close()

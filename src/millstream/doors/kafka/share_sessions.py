@@ -86,7 +86,10 @@ class ShareSessions:
     def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
         """The session that a request belongs to, if it is the next one of it."""
         key = _key(group_id, member_id, context)
-        context.broker.cluster.check(key[0])
+        try:
+            context.broker.cluster.check(key[0])
+        except RequestError as error:  # in the words that share consumers know: they begin anew
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
         session = self._sessions.get(key)
         if session is not None and not session.group.has_seat(session.key[1], session.seat, session.key[2]):
             self.close(session)  # its member left the group, or was silent too long
