@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from millstream.errors import Code, RequestError
+from millstream.log.slice import Slice
+from millstream.promise import Promise
 from millstream.server import Server
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.in_thread import BrokerInThread
@@ -217,3 +220,64 @@ def test_a_silent_subscriber_stays_and_a_silent_stranger_goes(broker: BrokerInTh
     assert stranger.socket.recv(1) == b""
     client.publish("jobs", b"job")
     assert subscriber.next().payload == b"job"
+
+
+def farewell(client: FlowmqClient) -> str:
+    """The reason of the ERROR with which the connection ends."""
+    with pytest.raises(FlowmqError) as refused:
+        client.answer()
+    with pytest.raises(ConnectionError):
+        client.receive()
+    return str(refused.value)
+
+
+def test_subscribers_are_told_when_another_broker_has_their_queue(broker: BrokerInThread, connect: Connect) -> None:
+    client, worker, idle, other = connect(), connect(), connect(), connect()
+    for each in (worker, idle):
+        each.subscribe("jobs", "workers")
+    other.subscribe("jobs")
+    for number in range(4):
+        client.publish("jobs", b"%d" % number)
+    held = worker.next()
+    broker.ask(lambda server: server.broker.queues.release())
+    worker.messages.clear()
+    worker.send(0x06, held.id.encode())  # an acknowledgement, which nobody would ever write down
+    for each in (worker, idle):
+        assert "another broker looks after the queue" in farewell(each)
+    assert len(other.take(4)) == 4 and other.ping(b"still here") == b"still here", "a private queue is not concerned"
+
+
+def test_who_subscribes_after_a_queue_was_lost_joins_a_live_one(broker: BrokerInThread, connect: Connect) -> None:
+    client, worker = connect(), connect()
+    worker.subscribe("jobs", "workers")
+
+    def lose_and_find(server: Server) -> None:
+        server.broker.queues.release()
+        server.broker.in_background(server.broker.queues.adopt(lambda group_id: True))
+
+    broker.ask(lose_and_find)
+    farewell(worker)
+    again = connect()
+    again.subscribe("jobs", "workers")
+    client.publish("jobs", b"job")
+    again.ack(again.next())
+
+
+def test_a_partition_that_cannot_be_read_is_tried_again_a_moment_later(
+    broker: BrokerInThread, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, worker = connect(), connect()
+    client.create_topic("jobs")
+    client.publish("jobs", b"job")
+    topic = broker.ask(lambda server: server.broker.topics.get("jobs"))
+    assert topic is not None
+    kind = type(topic.partitions[0].log)
+    failed = Promise[Slice].failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the disk does not answer"))
+    with monkeypatch.context() as away:
+        away.setattr(kind, "read", lambda *_: failed)
+        worker.subscribe("jobs", "workers")
+        assert worker.has_nothing()
+        broker.advance(1.1)
+        assert worker.has_nothing()
+    broker.advance(1.1)
+    assert worker.next().payload == b"job"

@@ -135,6 +135,9 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                     self._turn = (self._turn + step + 1) % len(self._order)
                     return
         except RequestError as error:
+            if error.code == Code.NOT_COORDINATOR and not self._is_joined:
+                self._signal.set()  # another process has the queue now: this one stands by
+                return
             if type(error) is not RequestError:
                 raise
             raise refusal(error.code, error.detail) from None

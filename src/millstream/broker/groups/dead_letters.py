@@ -11,6 +11,8 @@ Rules
 1. What is here is marked as dying in the queue, durably, with where the dead-letter topic ended then (`Grave.after`).
 2. A grave that a crash left behind is looked for in the dead-letter topic from there on, and written if missing.
 3. A queue that reads the dead-letter topic itself leaves what it gives up where it is.
+4. A record that cannot be read now is tried again until it can. Only one that is out of the log's range has no letter.
+5. Nothing is written for a queue that another broker has by now: it finds the same graves.
 """
 
 from __future__ import annotations
@@ -70,9 +72,16 @@ class DeadLetters:
             while (graves := partition.graves()[:BATCH_RECORDS_MAX]) and not partition.is_closed:
                 for name, group in groupby(sorted(graves, key=lambda grave: grave.to), key=lambda grave: grave.to):
                     await self._write(partition, name, list(group))
-        except RequestError as error:
+        except Exception as error:
+            if partition.is_closed:
+                return
+            unexpected = None if isinstance(error, RequestError) else error
             logger.error(
-                "dead letters of %s-%d cannot be written yet: %s", partition.topic.name, partition.index, error
+                "dead letters of %s-%d cannot be written yet: %s",
+                partition.topic.name,
+                partition.index,
+                error,
+                exc_info=unexpected,
             )
             self._clock.call_later(RETRY_SECONDS, lambda: self.bury(partition))
         finally:
@@ -90,6 +99,7 @@ class DeadLetters:
         missing = sorted(grave for grave in graves if self._identity(partition, grave) not in written)
         while missing:
             letters, count = await self._letters(partition, missing)
+            partition.check()
             if letters:
                 batch = memoryview(codec.encode(letters))
                 await log.append(batch, read_header(batch))
@@ -114,6 +124,7 @@ class DeadLetters:
         found: set[Identity] = set()
         if min(grave.after for grave in graves) < 0:  # a private queue, which no crash outlives
             return found
+        await log.refresh()  # another broker may have written them
         offset = max(min(grave.after for grave in graves), log.start)
         while offset < log.durable:
             slice_ = await log.read(offset, READ_BYTES)

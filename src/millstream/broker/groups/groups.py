@@ -196,7 +196,8 @@ class Groups:
         group = self._find(beat.group_id)
         if not isinstance(group, ShareGroup):
             if self.is_stream(beat.group_id):
-                raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is not a share group")
+                detail = f"group {beat.group_id} is not a queue (share group); choose another name, or delete it"
+                raise RequestError(Code.GROUP_ID_NOT_FOUND, detail)
             if beat.epoch != JOINING:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
             group = self._make(self._kinds.share, beat.group_id)
@@ -207,7 +208,9 @@ class Groups:
         group = self._find(group_id)
         if isinstance(group, ShareGroup):
             return group
-        reason = "does not exist" if group is None else "is not a share group"
+        reason = (
+            "does not exist" if group is None else "is not a queue (share group); choose another name, or delete it"
+        )
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     # Offsets

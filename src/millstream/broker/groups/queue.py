@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.journal import Journal
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_partition import ELSEWHERE, QueuePartition
 from millstream.broker.groups.queue_settings import QueueSettings, clean
 from millstream.broker.groups.queue_shelf import Shelf, Stored
 from millstream.broker.groups.queue_verbs import Member
@@ -15,6 +16,7 @@ from millstream.broker.settings import TopicSettings
 from millstream.broker.topics import Topic
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
+from millstream.promise import Promise
 
 if TYPE_CHECKING:
     from millstream.broker.groups.dead_letters import DeadLetters
@@ -44,6 +46,9 @@ class Queue:
         self.members: dict[int, Member] = {}
         self._numbers = itertools.count(1)
         self._partitions: dict[tuple[str, int], QueuePartition] = {}
+        self._opening: dict[QueuePartition, Promise[None]] = {}
+        """Those whose beginning is not durable yet."""
+        self._ended: RequestError | None = None
         self._settings: dict[str, tuple[TopicSettings, QueueSettings]] = {}
         self._on_member_left = on_member_left
 
@@ -72,16 +77,30 @@ class Queue:
         found = self.opened(topic, index)
         if found is not None:
             return found
+        if self._ended is not None:
+            raise RequestError(self._ended.code, self._ended.detail)
         if not 0 <= index < topic.partition_count:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} has no partition {index}")
-        made = self.restore(topic, index, None)
-        await made.save()
+        made = self._partitions.get((topic.name, index))
+        if made is None or made.topic is not topic:
+            made = self.restore(topic, index, None)
+            self._opening[made] = saved = made.save()
+            saved.then(partial(self._saved, made))
+        else:
+            saved = self._opening[made]
+        await saved
+        made.check()
         return made
+
+    def _saved(self, made: QueuePartition, saved: Promise[None]) -> None:
+        del self._opening[made]
+        if saved.error is not None and self._partitions.get((made.topic.name, made.index)) is made:
+            self.forget(made)
 
     def opened(self, topic: Topic, index: int) -> QueuePartition | None:
         """The same, if it was there before."""
         found = self._partitions.get((topic.name, index))
-        return found if found is not None and found.topic is topic else None
+        return found if found is not None and found.topic is topic and found not in self._opening else None
 
     def restore(self, topic: Topic, index: int, stored: Stored | None) -> QueuePartition:
         shelf = Shelf(self.id, topic.name, index) if self.is_durable else None
@@ -95,7 +114,7 @@ class Queue:
         return iter(list(self._partitions.values()))
 
     def forget(self, partition: QueuePartition) -> None:
-        partition.close()
+        partition.close(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the queue no longer reads this partition"))
         self._partitions.pop((partition.topic.name, partition.index), None)
 
     def settings_for(self, topic: Topic) -> QueueSettings:
@@ -108,6 +127,10 @@ class Queue:
         self.overrides = overrides
         self._settings.clear()
 
-    def close(self) -> None:
+    def close(self, reason: RequestError = ELSEWHERE) -> None:
+        """All places end before anybody is called: who hears it in one must not be served by another."""
+        self._ended = reason
         for partition in self.partitions():
-            partition.close()
+            partition.end(reason)
+        for partition in self.partitions():
+            partition.close(reason)

@@ -6,6 +6,8 @@ Rules
    whoever asks meanwhile shares it.
 2. What failed to be written goes with the next write. A grave that is not durable is not acted on.
 3. A private queue has no shelf: it keeps nothing, and every write is done at once.
+4. Once it has ended (another broker has the queue, or it was deleted) every write fails: nobody may take for durable
+   what was never written.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.queue_block import Block
 from millstream.broker.groups.queue_shelf import Grave, Head, Shelf
 from millstream.clock import Clock
+from millstream.errors import RequestError
 from millstream.promise import Promise
 from millstream.stores.base import Delete, Put
 
@@ -49,7 +52,8 @@ class Keeper:
         self.changed: set[int] = set()
         """Blocks that differ from what the store has, or will have."""
         self.graves: dict[int, Grave] = {}
-        self.is_closed = False
+        self.ended: RequestError | None = None
+        """Why nothing is written any more."""
 
     @property
     def is_private(self) -> bool:
@@ -68,11 +72,13 @@ class Keeper:
             self._grave_writes[key] = Delete(key)
 
     def save_soon(self) -> None:
-        if self._shelf is not None and not self._saver.armed:
+        if self._shelf is not None and self.ended is None and not self._saver.armed:
             self._saver.push(SAVE_MS)
 
     def save(self) -> Promise[None]:
         self._saver.stop()
+        if self.ended is not None:
+            return Promise.failed(RequestError(self.ended.code, self.ended.detail))
         if self._shelf is None:
             self.changed.clear()
             return Promise.of(None)
@@ -85,6 +91,8 @@ class Keeper:
 
     def _write(self) -> Iterator[Put | Delete]:
         assert self._shelf is not None
+        if self.ended is not None:
+            raise RequestError(self.ended.code, self.ended.detail)
         entry, self._queued = self._queued, None
         changed, self.changed = self.changed, set()
         writes, self._grave_writes = self._grave_writes, {}
@@ -94,8 +102,6 @@ class Keeper:
             writes[self._shelf.grave_key(grave.offset)] = self._shelf.grave(placed)
         if entry is not None:
             entry.promise.then(lambda done: self._failed(changed, writes, dug) if done.error is not None else None)
-        if self.is_closed:
-            return
         yield self._shelf.head(self._place.head())
         for number in changed:
             block = self._place.block(number)
@@ -125,7 +131,7 @@ class Keeper:
     def stop(self) -> None:
         self._saver.stop()
 
-    def close(self) -> None:
+    def end(self, reason: RequestError) -> None:
         """Nothing is written any more."""
-        self.is_closed = True
+        self.ended = reason
         self.stop()

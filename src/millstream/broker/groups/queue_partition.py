@@ -20,6 +20,8 @@ Rules
    when that is durable. After a crash in between it is looked for among the dead letters: there is one, whatever
    happens.
 5. A member answers for what it has leased now. Late answers, and those for others' records, are refused.
+6. A place that has ended gives nothing out and takes no answers: another broker may have it, and would know of neither.
+7. Only what the log says is out of its range is gone from it. A read that fails in any other way changes nothing.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ logger = logging.getLogger(__name__)
 READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
 REASON_CHARS_MAX = 1000
+ELSEWHERE = RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue")
 AGAIN_BYTES = 64 * 1024
 """To read at a place where something came back: the rest of a longer read would be records that are done."""
 
@@ -78,6 +81,8 @@ class QueuePartition:
         """A heap of blocks that may have something ready."""
         self._calendar = Calendar(self._clock, self._look_at_due)
         self._keys: KeyOrder | None = None
+        self.ended: RequestError | None = None
+        """Why nobody gets anything here any more."""
         self._wakers: dict[int, Callable[[], None]] = {}
         self._next_waker = 0
         self._restore(stored)
@@ -140,11 +145,15 @@ class QueuePartition:
         chunks: list[bytes] = []
         runs: list[Run] = []
         count = size = 0
+        self.check()
         for _ in range(READS_MAX):
             first = self._first()
             if first is None or count >= records_max or size >= bytes_max or self._room(member) <= 0:
                 break
-            for header, batch in await self._read(first, bytes_max - size):
+            batches = await self._read(first, bytes_max - size, is_first=not runs)
+            if batches is None:
+                break
+            for header, batch in batches:
                 if count >= records_max or (chunks and size + len(batch) > bytes_max):
                     break
                 wanted = self._room(member)
@@ -163,11 +172,14 @@ class QueuePartition:
         """The same as records, for doors that hand them out one by one. What is missing in the log is done."""
         taken: list[TakenRecord] = []
         size = 0
+        self.check()
         for _ in range(READS_MAX):
             first = self._first()
             if first is None or len(taken) >= records_max or size >= bytes_max or self._room(member) <= 0:
                 break
-            batches = await self._read(first, AGAIN_BYTES)
+            batches = await self._read(first, AGAIN_BYTES, is_first=not taken)
+            if batches is None:
+                break
             for header, batch in batches:
                 if len(taken) >= records_max or size >= bytes_max:
                     break
@@ -195,7 +207,7 @@ class QueuePartition:
         For the usual case that a queue has given out all it had. None: it must be read, with `take`.
         """
         inlet = self._partition.inlet
-        if inlet is None or inlet.leaving is None:
+        if inlet is None or inlet.leaving is None or self.ended is not None:
             return None
         base, rows = inlet.leaving
         count, settings, queue = len(rows), self.settings, self._queue
@@ -248,8 +260,23 @@ class QueuePartition:
             LEASES_GROUP_MAX - self._queue.leases,
         )
 
-    async def _read(self, first: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
-        """Batches from the one that holds `first`, or the next there is; what is gone from the log is done."""
+    async def _read(self, first: int, bytes_max: int, is_first: bool) -> list[tuple[BatchHeader, memoryview]] | None:
+        """Batches from the one that holds `first`, or the next there is; what is gone from the log is done.
+
+        Fails if the log cannot be read. Where something was leased before (`is_first` is false) the answer is None
+        instead: whoever asks must be given that.
+        """
+        try:
+            batches = await self._batches(first, bytes_max)
+        except RequestError:
+            self.check()
+            if is_first:
+                raise
+            return None
+        self.check()  # it may have ended meanwhile
+        return batches
+
+    async def _batches(self, first: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
         if first < self.log.start:
             self._pass_over(self.log.start)
             first = max(self._first() or self.next, self.log.start)
@@ -345,6 +372,7 @@ class QueuePartition:
 
     def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
         """Settles when durable; raises `RequestError`, with nothing changed, unless all of them are the member's."""
+        self.check()
         self._check(member, answers)
         until = self._clock.now_ms() + self.settings.lease_ms
         for each in answers:
@@ -366,6 +394,8 @@ class QueuePartition:
 
     def release(self, member: Member, reason: str) -> None:
         """The member is gone: what it had leased may be given out again."""
+        if self.ended is not None:
+            return
         for number, block in list(self._blocks.items()):
             for at in block.leased_by(member.id):
                 self._count_leases(member, -1)
@@ -534,17 +564,37 @@ class QueuePartition:
             self._bury()
 
     async def _restore_keys(self) -> None:
-        """Order by key was switched on, or the broker was restarted: open records find their places again."""
-        keys = KeyOrder()
-        for number, block in list(self._blocks.items()):
-            offset, end = number * SIZE + block.first_open(), (number + 1) * SIZE
-            while offset < min(end, self.next) and (batches := await self.reading.batches(offset, AGAIN_BYTES)):
-                for header, batch in batches:
-                    for at, record in self.reading.records(header, batch).items():
-                        if offset <= at < end:
-                            _restore_key(keys, block, at, record.key)
-                offset = batches[-1][0].next_offset
-        self._keys = keys
+        """Order by key was switched on, or the broker was restarted: open records find their places again.
+
+        Reading takes time in which records may be done or others looked at, and may fail. So states change only when
+        all keys are known, in one step.
+        """
+        known: dict[int, bytes | None] = {}
+        seen = -1
+        while seen != self.next:
+            seen = self.next
+            for number, block in list(self._blocks.items()):
+                if block.open:
+                    await self._read_keys(known, number * SIZE + block.first_open(), min((number + 1) * SIZE, seen))
+        if self._keys is not None:  # somebody else was faster
+            return
+        self._keys = keys = KeyOrder()
+        for offset in sorted(known):
+            found = self._blocks.get(offset // SIZE)
+            if found is not None:
+                _restore_key(keys, found, offset, known[offset])
+
+    async def _read_keys(self, known: dict[int, bytes | None], offset: int, end: int) -> None:
+        while offset < end:
+            offset = max(offset, self.log.start)
+            batches = await self.reading.batches(offset, AGAIN_BYTES)
+            if not batches and self.log.start <= offset:
+                return
+            for header, batch in batches:
+                for at, record in self.reading.records(header, batch).items():
+                    if offset <= at < end:
+                        known[at] = record.key
+                offset = max(offset, header.next_offset)
 
     # The dead
 
@@ -597,14 +647,28 @@ class QueuePartition:
         self._unwake()
         self._wake()
 
-    def close(self) -> None:
-        """Stops, and writes nothing any more either."""
-        self._keeper.close()
+    def end(self, reason: RequestError) -> None:
+        """From now on whoever asks or answers is refused, and nothing is written; nobody is told yet."""
+        if self.ended is None:
+            self.ended = reason
+            self._keeper.end(reason)
+            for block in self._blocks.values():
+                for at in block.all_in(LEASED):
+                    self._count_leases(self._queue.owner(block.owners[at]), -1)
+
+    def close(self, reason: RequestError = ELSEWHERE) -> None:
+        """Ends, and calls all who wait, to hear it."""
+        self.end(reason)
         self.stop()
+
+    def check(self) -> None:
+        """Raises `RequestError` if it has ended."""
+        if self.ended is not None:
+            raise RequestError(self.ended.code, self.ended.detail)
 
     @property
     def is_closed(self) -> bool:
-        return self._keeper.is_closed
+        return self.ended is not None
 
     def removal(self) -> list[Delete]:
         """What deletes all that is kept of it."""
@@ -612,7 +676,7 @@ class QueuePartition:
 
     async def flush(self) -> None:
         """Before a clean stop: what was counted is written."""
-        if self._keeper.changed:
+        if self._keeper.changed and self.ended is None:
             await self.save()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 
-from millstream.errors import RequestError
+from millstream.errors import Code, RequestError
 from millstream.records import codec
 from millstream.records.batch import BatchHeader, CorruptBatch
 from millstream.records.record import Record
@@ -31,12 +31,18 @@ class Reading:
         self._records: tuple[int, dict[int, Record]] = (-1, {})
 
     async def batches(self, offset: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
-        """A piece of the log, whole batches: from the one that holds an offset, or the next there is."""
+        """A piece of the log, whole batches: from the one that holds an offset, or the next there is.
+
+        Empty if it was trimmed meanwhile: the next look sees where the log begins now. Any other failure is raised.
+        What cannot be read now is still there.
+        """
         kept = self._kept
         if not (kept and kept[0][0].base_offset <= offset <= kept[-1][0].last_offset):
             try:
                 slice_ = await self._log.read(offset, min(bytes_max, READ_BYTES_MAX))
-            except RequestError:  # trimmed meanwhile: the next look sees where the log begins now
+            except RequestError as error:
+                if error.code != Code.OFFSET_OUT_OF_RANGE:
+                    raise
                 return []
             self._kept = kept = list(codec.split(slice_.to_bytes()))
         elif kept[0][0].last_offset < offset:

@@ -117,6 +117,9 @@ class Queues:
         return queue
 
     def _make(self, group_id: str, overrides: Mapping[str, str], *, durable: bool) -> Queue:
+        old = self._queues.get(group_id)
+        if old is not None:  # what loaded it before failed half-way, and began again
+            old.close()
         queue = self._queues[group_id] = Queue(
             group_id,
             self._journal,
@@ -144,10 +147,9 @@ class Queues:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"there is no queue {group_id}")
         if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
-        queue.close()
+        queue.close(RequestError(Code.GROUP_ID_NOT_FOUND, f"queue {group_id} was deleted"))
         del self._queues[group_id]
-        stored = await self._meta.list(group_prefix(group_id))
-        await self._journal.submit(Entry(lambda: [Delete(key) for key, _ in stored]))
+        await self._remove(group_id, group_prefix(group_id))
 
     async def forget(self, group_id: str, topic: str) -> None:
         """A queue's place in a topic goes; should it come back, it begins anew."""
@@ -159,8 +161,16 @@ class Queues:
         for partition in queue.partitions():
             if partition.topic.name == topic:
                 queue.forget(partition)
-        stored = await self._meta.list(f"{group_prefix(group_id)}{topic}/")
-        await self._journal.submit(Entry(lambda: [Delete(key) for key, _ in stored]))
+        await self._remove(group_id, f"{group_prefix(group_id)}{topic}/")
+
+    async def _remove(self, group_id: str, prefix: str) -> None:
+        stored = await self._meta.list(prefix)
+
+        def prepare() -> list[Delete]:
+            self._cluster.check(group_id)  # it may have been lost while the keys were listed
+            return [Delete(key) for key, _ in stored]
+
+        await self._journal.submit(Entry(prepare))
 
     async def configure(self, group_id: str, overrides: Mapping[str, str]) -> None:
         """Replaces all of a group's own settings; the group is made if it is new."""

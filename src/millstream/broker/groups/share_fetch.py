@@ -4,7 +4,8 @@ A fetch is answered when there is anything, when any partition has an error to r
 then it is parked: it holds neither data nor leases, only a place in the line at each partition. When somebody else was
 faster it goes on waiting.
 
-Nobody waits any more (`cancel`): what it may have leased in the same moment is released.
+Nobody waits any more (`cancel`): what it may have leased in the same moment is released. Another broker has the queue:
+the fetch fails as one of an unknown session, on which clients begin anew. They know no such error of a partition.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class ShareFetch:
             served = {each.place for each in leased if each.taken.runs}
             for waiter in waiters:
                 partition = waiter.line.partition
-                waiter.leave(self._is_cancelled or (partition.topic.id, partition.index) in served)
+                waiter.leave(
+                    self._is_cancelled or partition.is_closed or (partition.topic.id, partition.index) in served
+                )
 
     def cancel(self) -> None:
         self._is_cancelled = self._is_over = True
@@ -141,9 +144,13 @@ class ShareFetch:
                 partition, taken = find(self._queue, self._topics, place), NOTHING
                 if partition is None:  # its topic was deleted and made anew, or its queue forgot it
                     raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+                partition.check()
                 if records > 0 and room > 0 and partition.has_some:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
             except RequestError as error:
+                if error.code == Code.NOT_COORDINATOR:  # all of the queue is lost, and so is what was leased before
+                    detail = f"{error.detail}; open another session"
+                    raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from error
                 leased.append(Leased(place, NOTHING, 0, error))
                 continue
             self._found.append(partition)

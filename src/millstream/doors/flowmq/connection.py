@@ -267,7 +267,7 @@ class Connection:
         dispatcher = await self._door.join(topic, group)
         if self.closed or dispatcher.is_closed:
             self._door.leave(dispatcher)
-            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
+            raise dispatcher.lost or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
         subscription = Subscription(self, dispatcher, group, self._door.window)
         self.subscriptions[part] = subscription
         self._reply(answers.SUCCESS)
@@ -280,6 +280,13 @@ class Connection:
         if self.subscriptions.pop(dispatcher.topic_part, None) is not None:
             dispatcher.remove(subscription)
             self._door.leave(dispatcher)
+
+    def lose(self, subscription: Subscription, reason: str) -> None:
+        """Its queue is elsewhere. The client is told, and the connection ends: it would wait for ever."""
+        self.end(subscription)
+        self._backlog = []
+        self._refuse(reason)
+        self.flush()
 
     # -- answers and messages ----------------------------------------------------------------------------------------
 
@@ -322,7 +329,7 @@ class Connection:
         self._reply(wire.error(error.detail))
 
     def _refuse(self, reason: str) -> None:
-        """Nothing after this can be understood: the client is told, and the connection ends."""
+        """Nothing after this can be understood, or served: the client is told, and the connection ends."""
         if self._is_ending:
             return
         self._is_ending = True

@@ -12,6 +12,9 @@ Rules
 2. Who has no room, or does not read what it was sent, is not in line. It costs the others nothing.
 3. What a subscriber leaves unanswered behind when it goes is released at once, for the others.
 4. A topic that is deleted ends its subscriptions; one that grows gets further lanes.
+5. A queue that another broker has by now ends the connections of its subscribers, with the reason: the protocol has no
+   other way to tell them, and nothing would ever come here again.
+6. A partition that cannot be read now rests for a moment and is tried again.
 """
 
 from __future__ import annotations
@@ -41,12 +44,13 @@ TAKEN_MAX = 256
 """Records at a time."""
 TAKEN_BYTES_MAX = 256 * 1024
 """At a time; one record more may be as large as it likes."""
+RETRY_SECONDS = 1.0
 
 
 class Lane:
     """One partition of the topic."""
 
-    __slots__ = ("cancel", "is_awake", "partition", "prefix", "seen")
+    __slots__ = ("cancel", "is_awake", "partition", "prefix", "rests", "seen")
 
     def __init__(self, partition: QueuePartition, prefix: bytes) -> None:
         self.partition = partition
@@ -54,6 +58,8 @@ class Lane:
         """Of the ids of its messages."""
         self.is_awake = False
         """Whether something may be available."""
+        self.rests = False
+        """Whether it could not be read a moment ago."""
         self.seen = partition.log.durable
         """How far the log was when it last woke us."""
         self.cancel: Callable[[], None] = lambda: None
@@ -75,6 +81,8 @@ class Dispatcher:
         self._is_pump_due = False
         self._no_lease_ends_before = 0
         self.is_closed = False
+        self.lost: RequestError | None = None
+        """Why the queue is not here any more, if that is why it is closed."""
         self.users = 0
         """Subscriptions, and those that are being made."""
         self.opened = begin(self._open(self.topic.partition_count))
@@ -88,6 +96,7 @@ class Dispatcher:
                 await partition.seek(0)  # a partition that is new: all in it came after the subscription
             if self.is_closed:
                 return
+            partition.check()
             lane = Lane(partition, message_id.prefix(self.topic.id, index))
             lane.cancel = partition.wake(partial(self._on_awake, lane))
             self._lanes.append(lane)
@@ -143,6 +152,11 @@ class Dispatcher:
         """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
         all have, so that they go out in their order and together.
         """
+        if lane.partition.ended is not None:
+            self._door.loop.call_soon(self._end, lane.partition.ended)
+            return
+        if lane.rests:
+            return
         if not lane.is_awake:
             lane.is_awake = True
             self._awake.append(lane)
@@ -204,12 +218,22 @@ class Dispatcher:
         self.pump()
 
     def _have_taken(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
+        if lane.partition.ended is not None:
+            return  # whoever ended it has called
         if taken.error is not None:
             what = logger.warning if isinstance(taken.error, RequestError) else logger.error
             what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
+            lane.rests = True
+            self._door.clock.call_later(RETRY_SECONDS, partial(self._try_again, lane))
         elif records := taken.value():
             self._stay_awake(lane)  # there may be more
             self._hand_out(lane, [(record.offset, record.value) for record, _ in records], now_ms)
+
+    def _try_again(self, lane: Lane) -> None:
+        lane.rests = False
+        if not self.is_closed:
+            self._stay_awake(lane)
+            self.pump()
 
     def _room(self, now_ms: int) -> int:
         """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
@@ -322,6 +346,17 @@ class Dispatcher:
                 subscription.connection.end(subscription)
         elif self.opened.done and len(self._lanes) < self.topic.partition_count:
             self.opened = begin(self._open(len(self._lanes)))
+
+    def _end(self, reason: RequestError) -> None:
+        """The queue is no longer this broker's. Where its topic is gone, that has been seen to by now."""
+        if self.is_closed:
+            return
+        self.lost = RequestError(reason.code, reason.detail)
+        self.close()
+        for subscription in list(self.subscriptions):
+            subscription.connection.lose(
+                subscription, f"{reason.detail}: connect again, and subscribe to {self.topic.name} as before"
+            )
 
     def close(self) -> None:
         """Leaves the group: what its subscribers have not answered is available to others."""

@@ -89,7 +89,7 @@ class FlowmqDoor:
         name = group or f"flowmq-{uuid.uuid4()}"  # nobody can guess it, so a private group is nobody else's
         key = (name, topic.id)
         dispatcher = self._dispatchers.get(key)
-        if dispatcher is None:
+        if dispatcher is None or dispatcher.queue is not self.broker.queues.get(name):
             queue = self.broker.queues.open(name, durable=bool(group), settings=EARLIEST if group else None)
             dispatcher = self._dispatchers[key] = Dispatcher(self, queue, topic)
         dispatcher.users += 1
@@ -105,7 +105,9 @@ class FlowmqDoor:
         dispatcher.users -= 1
         if dispatcher.users == 0:
             dispatcher.close()
-            self._dispatchers.pop((dispatcher.queue.id, dispatcher.topic.id), None)
+            key = (dispatcher.queue.id, dispatcher.topic.id)
+            if self._dispatchers.get(key) is dispatcher:  # else its queue was lost, and found again
+                del self._dispatchers[key]
 
     def _on_topics_changed(self) -> None:
         for dispatcher in list(self._dispatchers.values()):

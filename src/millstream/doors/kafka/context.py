@@ -50,5 +50,7 @@ class Context:
     """The number of the broker that passes a client's share requests on through this connection, if one does."""
     relays: dict[Node, Relay] = field(default_factory=dict)
     """The connections to other brokers that go when this one goes."""
+    is_gone: bool = False
+    """Whether the client's connection is closed."""
     share_keys: set[Key] = field(default_factory=set)
     """The share sessions that go when this connection goes."""

@@ -119,6 +119,8 @@ async def _asked(group_id: str, frame: bytes, wait_ms: int, context: Context) ->
 
 
 def _relay_to(node: Node, context: Context) -> Relay:
+    if context.is_gone:  # while the coordinator was looked for: nobody would close the connection to it
+        raise ConnectionAbortedError("the client has gone")
     relay = context.relays.get(node)
     if relay is None or relay.is_closed:
         config = context.broker.config

@@ -85,7 +85,12 @@ class ShareSessions:
 
     def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
         """The session that a request belongs to, if it is the next one of it."""
-        session = self._sessions.get(_key(group_id, member_id, context))
+        key = _key(group_id, member_id, context)
+        try:
+            context.broker.cluster.check(key[0])
+        except RequestError as error:  # in the words that share consumers know: they begin anew
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
+        session = self._sessions.get(key)
         if session is not None and not session.group.has_seat(session.key[1], session.seat, session.key[2]):
             self.close(session)  # its member left the group, or was silent too long
             session = None
@@ -128,6 +133,7 @@ class ShareSessions:
     def disconnected(self, context: Context) -> None:
         for key in list(context.share_keys):
             self.close(self._sessions.get(key))
+        context.is_gone = True
         for relay in context.relays.values():
             relay.close()
 

@@ -1,0 +1,79 @@
+"""A broker that stands still for longer than its lease: the other has its queues, and it finds out when it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compat.client_flowmq import FlowmqClient, FlowmqError
+from tests.serving import ServedBroker
+
+LEASE_MS = 1500
+RECORDS = 100
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
+    """The first one looks after all groups: it was alone when it came."""
+    (tmp_path / "millstream.toml").write_text(f"lease_ms = {LEASE_MS}\nflowmq_unacknowledged_max = 20\n")
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    flags = ["--flowmq", "127.0.0.1:0", "--config", str(tmp_path / "millstream.toml"), "--node-id"]
+    with (
+        ServedBroker(tmp_path / "1", *flags, "1", store=store) as one,
+        ServedBroker(tmp_path / "2", *flags, "2", store=store) as two,
+    ):
+        yield one, two
+
+
+def subscribed(address: str, topic: str, group: str) -> FlowmqClient:
+    """To a broker that may not know yet that the group is free."""
+    deadline = time.monotonic() + 30
+    while True:
+        client = FlowmqClient(address)
+        try:
+            client.subscribe(topic, group)
+            return client
+        except FlowmqError:
+            client.close()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def work(client: FlowmqClient) -> list[bytes]:
+    """What it was given and had its acknowledgement confirmed for, until nothing comes or the connection ends."""
+    confirmed = []
+    try:
+        while True:
+            message = client.next(2)
+            client.ack(message)
+            confirmed.append(message.payload)
+    except (TimeoutError, ConnectionError, FlowmqError):
+        return confirmed
+
+
+def test_no_record_is_confirmed_by_both_when_one_stood_still(pair: tuple[ServedBroker, ServedBroker]) -> None:
+    one, two = pair
+    with FlowmqClient(one.doors["flowmq"]) as old:
+        old.create_topic("jobs")
+        old.subscribe("jobs", "workers")
+        for number in range(RECORDS):
+            old.publish("jobs", b"%d" % number)
+        before = [old.next() for _ in range(3)]
+        for message in before:
+            old.ack(message)
+        os.kill(one.pid, signal.SIGSTOP)
+        try:
+            new = subscribed(two.doors["flowmq"], "jobs", "workers")
+        finally:
+            os.kill(one.pid, signal.SIGCONT)
+        with new:
+            theirs, ours = work(new), work(old)
+        assert ours == [], "they were given to the other broker's subscriber by then"
+        assert sorted(theirs + [message.payload for message in before]) == sorted(b"%d" % n for n in range(RECORDS))
+        with FlowmqClient(one.doors["flowmq"]) as late, pytest.raises(FlowmqError, match="broker 2 on 127"):
+            late.subscribe("jobs", "workers")
