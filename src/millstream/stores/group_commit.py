@@ -9,9 +9,12 @@ before the next one leaves: whoever was waiting for an answer to send more is pa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -37,16 +40,24 @@ class GroupCommit(Generic[Item]):
             self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        while self._waiting:
-            group: list[Item] = []
-            size = 0
-            while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
-                items, more = self._waiting.popleft()
-                group += items
-                size += more
-            await self._write(group)
-            await asyncio.sleep(0)
-        self._running = None
+        try:
+            while self._waiting:
+                try:
+                    await self._write(self._next())
+                except Exception:  # which should not happen; those who come later need not pay for it
+                    logger.exception("a transaction was not answered")
+                await asyncio.sleep(0)
+        finally:
+            self._running = None
+
+    def _next(self) -> list[Item]:
+        group: list[Item] = []
+        size = 0
+        while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
+            items, more = self._waiting.popleft()
+            group += items
+            size += more
+        return group
 
     async def drained(self) -> None:
         """Returns when all that was put in before is answered."""
