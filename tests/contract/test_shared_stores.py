@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +14,7 @@ from millstream.promise import Promise
 from millstream.records.batch import read_header
 from millstream.stores import table_store
 from millstream.stores.base import Delete, PartitionLog, Put, Versioned
+from millstream.stores.database import Database
 from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.table_store import TableLogStore
 from tests.batches import NOW, append, batch, fill, read_back
@@ -51,6 +53,24 @@ async def woken(log: PartitionLog, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
         await event.wait()
     take_off()
+
+
+@contextmanager
+def dying_at(database: Database, step: int) -> Iterator[None]:
+    """The process that does this to the database does not get further than to some step."""
+    name = "_write" if hasattr(database, "_write") else "_fetch"
+    whole, steps = getattr(database, name), 0
+
+    async def until_the_crash(*arguments: object) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            raise ConnectionAbortedError
+        return await whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConnectionAbortedError):
+        patch.setattr(database, name, until_the_crash)
+        yield
 
 
 class TestLogs:
@@ -183,23 +203,11 @@ class TestLogs:
         driver: Driver,
         stores: tuple[TableLogStore, TableLogStore],
         logs: tuple[PartitionLog, PartitionLog],
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         await fill(logs[0], 1200, size=10)
         one, two = (store.database for store in stores)
         (log_id,) = (state.id for state in await one.open_logs(TOPIC_ID, 1))
-        step = "_write" if hasattr(one, "_write") else "_fetch"
-        whole, steps = getattr(one, step), 0
-
-        async def until_the_crash(*arguments: object) -> object:
-            nonlocal steps
-            steps += 1
-            if steps == 4:
-                raise ConnectionAbortedError
-            return await whole(*arguments)
-
-        monkeypatch.setattr(one, step, until_the_crash)
-        with pytest.raises(ConnectionAbortedError):
+        with dying_at(one, 4):
             await one.discard(TOPIC_ID)
         assert not await two.states([log_id]) and await two.rows(log_id, 0, 1), "closed, and not removed yet"
         restarted = driver.make_logs()
@@ -261,29 +269,14 @@ class TestLogs:
         assert read_header((await logs[0].read(0, 1000)).to_bytes()).leader_epoch == 0
 
     async def test_retention_by_size_counts_what_is_not_removed_yet(
-        self,
-        stores: tuple[TableLogStore, TableLogStore],
-        logs: tuple[PartitionLog, PartitionLog],
-        monkeypatch: pytest.MonkeyPatch,
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
     ) -> None:
         """The other one moved the start, and died or is about to remove what lies below it."""
         one, two = logs
         await fill(one, 20)
         limit = one.size_bytes() // 2
-        step = "_write" if hasattr(stores[0].database, "_write") else "_fetch"
-        whole, steps = getattr(stores[0].database, step), 0
-
-        async def until_the_crash(*arguments: object) -> object:
-            nonlocal steps
-            steps += 1
-            if steps == 2:
-                raise ConnectionAbortedError
-            return await whole(*arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(stores[0].database, step, until_the_crash)
-            with pytest.raises(ConnectionAbortedError):
-                await one.trim(10)
+        with dying_at(stores[0].database, 2):
+            await one.trim(10)
         await two.refresh()
         assert two.start == 10 and two.size_bytes() > limit
         two.config = LogConfig(retention_ms=-1, retention_bytes=limit)
@@ -299,7 +292,9 @@ class TestLogs:
         gone, stays = two.open("gone", "ffff", 0, config), two.open(TOPIC, TOPIC_ID, 1, config)
         await fill(gone, 3)
         await fill(stays, 3)
-        await one.database.discard("ffff")
+        with dying_at(one.database, 3 if isinstance(one.database, PostgresDatabase) else 2):
+            await one.database.discard("ffff")
+        assert not await two.database.states([gone.id]) and await two.database.rows(gone.id, 0, 1), "closed, and there"
         await two.housekeep()
         assert stays.start == 3
 

@@ -1,4 +1,4 @@
-"""What a store over a database does about news that were lost."""
+"""What a store over a database does about news: those that were lost, and those of whom somebody just began to hear."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from millstream.errors import RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.stores import table_store
-from millstream.stores.database import Database, LogState
+from millstream.stores.base import Operation, Put, Versioned
+from millstream.stores.database import Changes, Database, LogState
 from millstream.stores.table_log import TableLog
+from millstream.stores.table_meta import TableMeta
 from millstream.stores.table_store import TableLogStore
 from millstream.testing.clock import VirtualClock
 
@@ -97,3 +100,37 @@ async def test_a_mistake_while_it_catches_up_is_not_the_end(
     database.end = 7
     store._lost()
     await grown(log, 7)
+
+
+class Busy(Database):
+    """While it is asked for something, others begin to watch."""
+
+    def __init__(self) -> None:
+        self.meta = TableMeta(self)
+        self.seen: list[str] = []
+        self.coming = ["a/", "b/", "c/"]
+
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
+        return []
+
+    async def revision(self) -> int:
+        return 0
+
+    async def transact(
+        self, transactions: Sequence[Sequence[Operation]], since: int, prefixes: Sequence[str]
+    ) -> tuple[list[int | RevisionConflict], Changes]:
+        return [1], self._changes(prefixes)
+
+    async def changes(self, since: int, prefixes: Sequence[str]) -> Changes:
+        return self._changes(prefixes)
+
+    def _changes(self, prefixes: Sequence[str]) -> Changes:
+        if self.coming:
+            self.meta.watch(self.coming.pop(0), lambda key, value: self.seen.append(key))
+        return Changes(1, True, [(f"{prefix}key", Versioned(b"", 1), 1) for prefix in prefixes])
+
+
+async def test_who_begins_to_watch_while_a_transaction_is_told_hears_of_it() -> None:
+    database = Busy()
+    await database.meta.transact(Put("a/key", b""), Put("b/key", b""), Put("c/key", b""))
+    assert database.seen == ["a/key", "b/key", "c/key"]
