@@ -340,6 +340,23 @@ class TestFlushAndWake:
         await append(log, batch(b"b", b"c"))
         assert seen == [1, 3]
 
+    async def test_a_waker_that_fails_costs_neither_the_others_nor_the_append(
+        self, driver: Driver, open_log: OpenLog
+    ) -> None:
+        if driver.has_segments:
+            pytest.skip("a log of its own")
+        log = await open_log()
+        woken: list[int] = []
+
+        def fail() -> None:
+            raise ValueError("a mistake elsewhere")
+
+        log.wake(fail)
+        log.wake(lambda: woken.append(log.durable))
+        assert (await append(log, batch(b"a"))).base_offset == 0
+        assert (await append(log, batch(b"b"))).base_offset == 1
+        assert woken == [1, 2]
+
     async def test_wakes_nobody_who_was_taken_off(self, open_log: OpenLog) -> None:
         log = await open_log()
         seen: list[int] = []

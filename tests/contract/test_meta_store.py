@@ -108,6 +108,13 @@ class TestCompareAndSet:
         with pytest.raises(RevisionConflict):
             await meta.transact(Put("b", b"1"), Check("a", 0))
 
+    async def test_nothing_is_ever_at_a_negative_revision(self, meta: MetaStore) -> None:
+        """What a broker without a lease holds its writes to."""
+        await meta.transact(Put("there", b""))
+        for key in ("there", "not there"):
+            with pytest.raises(RevisionConflict):
+                await meta.transact(Put("a", b"1"), Check(key, -1))
+
 
 class TestTransactions:
     async def test_apply_all(self, meta: MetaStore) -> None:
@@ -211,3 +218,27 @@ class TestReopen:
         await second.start()
         assert await second.get("a") == Versioned(b"1", 1)
         await second.close()
+
+
+class TestCallbacksThatFail:
+    async def test_a_watcher_costs_neither_the_others_nor_the_write(self, meta: MetaStore) -> None:
+        seen: list[str] = []
+        meta.watch("t/", _raise)
+        meta.watch("t/", lambda key, value: seen.append(key))
+        revision = await meta.transact(Put("t/a", b""))
+        await meta.transact(Put("t/b", b""))
+        assert revision == 1 and seen == ["t/a", "t/b"]
+
+    async def test_whoever_waits_for_an_answer_costs_those_behind_nothing(self, meta: MetaStore) -> None:
+        first = meta.transact(Put("a", b""))
+        if first.done:
+            pytest.skip("answered at once: it fails where it asks")
+        first.then(_raise)
+        second = meta.transact(Put("b", b""))
+        async with asyncio.timeout(10):
+            assert await second == 2
+            assert await meta.transact(Put("c", b"")) == 3
+
+
+def _raise(*_: object) -> None:
+    raise ValueError("a mistake elsewhere")

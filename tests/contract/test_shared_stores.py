@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.promise import Promise
+from millstream.records.batch import read_header
+from millstream.stores import table_store
 from millstream.stores.base import Delete, PartitionLog, Put, Versioned
+from millstream.stores.database import Database
+from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.table_store import TableLogStore
 from tests.batches import NOW, append, batch, fill, read_back
 from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
@@ -48,6 +53,24 @@ async def woken(log: PartitionLog, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
         await event.wait()
     take_off()
+
+
+@contextmanager
+def dying_at(database: Database, step: int) -> Iterator[None]:
+    """The process that does this to the database does not get further than to some step."""
+    name = "_write" if hasattr(database, "_write") else "_fetch"
+    whole, steps = getattr(database, name), 0
+
+    async def until_the_crash(*arguments: object) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            raise ConnectionAbortedError
+        return await whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConnectionAbortedError):
+        patch.setattr(database, name, until_the_crash)
+        yield
 
 
 class TestLogs:
@@ -180,23 +203,11 @@ class TestLogs:
         driver: Driver,
         stores: tuple[TableLogStore, TableLogStore],
         logs: tuple[PartitionLog, PartitionLog],
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         await fill(logs[0], 1200, size=10)
         one, two = (store.database for store in stores)
         (log_id,) = (state.id for state in await one.open_logs(TOPIC_ID, 1))
-        step = "_write" if hasattr(one, "_write") else "_fetch"
-        whole, steps = getattr(one, step), 0
-
-        async def until_the_crash(*arguments: object) -> object:
-            nonlocal steps
-            steps += 1
-            if steps == 4:
-                raise ConnectionAbortedError
-            return await whole(*arguments)
-
-        monkeypatch.setattr(one, step, until_the_crash)
-        with pytest.raises(ConnectionAbortedError):
+        with dying_at(one, 4):
             await one.discard(TOPIC_ID)
         assert not await two.states([log_id]) and await two.rows(log_id, 0, 1), "closed, and not removed yet"
         restarted = driver.make_logs()
@@ -218,6 +229,130 @@ class TestLogs:
         for log in opened[0]:
             await log.refresh()
         assert sum(log.durable for log in opened[0]) == 120
+
+    async def test_a_reader_that_fails_to_take_the_news_costs_later_ones_nothing(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = logs
+        failed = asyncio.Event()
+
+        def fail() -> None:
+            failed.set()
+            raise ValueError("a mistake elsewhere")
+
+        take_off = two.wake(fail)
+        await append(one, batch(b"a"))
+        async with asyncio.timeout(SECONDS):
+            await failed.wait()
+        take_off()
+        await append(one, batch(b"b"))
+        await woken(two, lambda: two.durable == 2)
+
+    async def test_whoever_fails_at_an_answer_costs_later_appends_nothing(
+        self, logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        def fail(_: object) -> None:
+            raise ValueError("a mistake elsewhere")
+
+        first = append(logs[0], batch(b"a"))
+        first.then(fail)
+        beside = append(logs[0], batch(b"b"))
+        async with asyncio.timeout(SECONDS):
+            assert (await beside).base_offset == 1
+            assert (await append(logs[0], batch(b"c"))).base_offset == 2
+            await logs[0].flush()
+
+    async def test_the_leader_epoch_of_a_producer_is_not_kept(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        data = batch(b"a")
+        data[12:16] = (77).to_bytes(4, "big")
+        await append(logs[0], data)
+        assert read_header((await logs[0].read(0, 1000)).to_bytes()).leader_epoch == 0
+
+    async def test_retention_by_size_counts_what_is_not_removed_yet(
+        self, stores: tuple[TableLogStore, TableLogStore], logs: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        """The other one moved the start, and died or is about to remove what lies below it."""
+        one, two = logs
+        await fill(one, 20)
+        limit = one.size_bytes() // 2
+        with dying_at(stores[0].database, 2):
+            await one.trim(10)
+        await two.refresh()
+        assert two.start == 10 and two.size_bytes() > limit
+        two.config = LogConfig(retention_ms=-1, retention_bytes=limit)
+        await stores[1].housekeep()
+        assert two.start == 10 and two.size_bytes() == (await two.read(10, 1 << 20)).size < 2 * limit
+
+    async def test_a_log_that_was_deleted_elsewhere_does_not_end_the_retention_of_others(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        one, two = stores
+        await two.prepare("ffff", 1)
+        config = LogConfig(retention_ms=-1, retention_bytes=0)
+        gone, stays = two.open("gone", "ffff", 0, config), two.open(TOPIC, TOPIC_ID, 1, config)
+        await fill(gone, 3)
+        await fill(stays, 3)
+        with dying_at(one.database, 3 if isinstance(one.database, PostgresDatabase) else 2):
+            await one.database.discard("ffff")
+        assert not await two.database.states([gone.id]) and await two.database.rows(gone.id, 0, 1), "closed, and there"
+        await two.housekeep()
+        assert stays.start == 3
+
+
+class TestTogether:
+    @pytest.fixture
+    def pair(self, stores: tuple[TableLogStore, TableLogStore]) -> tuple[PartitionLog, PartitionLog]:
+        store = stores[0]
+        return store.open(TOPIC, TOPIC_ID, 0, LogConfig()), store.open(TOPIC, TOPIC_ID, 1, LogConfig())
+
+    async def test_all_are_stored(
+        self, stores: tuple[TableLogStore, TableLogStore], pair: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        with stores[0].together():
+            promises = [append(log, batch(b"a")) for log in (*pair, *pair)]
+        assert [(await promise).base_offset for promise in promises] == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize("is_first", [False, True])
+    async def test_one_without_room_takes_the_others_along(
+        self,
+        stores: tuple[TableLogStore, TableLogStore],
+        pair: tuple[PartitionLog, PartitionLog],
+        monkeypatch: pytest.MonkeyPatch,
+        is_first: bool,
+    ) -> None:
+        monkeypatch.setattr(table_store, "WAITING_BYTES_MAX", 1000)
+        small, large = batch(b"a"), batch(bytes(2000))
+        before = append(pair[0], batch(b"before"))
+        with stores[0].together():
+            promises = [
+                append(log, data) for log, data in zip(pair, (small, large)[:: -1 if is_first else 1], strict=True)
+            ]
+        for promise in promises:
+            with pytest.raises(RequestError, match="too much waits for the database already"):
+                await promise
+        await before
+        assert [log.end for log in pair] == [1, 0] and [log.unsynced_bytes for log in pair] == [0, 0]
+        assert stores[0].has_room(1000)
+
+    async def test_one_that_was_deleted_elsewhere_takes_the_others_along(
+        self, stores: tuple[TableLogStore, TableLogStore], pair: tuple[PartitionLog, PartitionLog]
+    ) -> None:
+        one, two = stores
+        await one.prepare("ffff", 1)
+        gone = one.open("gone", "ffff", 0, LogConfig())
+        await two.database.discard("ffff")
+        with one.together():
+            promises = [append(log, batch(b"a", producer=7)) for log in (*pair, gone)]
+        with one.together():
+            whole = [append(log, batch(b"b")) for log in pair]
+        beside = append(pair[0], batch(b"c"))
+        for promise in promises:
+            with pytest.raises(RequestError) as caught:
+                await promise
+            assert caught.value.code == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert [(await promise).base_offset for promise in (*whole, beside)] == [0, 0, 1]
+        assert not (await append(pair[0], batch(b"a", producer=7))).duplicate
+        assert [record.value for record in await read_back(pair[0])] == [b"b", b"c", b"a"]
 
 
 class Watched:
@@ -291,3 +426,21 @@ class TestMetadata:
         await two.meta.catch_up()
         await watched.key("t/comes")
         assert ("t/goes", None) in watched.seen and ("t/comes", b"2") in watched.seen
+
+    async def test_forgetting_what_was_deleted_and_a_transaction_do_not_wait_for_each_other(
+        self, stores: tuple[TableLogStore, TableLogStore]
+    ) -> None:
+        one, two = stores
+        if not isinstance(one.database, PostgresDatabase):
+            pytest.skip("one writes at a time")
+        await one.meta.transact(Put("a", b""))
+        await one.meta.transact(Delete("a"))
+        async with one.database._meta.take() as connection, asyncio.timeout(SECONDS):
+            async with connection.transaction():
+                await connection.execute("SELECT FROM millstream.meta_revision FOR NO KEY UPDATE")
+                forgetting = asyncio.ensure_future(two.database.forget_deleted(0))
+                while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                    pass  # it has not come that far
+                await connection.execute("UPDATE millstream.meta SET value = '' WHERE key = 'a'")
+            await forgetting
+        assert await one.meta.get("a") is not None, "it is there again"

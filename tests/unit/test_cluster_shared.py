@@ -10,7 +10,7 @@ from millstream.cluster.base import Node, Owns
 from millstream.cluster.shared import SHARDS, SharedCluster, shard_of
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise
-from millstream.stores.base import Operation, Put
+from millstream.stores.base import Check, Delete, Operation, Put
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 
@@ -41,10 +41,17 @@ class View:
     def __init__(self, meta: FlakyMeta) -> None:
         self.meta = meta
         self.is_away = False
+        self.refuses = False
+        """Takes nothing but what is refused anyway."""
+        self.writes_left = -1
+        """How many it takes before it is away."""
 
     def transact(self, *operations: Operation) -> Promise[int]:
-        if self.is_away:
+        if self.is_away or self.writes_left == 0:
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "away"))
+        if self.refuses and not any(isinstance(each, Check) for each in operations):
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "refused"))
+        self.writes_left -= 1
         return self.meta.transact(*operations)
 
     def __getattr__(self, name: str) -> object:
@@ -57,9 +64,17 @@ class Member:
         self.cluster = SharedCluster(self.view, clock, node_id, LEASE_MS)  # type: ignore[arg-type]
         self.adopted: set[str] = set()
         self.releases = 0
+        self.gate: asyncio.Event | None = None
+        """Until it is set, groups are being read."""
+        self.failures_left = 0
         self.cluster.serve_groups(self._adopt, self._release)
 
     async def _adopt(self, owns: Owns) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures_left:
+            self.failures_left -= 1
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, "a read failed")
         self.adopted |= {group for group in GROUPS if owns(group)}
 
     def _release(self) -> None:
@@ -70,6 +85,12 @@ class Member:
         await self.cluster.start()
         await self.cluster.join("127.0.0.1", port)
         return self
+
+    def stop(self) -> None:
+        """As a kill does: it gives no more signs of life, and hears nothing."""
+        self.view.is_away = True
+        for unwatch in self.cluster._unwatch:
+            unwatch()
 
     def refusal(self, group: str) -> Code:
         try:
@@ -260,6 +281,115 @@ async def test_a_number_whose_broker_died_elsewhere_is_free_after_half_a_lease(
     assert dead.releases == 1
     await live(clock, 30)
     assert await (await joining).cluster.find_coordinator("g") is None, "the two do not fight over it"
+
+
+async def test_who_has_left_writes_nothing_more(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    await one.cluster.leave()
+    assert await meta.list("leases/") == []
+    with pytest.raises(RevisionConflict):
+        await meta.transact(Put("groups/g", b""), *one.cluster.guards())
+
+
+async def test_who_lost_its_lease_and_has_no_new_one_writes_nothing(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, _ = await both(meta, clock)
+    one.view.is_away = True
+    await live(clock, 12)
+    one.cluster.fenced()
+    await meta.transact(Delete("brokers/1"), Delete("leases/1"))
+    one.view.refuses = True  # it finds out, and cannot begin anew
+    one.view.is_away = False
+    await live(clock, 3)
+    assert one.releases == 1 and await meta.get("leases/1") is None
+    with pytest.raises(RevisionConflict):
+        await meta.transact(Put("groups/g", b""), *one.cluster.guards())
+
+
+async def test_a_sign_of_life_on_its_way_when_the_broker_leaves_does_not_bring_it_back(
+    meta: FlakyMeta, clock: VirtualClock
+) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    one.cluster.fenced()  # looks at once whether it still has its lease
+    await one.cluster.leave()
+    await live(clock, 10)
+    assert await meta.list("brokers/") == [] and await meta.list("leases/") == []
+
+
+async def test_groups_that_were_read_while_the_lease_was_lost_are_dropped(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = Member(meta, clock, 1)
+    one.gate = asyncio.Event()
+    joining = asyncio.ensure_future(one.join(9001))
+    await turn()
+    two = await Member(meta, clock, 2).join(9002)
+    one.view.is_away = True
+    await live(clock, 14)
+    assert two.adopted == set(GROUPS)
+    one.view.is_away = False
+    await live(clock, 4)
+    one.gate.set()
+    await joining
+    assert one.adopted == set() and one.refusal("group-1") == Code.NOT_COORDINATOR
+
+
+async def test_reading_groups_for_long_costs_no_lease(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = await Member(meta, clock, 1).join(9001)
+    one.gate = asyncio.Event()
+    await meta.transact(Delete("brokers/1"), Delete("leases/1"))
+    await live(clock, 30)
+    assert one.releases == 1 and one.adopted == set(), "it began anew, and reads"
+    one.gate.set()
+    await turn()
+    assert one.releases == 1 and one.adopted == set(GROUPS) and one.refusal("group-1") == Code.NONE
+
+
+async def test_a_restart_that_dies_as_it_joins_is_taken_for_dead_in_time(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("group-1")
+    one.stop()
+    again = Member(meta, clock, 1)
+    again.view.writes_left = 1
+    joining = asyncio.ensure_future(again.join(9001))
+    await turn()
+    again.stop()
+    await live(clock, 20)
+    assert joining.done() and two.cluster.others() == []
+    assert await two.cluster.find_coordinator("group-1") is None and two.adopted == set(GROUPS)
+
+
+async def test_a_claim_whose_groups_could_not_be_read_is_made_again(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("group-1")
+    two.failures_left = 1
+    await one.cluster.leave()
+    await turn()
+    assert two.adopted == set()
+    await live(clock, LEASE_MS / 1000)
+    assert two.adopted == set(GROUPS) and two.refusal("group-1") == Code.NONE
+
+
+async def test_an_embedded_broker_repeats_the_claims_that_it_made(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one = Member(meta, clock, 1)
+    await one.cluster.start()
+    await one.cluster.join("", 0)
+    one.failures_left = 1
+    with pytest.raises(RequestError):
+        await one.cluster.find_coordinator("group-1")
+    await live(clock, LEASE_MS / 1000)
+    assert "group-1" in one.adopted and one.refusal("group-1") == Code.NONE
+
+
+async def test_two_embedded_brokers_with_one_number_do_not_take_turns(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = Member(meta, clock, 1), Member(meta, clock, 1)
+    await one.cluster.start()
+    await one.cluster.join("", 0)
+    await two.cluster.start()
+    joining = asyncio.ensure_future(two.cluster.join("", 0))
+    await turn()
+    await live(clock, 4)
+    with pytest.raises(StartupError, match="embedded in another process, has the number 1"):
+        await joining
+    await live(clock, 10)
+    assert one.releases == 0
 
 
 def test_every_group_has_a_shard_for_ever() -> None:

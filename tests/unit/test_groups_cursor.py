@@ -9,13 +9,14 @@ import pytest
 
 from millstream.broker.groups import cursor as cursors
 from millstream.broker.groups.cursor import Cursors
-from millstream.broker.outlet import Outlet
+from millstream.broker.outlet import Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock
 from millstream.cluster.base import Solo
-from millstream.errors import Code
+from millstream.errors import Code, RequestError
 from millstream.records import codec
 from millstream.records.record import Record
+from millstream.stores.base import PartitionLog
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.unit.test_groups_kit import HeldMeta, code_of, turn
@@ -191,3 +192,48 @@ async def test_a_hundred_readers_at_once_get_every_record_once(bench: Bench) -> 
     shares = [numbers(await read) for read in reads]
     together = [number for share in shares for number in share]
     assert together == list(range(len(together))) and len(together) > 500
+
+
+class Elsewhere(Solo):
+    """A cluster in which another broker may look after everything."""
+
+    is_ours = True
+
+    def check(self, group_id: str) -> None:
+        if not self.is_ours:
+            raise RequestError(Code.NOT_COORDINATOR)
+
+
+class SlowOutlet(Outlet):
+    """Has read, and does not say so before the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def take(
+        self, log: PartitionLog, offset: int, bytes_max: int, *, head_bytes: int = 0, count_max: int | None = None
+    ) -> Taken:
+        taken = await super().take(log, offset, bytes_max, head_bytes=head_bytes, count_max=count_max)
+        await self.gate.wait()
+        return taken
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_round_that_another_broker_overtook_moves_no_position(bench: Bench, is_back: bool) -> None:
+    topic = await bench.topic(10)
+    cluster, outlet = Elsewhere(0), SlowOutlet()
+    loser = Cursors(bench.meta, bench.topics, outlet, cluster)
+    reading = loser.read("a", topic, 2)
+    await turn()
+    loser.release()
+    cluster.is_ours = False
+    await bench.cursors.read("a", topic, 8)
+    cluster.is_ours = is_back
+    if is_back:
+        await loser.adopt(lambda fanout_id: True)
+    outlet.gate.set()
+    assert await code_of(reading) == Code.NOT_COORDINATOR
+    await bench.restart()
+    assert bench.cursors.position("a", topic) == 8
+    await loser.close()

@@ -1,7 +1,7 @@
 """Many brokers over one database: who is alive, and which of them looks after which groups.
 
     leases/NODE         made anew by every start of a broker; its revision is that broker's epoch
-    brokers/NODE        epoch and address, written again every third of a lease: the sign of life
+    brokers/NODE        epoch and address, made with the lease, written again every third of one: the sign of life
     coordinators/SHARD  node and epoch of whoever looks after the groups of a shard
 
 Rules
@@ -14,11 +14,15 @@ Rules
    compare-and-set, when a client asks for a coordinator or when it sees the other go. Who is alone takes all.
 4. Every write of groups' state checks the writer's lease at its epoch in the same transaction. So a broker that was
    taken for dead writes nothing more, however late it finds out. When it does it drops all groups and begins anew.
+   While it has no epoch nothing of its groups is written at all. Under its next one the lease alone would let through
+   what was meant for groups that others have by now: who waits before writing asks `check` again when the write leaves.
 5. A broker whose lease has run out by its own clock says that it is no coordinator, though nobody may have taken over:
    if its next sign of life is accepted, nobody has, and it goes on with what it has.
-6. After being cut off from the database itself, a broker gives the others a whole lease again.
-7. Two brokers with one number: the newer wins if the older gives no sign of life or had the same address (a restart);
-   else the newer is refused.
+6. A claim that could not be carried through (the database failed while the groups were read) is made again after the
+   next sign of life. Groups that were read while the lease was lost are dropped: others may have changed them since.
+7. After being cut off from the database itself, a broker gives the others a whole lease again.
+8. Two brokers with one number: the newer wins if the older gives no sign of life or had the same address (a restart);
+   else the newer is refused. Brokers without an address are told apart by a token.
 
 Any broker takes any produce or fetch. This is about groups, and about who is listed.
 """
@@ -28,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +49,10 @@ LEASES, BROKERS, COORDINATORS = "leases/", "brokers/", "coordinators/"
 SHARDS = 64
 """How finely groups are shared out; the same for every broker of a database, for ever."""
 LEAVE_SECONDS_MAX = 5.0
+EPOCH_OF_KEY = 0
+"""Written for an epoch that is the revision of the very key: when it is written nobody knows it yet."""
+NEVER = -1
+"""A revision that no key is ever at, not even one that does not exist."""
 
 
 @dataclass
@@ -83,10 +92,12 @@ class SharedCluster:
         self._owners: dict[int, Owner] = {}
         self._own: set[int] = set()
         self._claiming = asyncio.Lock()
+        self._is_claim_waiting = False
         self._timer: Timer | None = None
         self._renewing = False
         self._is_replaced = False
         """Another broker has our number: this one takes no further part."""
+        self._has_left = False
         self._unwatch: list[Callable[[], None]] = []
         self._adopt: Callable[[Owns], Awaitable[None]] | None = None
         self._release: Callable[[], None] = lambda: None
@@ -106,7 +117,7 @@ class SharedCluster:
             raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the broker cannot reach its database")
 
     def guards(self) -> Sequence[Check]:
-        return (Check(f"{LEASES}{self.node_id}", self._epoch),)
+        return (Check(f"{LEASES}{self.node_id}", self._epoch or NEVER),)
 
     def fenced(self) -> None:
         if self._epoch:
@@ -150,11 +161,11 @@ class SharedCluster:
             self._coordinator_changed(key, stored)
 
     async def join(self, host: str, port: int) -> None:
-        self._node = Node(self.node_id, host, port)
+        self._node = Node(self.node_id, host, port if host else secrets.randbits(31))
         await self._make_sure_nobody_has_our_number()
         await self._register()
         self._schedule()
-        await self._claim(self._free())
+        await self._claim()
 
     async def _make_sure_nobody_has_our_number(self) -> None:
         found = await self._meta.get(self._key)
@@ -164,22 +175,30 @@ class SharedCluster:
         again = await self._meta.get(self._key)
         if again is not None and again.revision != found.revision:
             there = _decode(again)[0]
+            place = f"at {there.host}:{there.port}" if there.host else "embedded in another process"
             raise StartupError(
-                f"another broker of this store, at {there.host}:{there.port}, has the number {self.node_id}; "
+                f"another broker of this store, {place}, has the number {self.node_id}; "
                 "give this one another with --node-id"
             )
 
     async def _register(self) -> None:
+        """Lease and sign of life in one transaction: one without the other could never be buried."""
         started = self._clock.monotonic()
-        epoch = await self._meta.transact(Put(f"{LEASES}{self.node_id}", str(self._node.port).encode()))
-        self._revision = await self._meta.transact(
-            Put(self._key, self._encode(epoch)), Check(f"{LEASES}{self.node_id}", epoch)
+        epoch = await self._meta.transact(
+            Put(f"{LEASES}{self.node_id}", str(self._node.port).encode()), Put(self._key, self._encode(EPOCH_OF_KEY))
         )
-        self._epoch, self._renewed = epoch, started
+        if self._has_left:
+            await self._deregister(epoch)
+            return
+        self._epoch, self._revision, self._renewed = epoch, epoch, started
         self._seen.pop(self.node_id, None)
+
+    def _deregister(self, epoch: int) -> Promise[int]:
+        return self._meta.transact(Delete(f"{LEASES}{self.node_id}", epoch), Delete(self._key))
 
     async def leave(self) -> None:
         """Goes at once, so that others need not wait for the lease to run out."""
+        self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -188,10 +207,9 @@ class SharedCluster:
         epoch, self._epoch = self._epoch, 0
         self._own.clear()
         if epoch:
-            gone = self._meta.transact(Delete(f"{LEASES}{self.node_id}", epoch), Delete(self._key))
             try:
                 async with asyncio.timeout(LEAVE_SECONDS_MAX):
-                    await gone
+                    await self._deregister(epoch)
             except (RequestError, RevisionConflict, TimeoutError) as error:
                 logger.warning("could not tell the others that this broker goes: %s", error)
 
@@ -218,29 +236,32 @@ class SharedCluster:
         promised(self._renew()).then(_note)
 
     async def _renew(self) -> None:
-        if self._renewing or self._is_replaced:
+        if self._renewing or self._is_replaced or self._has_left:
             return
         self._renewing = True
         try:
             if not self._epoch:
                 await self._register()
-                await self._claim(self._free())
+                self._claim_soon()
                 return
             started = self._clock.monotonic()
             put = Put(self._key, self._encode(self._epoch), self._revision)
             self._revision = await self._meta.transact(put, *self.guards())
             if started - self._renewed > self._lease * 2 / 3:
-                for seen in self._seen.values():  # rule 6
+                for seen in self._seen.values():  # rule 7
                     seen.at = self._clock.monotonic()
             self._renewed = started
         except RevisionConflict:
             await self._begin_anew()
         finally:
             self._renewing = False
+        self._claim_soon()
         await self._bury_the_dead()
 
     async def _begin_anew(self) -> None:
         """Rule 4: somebody took us for dead, or took our number."""
+        if self._has_left:
+            return
         found = await self._meta.get(self._key)
         if found is not None and _decode(found)[1] == self._epoch and _decode(found)[0] == self._node:
             # Our own sign of life, whose answer was lost. The lease decides.
@@ -261,7 +282,6 @@ class SharedCluster:
             )  # fmt: skip
             return
         await self._register()
-        await self._claim(self._free())
 
     async def _bury_the_dead(self) -> None:
         now = self._clock.monotonic()
@@ -283,8 +303,7 @@ class SharedCluster:
             return
         if stored is None:
             self._seen.pop(node_id, None)
-            if self._epoch:
-                promised(self._claim(self._free())).then(_note)
+            self._claim_soon()
             return
         node, epoch = _decode(stored)
         self._seen[node_id] = Seen(node, epoch, stored.revision, self._clock.monotonic())
@@ -302,19 +321,36 @@ class SharedCluster:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _free(self) -> list[int]:
-        """Shards that somebody looked after, and nobody does now. Where there is nobody else, all that are not ours:
-        then also who never asks for a coordinator (a door of another protocol) finds its groups here. A broker
-        without an address (embedded) takes only the groups that it is asked for: no client could be sent to it.
+        """Shards that somebody looked after, and nobody does now: also those that were taken for us and not loaded.
+        Where there is nobody else, all that are not ours: then also who never asks for a coordinator (a door of another
+        protocol) finds its groups here. A broker without an address (embedded) takes only the groups that it is asked
+        for: no client could be sent to it.
         """
         if not self._node.host:
-            return []
+            mine = self.node_id, self._epoch
+            return [
+                shard
+                for shard, owner in self._owners.items()
+                if shard not in self._own and (owner.node_id, owner.epoch) == mine
+            ]
         shards = self._owners if self._seen else range(SHARDS)
         return [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
 
-    async def _claim(self, shards: Sequence[int]) -> None:
-        """Takes what is free among some shards, and has their groups loaded before anybody hears of it."""
+    def _claim_soon(self) -> None:
+        """Beside the signs of life, which must not wait for groups to be loaded."""
+        if self._epoch and not self._is_claim_waiting and self._free():
+            self._is_claim_waiting = True
+            promised(self._claim()).then(_note)
+
+    async def _claim(self, shards: Sequence[int] | None = None) -> None:
+        """Takes what is free, of some shards or of all, and has their groups loaded before anybody hears of it."""
         async with self._claiming:
+            if shards is None:
+                self._is_claim_waiting = False
+                shards = self._free()
             epoch = self._epoch
+            if not epoch:
+                return
             wanted = [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
             attempts = [(shard, self._take(shard, epoch)) for shard in wanted]
             taken = set()
@@ -325,8 +361,12 @@ class SharedCluster:
                 except RevisionConflict:
                     found = await self._meta.get(f"{COORDINATORS}{shard}")
                     self._coordinator_changed(f"{COORDINATORS}{shard}", found)
-            if taken and self._adopt is not None:
-                await self._adopt(lambda group_id: shard_of(group_id) in taken)
+            try:
+                if taken and self._adopt is not None:
+                    await self._adopt(lambda group_id: shard_of(group_id) in taken)
+            finally:
+                if self._epoch != epoch:
+                    self._release()  # what was loaded was lost meanwhile, and nothing else is ours yet
             if self._epoch == epoch:
                 self._own |= taken
 
@@ -344,7 +384,7 @@ def shard_of(group_id: str) -> int:
 def _decode(stored: Versioned) -> tuple[Node, int]:
     """A broker, and its epoch."""
     epoch, node_id, host, port, _ = json.loads(stored.value)
-    return Node(node_id, host, port), epoch
+    return Node(node_id, host, port), stored.revision if epoch == EPOCH_OF_KEY else epoch
 
 
 def _note(done: Promise[None]) -> None:

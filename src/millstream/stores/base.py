@@ -89,7 +89,10 @@ class LogStore(Protocol):
     """Whether what is appended inside `together` is stored as a whole or not at all, over several logs."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Holds appends of this turn of the loop together, where the store can; nothing is awaited inside."""
+        """Holds appends of this turn of the loop together, where the store can; nothing is awaited inside.
+
+        Where the store is `atomic` and one of them is refused, for whatever reason, all fail with that reason.
+        """
 
     def room(self) -> tuple[int, int]:
         """All bytes and free bytes of that place; -1 where nobody can tell."""

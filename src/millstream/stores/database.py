@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from millstream.errors import RequestError, RevisionConflict
+from millstream.errors import MillstreamError, RequestError, RevisionConflict
 from millstream.log.producers import Producers
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Operation, Versioned
@@ -38,11 +38,33 @@ class Append(NamedTuple):
     log_id: int
     batches: list[bytearray]
     headers: list[BatchHeader]
+    bundle: int = 0
+    """Appends with the same number, but 0, are stored all or none."""
 
 
 class Stored(NamedTuple):
     base_offset: int
     duplicate: bool
+
+
+class Torn(MillstreamError):
+    """One of several appends that belong together was refused: nothing of the whole transaction was stored."""
+
+    def __init__(self, bundles: dict[int, RequestError]) -> None:
+        super().__init__("appends that belong together cannot be stored together")
+        self.bundles = bundles
+        """Which, and why."""
+
+
+def check_bundles(appends: Sequence[Append], outcomes: Sequence[Stored | RequestError]) -> None:
+    """For engines, before they commit."""
+    torn = {
+        each.bundle: outcome
+        for each, outcome in zip(appends, outcomes, strict=True)
+        if each.bundle and isinstance(outcome, RequestError)
+    }
+    if torn:
+        raise Torn(torn)
 
 
 class Row(NamedTuple):
@@ -92,7 +114,7 @@ class Database(Protocol):
     async def append(
         self, appends: Sequence[Append], now_ms: int
     ) -> tuple[list[Stored | RequestError], list[LogState]]:
-        """One transaction; an answer for each, and the states of the logs that changed."""
+        """One transaction; an answer for each, and the states of the logs that changed. Raises `Torn`."""
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches from the one that reaches `offset`, all under `below`, at least one if there is one; and the

@@ -9,9 +9,12 @@ before the next one leaves: whoever was waiting for an answer to send more is pa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -41,22 +44,32 @@ class GroupCommit(Generic[Item]):
             self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        while self._waiting:
-            group: list[Item] = []
-            size = count = 0
-            while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
-                items, more = self._waiting.popleft()
-                group += items
-                size += more
-                count += 1
-            await self._write(group)
-            self._answered += count
-            while self._drains and self._drains[0][0] <= self._answered:
-                drained = self._drains.popleft()[1]
-                if not drained.done():
-                    drained.set_result(None)
-            await asyncio.sleep(0)
-        self._running = None
+        try:
+            while self._waiting:
+                group, count = self._next()
+                try:
+                    await self._write(group)
+                except Exception:  # which should not happen; those who come later need not pay for it
+                    logger.exception("a transaction was not answered")
+                self._answered += count
+                while self._drains and self._drains[0][0] <= self._answered:
+                    drained = self._drains.popleft()[1]
+                    if not drained.done():  # whoever waited was cancelled
+                        drained.set_result(None)
+                await asyncio.sleep(0)
+        finally:
+            self._running = None
+
+    def _next(self) -> tuple[list[Item], int]:
+        """What leaves together, and how many puts it is."""
+        group: list[Item] = []
+        size = count = 0
+        while self._waiting and len(group) < COUNT_MAX and (not group or size + self._waiting[0][1] <= BYTES_MAX):
+            items, more = self._waiting.popleft()
+            group += items
+            size += more
+            count += 1
+        return group, count
 
     async def drained(self) -> None:
         """Returns when all that was put in before is answered, however much comes meanwhile."""

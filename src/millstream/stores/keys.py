@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from millstream.errors import RevisionConflict
 from millstream.promise import Promise
 from millstream.stores.base import Check, Operation, Put, Versioned
+from millstream.stores.callbacks import tell
 
 Change = tuple[str, Versioned | None]
 
@@ -47,7 +48,7 @@ class Keys:
         for prefix, callback in list(self._watchers.values()):
             for key, versioned in changes.items():
                 if key.startswith(prefix):
-                    callback(key, versioned)
+                    tell(callback, key, versioned)
 
     async def start(self) -> None:
         return None

@@ -16,6 +16,7 @@ from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
 from millstream.records.run import BatchRun, split
+from millstream.stores.callbacks import tell
 
 
 class MemoryLog:
@@ -54,7 +55,7 @@ class MemoryLog:
         self._last_offsets.append(self.end - 1)
         self.producers.note(header, base, self._clock.now_ms())
         for waker in list(self._wakers):
-            waker()
+            tell(waker)
         return Promise.of(Appended(base, self.start))
 
     def append_run(self, run: BatchRun) -> Promise[Appended]:
@@ -126,7 +127,7 @@ class MemoryLog:
         """The topic is gone: whoever waits is told so, and nothing is taken any more."""
         self.closed = True
         for waker in list(self._wakers):
-            waker()
+            tell(waker)
 
     def expire(self) -> None:
         """Retention by age and size, batch by batch."""

@@ -25,8 +25,8 @@ from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.log.producers import Producers
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
-from millstream.stores.database import Append, Changes, LogState, Row, Stored
-from millstream.stores.postgres_connections import STATEMENT_SECONDS_MAX, UNREACHABLE, Connection, Pool, sentence
+from millstream.stores.database import Append, Changes, LogState, Row, Stored, Torn, check_bundles
+from millstream.stores.postgres_connections import STATEMENT_SECONDS_MAX, Connection, Pool, sentence
 from millstream.stores.postgres_url import understand
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ PING_SECONDS = 10.0
 """How often the listening connection is tried: a server that vanished says nothing."""
 RECONNECT_SECONDS = 0.2
 DUPLICATE = 1
+LEADER_EPOCH_PLACE = slice(12, 16)
+LEADER_EPOCH = bytes(4)
 _SQL = queries.named("postgres_queries.sql")
 _REFUSALS = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: "the topic was deleted",
@@ -125,7 +127,7 @@ class PostgresDatabase:
                 while True:
                     await _closed_or_later(connection, PING_SECONDS)
                     await connection.execute("SELECT 1", timeout=PING_SECONDS)
-            except (*UNREACHABLE, asyncpg.PostgresError) as error:
+            except Exception as error:  # whatever it is, news are worth another attempt
                 if connection is not None:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
                     connection.terminate()
@@ -180,19 +182,38 @@ class PostgresDatabase:
     async def append(
         self, appends: Sequence[Append], now_ms: int
     ) -> tuple[list[Stored | RequestError], list[LogState]]:
-        headers = [header for each in appends for header in each.headers]
+        torn: Torn | None = None
         async with self._appends.take() as connection:
-            codes, bases, states = await connection.fetchrow(
-                _SQL["append"],
-                [each.log_id for each in appends for _ in each.headers],
-                [header.last_offset_delta + 1 for header in headers],
-                [header.max_timestamp for header in headers],
-                [header.producer_id for header in headers],
-                [header.producer_epoch for header in headers],
-                [header.base_sequence for header in headers],
-                [batch for each in appends for batch in each.batches],
-                now_ms,
-            )
+            if not any(each.bundle for each in appends):
+                return await self._append(connection, appends, now_ms)
+            try:
+                async with connection.transaction():
+                    outcomes, states = await self._append(connection, appends, now_ms)
+                    check_bundles(appends, outcomes)
+            except Torn as error:  # raised outside: there is nothing wrong with the connection
+                torn = error
+        if torn is not None:
+            raise torn
+        return outcomes, states
+
+    async def _append(
+        self, connection: Connection, appends: Sequence[Append], now_ms: int
+    ) -> tuple[list[Stored | RequestError], list[LogState]]:
+        headers = [header for each in appends for header in each.headers]
+        batches = [batch for each in appends for batch in each.batches]
+        for batch in batches:
+            batch[LEADER_EPOCH_PLACE] = LEADER_EPOCH  # the offset is put in by the database, which is the first to know
+        codes, bases, states = await connection.fetchrow(
+            _SQL["append"],
+            [each.log_id for each in appends for _ in each.headers],
+            [header.last_offset_delta + 1 for header in headers],
+            [header.max_timestamp for header in headers],
+            [header.producer_id for header in headers],
+            [header.producer_epoch for header in headers],
+            [header.base_sequence for header in headers],
+            batches,
+            now_ms,
+        )
         outcomes: list[Stored | RequestError] = []
         at = 0
         for each in appends:

@@ -22,7 +22,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -158,10 +158,15 @@ class SqliteDatabase:
             return
         loop = asyncio.get_running_loop()
         started = loop.time()
-        with suppress(sqlite3.OperationalError):  # busy for a moment; the next look is soon
+        try:
             self._look()
-        # However many logs there are to look at, it takes a twentieth of the loop's time at most.
-        self._poll_timer = loop.call_later(max(POLL_SECONDS, (loop.time() - started) * 20), self._poll)
+        except sqlite3.OperationalError:
+            pass  # busy for a moment; the next look is soon
+        except Exception:
+            logger.exception("could not look for what others wrote to %s, and will again", self.path)
+        finally:
+            # However many logs there are to look at, it takes a twentieth of the loop's time at most.
+            self._poll_timer = loop.call_later(max(POLL_SECONDS, (loop.time() - started) * 20), self._poll)
 
     def _look(self) -> None:
         assert self._poller is not None

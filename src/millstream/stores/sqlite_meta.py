@@ -19,6 +19,7 @@ from pathlib import Path
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise
 from millstream.stores.base import Operation, Versioned
+from millstream.stores.callbacks import tell
 from millstream.stores.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -115,13 +116,13 @@ class SqliteMeta(Keys):
             logger.critical("%s takes no more changes until the broker restarts: %s", self._path, error)
             waiting, self._queue = self._queue, []
             for promise in [promise for promise, _ in accepted] + [promise for _, promise in waiting]:
-                promise.fail(self._refusal())
+                tell(promise.fail, self._refusal())
         else:
             self.apply(changes, revision)
             for promise, at in accepted:
-                promise.settle(at)
+                tell(promise.settle, at)
         for promise, conflict in refused:
-            promise.fail(conflict)
+            tell(promise.fail, conflict)
         self._busy = bool(self._queue)
         if self._queue:
             self._commit_queued()

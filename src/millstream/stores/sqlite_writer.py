@@ -16,7 +16,7 @@ from millstream.log.producers import Producers
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
-from millstream.stores.database import Append, Changes, LogState, Stored
+from millstream.stores.database import Append, Changes, LogState, Stored, check_bundles
 
 STEP_ROWS = 500
 """How many batches one transaction removes at most."""
@@ -72,7 +72,7 @@ class SqliteWriter:
         rows: list[tuple[int, int, int, int, int, bytearray]] = []
         changed: dict[int, LogState] = {}
         producers: dict[tuple[int, int], None] = {}
-        for log_id, batches, headers in appends:
+        for log_id, batches, headers, _ in appends:
             state = changed.get(log_id) or self._state(log_id)
             if state is None:
                 outcomes.append(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted"))
@@ -96,6 +96,7 @@ class SqliteWriter:
                     producers[log_id, header.producer_id] = None
                 end, size = last + 1, size + len(batch)
             changed[log_id] = state._replace(end=end, size_bytes=size)
+        check_bundles(appends, outcomes)
         if not changed:
             return outcomes, []
         self.connection.executemany(_SQL["insert_batch"], rows)

@@ -26,12 +26,12 @@ from millstream.promise import Promise, promised
 from millstream.records import codec
 from millstream.records.batch import BatchHeader, read_header
 from millstream.records.run import BatchRun, split
+from millstream.stores.callbacks import tell
 from millstream.stores.database import Append, LogState, Stored
 
 if TYPE_CHECKING:
     from millstream.stores.table_store import TableLogStore
 
-LEADER_EPOCH = 0
 EXPIRE_ROWS = 500
 """How many batches retention looks at, and removes, at a time."""
 
@@ -84,10 +84,11 @@ class TableLog:
 
     def _append(self, batches: list[bytearray], headers: list[BatchHeader], size: int) -> Promise[Appended]:
         refusal = self._refusal()
+        if refusal is None and not self._store.has_room(size):
+            refusal = RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already")
         if refusal is not None:
+            self._store.refused(refusal)
             return Promise.failed(refusal)
-        if not self._store.has_room(size):
-            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already"))
         waiting = Waiting(self, Append(self.id, batches, headers), size)
         self.unsynced_bytes += size
         self._store.put(waiting)
@@ -103,13 +104,13 @@ class TableLog:
         """An append is decided; what it changed is known by now."""
         self.unsynced_bytes -= waiting.size
         if isinstance(outcome, RequestError):
-            waiting.promise.fail(outcome)
+            tell(waiting.promise.fail, outcome)
         else:
-            waiting.promise.settle(Appended(outcome.base_offset, self.start, outcome.duplicate))
+            tell(waiting.promise.settle, Appended(outcome.base_offset, self.start, outcome.duplicate))
         if self.unsynced_bytes == 0 and self._flushes:
             flushes, self._flushes = self._flushes, []
             for flush in flushes:
-                flush.settle(None)
+                tell(flush.settle, None)
 
     def flush(self) -> Promise[None]:
         done: Promise[None] = Promise()
@@ -145,7 +146,7 @@ class TableLog:
 
     def _wake(self) -> None:
         for waker in list(self._wakers):
-            waker()
+            tell(waker)
 
     def abandon(self) -> None:
         """The topic is gone: whoever waits is told so, and nothing is taken any more."""
@@ -238,19 +239,26 @@ class TableLog:
         config = self.config
         if self.closed or not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
             return
+        # What lies below the start is removed by and by, and counted until it is: so for the size it is looked at too,
+        # and before the size, lest a batch that goes meanwhile is counted and not seen.
+        by_size = config.retention_bytes >= 0
         count = 1  # mostly the oldest batch stays, and with it all others
         while self.size_bytes():
-            size, keep_from = self.size_bytes(), self.start
-            rows = await self._store.database.rows(self.id, self.start, count)
+            rows = await self._store.database.rows(self.id, 0 if by_size else self.start, count)
+            if by_size:
+                await self._refresh()
+            size, start = self.size_bytes(), self.start
+            keep_from, is_done = start, len(rows) < count
             for row in rows:
                 too_old = config.retention_ms >= 0 and row.max_timestamp < now_ms - config.retention_ms
                 too_much = 0 <= config.retention_bytes <= size - row.size
-                if not (too_old or too_much):
+                if row.last_offset >= start and not (too_old or too_much):
+                    is_done = True
                     break
                 size -= row.size
-                keep_from = row.last_offset + 1
-            if keep_from > self.start:
+                keep_from = max(keep_from, row.last_offset + 1)
+            if keep_from > start or (rows and rows[0].last_offset < start):
                 self.learn(await self._store.database.trim(self.id, keep_from))
-            if len(rows) < count or keep_from <= rows[-1].last_offset:
+            if is_done:
                 return
             count = EXPIRE_ROWS

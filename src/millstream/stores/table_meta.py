@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise, promised
 from millstream.stores.base import Operation, Versioned
+from millstream.stores.callbacks import tell
 from millstream.stores.database import Changes, Database
 from millstream.stores.group_commit import GroupCommit
 
@@ -73,24 +74,25 @@ class TableMeta:
             answers, changes = await self._database.transact(
                 [operations for operations, _ in group], self._told, self._prefixes()
             )
-            if watchers != self._next_watcher:  # who began to watch meanwhile is not in this answer
+            while watchers != self._next_watcher:  # who began to watch meanwhile is not in this answer
+                watchers = self._next_watcher
                 changes = await self._database.changes(self._told, self._prefixes())
             await self._tell(changes)
         except RequestError as error:
             for _, promise in group:
-                promise.fail(error)
+                tell(promise.fail, error)
             return
         except Exception as error:
             logger.exception("a metadata transaction failed in a way that nobody thought of")
             for _, promise in group:
                 detail = f"the transaction failed: {type(error).__name__}"
-                promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
+                tell(promise.fail, RequestError(Code.KAFKA_STORAGE_ERROR, detail))
             return
         for (_, promise), answer in zip(group, answers, strict=True):
             if isinstance(answer, int):
-                promise.settle(answer)
+                tell(promise.settle, answer)
             else:
-                promise.fail(answer)
+                tell(promise.fail, answer)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class TableMeta:
             self._known[key] = value.revision
         for prefix, callback in list(self._watchers.values()):
             if key.startswith(prefix):
-                callback(key, value)
+                tell(callback, key, value)
 
     async def _compare(self) -> None:
         """What was deleted is not known any more: everything that was told is held against everything there is."""

@@ -13,7 +13,7 @@ from millstream.errors import Code, RequestError
 from millstream.log.config import LogConfig
 from millstream.log.producers import PRODUCERS_MAX
 from millstream.promise import Promise, promised
-from millstream.stores.database import Database, LogState
+from millstream.stores.database import Database, LogState, Stored, Torn
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.table_log import TableLog, Waiting
 from millstream.stores.table_meta import TableMeta
@@ -42,10 +42,14 @@ class TableLogStore:
         self._logs: dict[tuple[str, int], TableLog] = {}
         self._by_id: dict[int, TableLog] = {}
         self._gathered: list[Waiting] | None = None
+        self._refusal: RequestError | None = None
+        """Why nothing of what is gathered can be stored."""
+        self._last_bundle = 0
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
         self.meta = TableMeta(database)
         self._waiting_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
+        self._is_behind = False
         database.listen(self._learn, self.meta.news, self._lost)
 
     async def start(self) -> None:
@@ -91,18 +95,21 @@ class TableLogStore:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         gathered: list[Waiting] = []
-        self._gathered = gathered
+        self._gathered, self._refusal = gathered, None
         try:
             yield
         except BaseException:
-            for waiting in gathered:
-                self._waiting_bytes -= waiting.size
-                waiting.log.landed(waiting, RequestError(Code.OPERATION_NOT_ATTEMPTED))
-            gathered.clear()
+            self._refusal = RequestError(Code.OPERATION_NOT_ATTEMPTED)
             raise
         finally:
-            self._gathered = None
-            if gathered:
+            refusal, self._gathered, self._refusal = self._refusal, None, None
+            if refusal is not None:
+                self._land(gathered, [refusal] * len(gathered))
+            elif gathered:
+                if len(gathered) > 1:
+                    self._last_bundle += 1
+                    for waiting in gathered:
+                        waiting.append = waiting.append._replace(bundle=self._last_bundle)
                 self._commits.put_together(gathered, sum(waiting.size for waiting in gathered))
 
     def put(self, waiting: Waiting) -> None:
@@ -112,17 +119,32 @@ class TableLogStore:
             return
         self._commits.put(waiting, waiting.size)
 
+    def refused(self, refusal: RequestError) -> None:
+        """An append was not taken: those that belong together with it are not either."""
+        if self._gathered is not None:
+            self._refusal = refusal
+
     async def _write(self, group: list[Waiting]) -> None:
         group.sort(key=lambda waiting: waiting.log.id)  # the order in which every process takes its locks
-        try:
-            outcomes, states = await self.database.append([each.append for each in group], self._clock.now_ms())
-            self._learn(states)
-        except RequestError as error:
-            outcomes = [error] * len(group)
-        except Exception as error:
-            logger.exception("an append failed in a way that nobody thought of")
-            detail = f"the append failed: {type(error).__name__}"
-            outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
+        while group:
+            try:
+                outcomes, states = await self.database.append([each.append for each in group], self._clock.now_ms())
+                self._learn(states)
+            except Torn as torn:
+                refused = [each for each in group if each.append.bundle in torn.bundles]
+                self._land(refused, [torn.bundles[each.append.bundle] for each in refused])
+                group = [each for each in group if each.append.bundle not in torn.bundles]
+                continue
+            except RequestError as error:
+                outcomes = [error] * len(group)
+            except Exception as error:
+                logger.exception("an append failed in a way that nobody thought of")
+                detail = f"the append failed: {type(error).__name__}"
+                outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
+            self._land(group, outcomes)
+            return
+
+    def _land(self, group: Sequence[Waiting], outcomes: Sequence[Stored | RequestError]) -> None:
         self._waiting_bytes -= sum(waiting.size for waiting in group)
         for waiting, outcome in zip(group, outcomes, strict=True):
             waiting.log.landed(waiting, outcome)
@@ -147,16 +169,18 @@ class TableLogStore:
 
     def _lost(self) -> None:
         """Some news did not come: the state of everything is asked for, until there is an answer."""
+        self._is_behind = True
         if self._catching_up is None:
             self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        while True:
+        while self._is_behind:
+            self._is_behind = False  # unless news are lost again while this asks
             try:
                 self._learn(await self.database.states(list(self._by_id)))
                 await self.meta.catch_up()
-                break
-            except RequestError as error:
+            except Exception as error:
+                self._is_behind = True
                 logger.warning("could not catch up with %s, and will try again: %s", self.location, error)
                 await asyncio.sleep(RETRY_SECONDS)
         self._catching_up = None
@@ -173,9 +197,12 @@ class TableLogStore:
 
     async def housekeep(self) -> None:
         now_ms = self._clock.now_ms()
-        try:
-            for log in self._every_log():
+        for log in self._every_log():
+            try:
                 await log.expire(now_ms)
+            except RequestError as error:  # deleted by another process, perhaps
+                logger.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
+        try:
             await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
             await self.meta.housekeep()
             await self._remove_orphans()

@@ -11,7 +11,9 @@ Rules
    answered again, a crash in between or not. The price is the other side: what was to be answered when the broker died
    counts as read. Who cannot have that reads by index and keeps the index.
 3. A fanout id starts at the oldest record there is. What retention removes before it is read is skipped.
-4. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
+4. A position is written only for a cursor that is still looked after here: a round may have waited for its records
+   while another broker took over, and moved on.
+5. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
 
 Partition 0 is all that is read: topics of this discipline have one.
 """
@@ -178,6 +180,9 @@ class Cursors:
         def prepare() -> list[Put]:
             if self._topics.by_id(topic.id) is None:
                 raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+            if self._cursors.get((cursor.fanout_id, topic.name)) is not cursor:
+                raise RequestError(Code.NOT_COORDINATOR, "the cursor was lost to another broker meanwhile")
+            self._cluster.check(cursor.fanout_id)
             value = {"position": position, "topic_id": topic.id.hex}
             return [Put(cursor_key(cursor.fanout_id, topic.name), json.dumps(value, separators=(",", ":")).encode())]
 

@@ -110,8 +110,9 @@ LEFT JOIN millstream.meta ON meta.revision > $1
 ORDER BY meta.revision
 
 -- name: forget_deleted
-WITH gone AS (
-    DELETE FROM millstream.meta USING millstream.meta_revision AS last
+-- The lock of `transact` first, as there: else the two could wait for each other.
+WITH last AS MATERIALIZED (SELECT revision FROM millstream.meta_revision FOR NO KEY UPDATE), gone AS (
+    DELETE FROM millstream.meta USING last
     WHERE meta.value IS NULL AND meta.revision <= last.revision - $1::bigint RETURNING meta.revision
 )
 UPDATE millstream.meta_revision SET floor = greatest(floor, (SELECT max(revision) FROM gone))

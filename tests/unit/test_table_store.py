@@ -1,0 +1,136 @@
+"""What a store over a database does about news: those that were lost, and those of whom somebody just began to hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from millstream.errors import RevisionConflict
+from millstream.log.config import LogConfig
+from millstream.stores import table_store
+from millstream.stores.base import Operation, Put, Versioned
+from millstream.stores.database import Changes, Database, LogState
+from millstream.stores.table_log import TableLog
+from millstream.stores.table_meta import TableMeta
+from millstream.stores.table_store import TableLogStore
+from millstream.testing.clock import VirtualClock
+
+
+class Figures(Database):
+    """A database of one log, which others append to: its end is what a test says."""
+
+    location = "nowhere"
+    failure = None
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.gate: asyncio.Event | None = None
+        """Until it is set the revision is not told."""
+        self.asked = asyncio.Event()
+        self.mistakes = 0
+
+    def listen(self, *_: object) -> None:
+        return None
+
+    async def open_logs(self, topic_id: str, partitions: int) -> list[LogState]:
+        return [self._state()]
+
+    async def states(self, log_ids: Sequence[int]) -> list[LogState]:
+        if self.mistakes:
+            self.mistakes -= 1
+            raise ValueError("a mistake of ours")
+        return [self._state()]
+
+    def _state(self) -> LogState:
+        return LogState(1, self.end, 0, self.end, 0)
+
+    async def revision(self) -> int:
+        self.asked.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        return 0
+
+
+@pytest.fixture
+def database() -> Figures:
+    return Figures()
+
+
+@pytest.fixture
+def store(database: Figures) -> TableLogStore:
+    return TableLogStore(database, VirtualClock())
+
+
+@pytest.fixture
+async def log(store: TableLogStore) -> TableLog:
+    await store.prepare("id", 1)
+    return store.open("t", "id", 0, LogConfig())
+
+
+async def grown(log: TableLog, end: int) -> None:
+    event = asyncio.Event()
+    log.wake(event.set)
+    async with asyncio.timeout(10):
+        while log.durable < end:
+            await event.wait()
+            event.clear()
+
+
+async def test_news_that_are_lost_while_it_catches_up_are_asked_for_again(
+    store: TableLogStore, log: TableLog, database: Figures
+) -> None:
+    database.gate = asyncio.Event()
+    store._lost()
+    await database.asked.wait()
+    database.end = 5  # after the states were asked for, and nobody hears of it
+    store._lost()
+    database.gate.set()
+    await grown(log, 5)
+
+
+async def test_a_mistake_while_it_catches_up_is_not_the_end(
+    store: TableLogStore, log: TableLog, database: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_store, "RETRY_SECONDS", 0)
+    database.mistakes, database.end = 2, 5
+    store._lost()
+    await grown(log, 5)
+    database.end = 7
+    store._lost()
+    await grown(log, 7)
+
+
+class Busy(Database):
+    """While it is asked for something, others begin to watch."""
+
+    def __init__(self) -> None:
+        self.meta = TableMeta(self)
+        self.seen: list[str] = []
+        self.coming = ["a/", "b/", "c/"]
+
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
+        return []
+
+    async def revision(self) -> int:
+        return 0
+
+    async def transact(
+        self, transactions: Sequence[Sequence[Operation]], since: int, prefixes: Sequence[str]
+    ) -> tuple[list[int | RevisionConflict], Changes]:
+        return [1], self._changes(prefixes)
+
+    async def changes(self, since: int, prefixes: Sequence[str]) -> Changes:
+        return self._changes(prefixes)
+
+    def _changes(self, prefixes: Sequence[str]) -> Changes:
+        if self.coming:
+            self.meta.watch(self.coming.pop(0), lambda key, value: self.seen.append(key))
+        return Changes(1, True, [(f"{prefix}key", Versioned(b"", 1), 1) for prefix in prefixes])
+
+
+async def test_who_begins_to_watch_while_a_transaction_is_told_hears_of_it() -> None:
+    database = Busy()
+    await database.meta.transact(Put("a/key", b""), Put("b/key", b""), Put("c/key", b""))
+    assert database.seen == ["a/key", "b/key", "c/key"]
