@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -101,20 +102,20 @@ class Job(Record[V]):
         return self._desk
 
 
-class Desk(Generic[V]):
+class Desk(abc.ABC, Generic[V]):
     """Where a job's answers go."""
 
-    async def accept(self, job: Job[V]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def accept(self, job: Job[V]) -> None: ...
 
-    async def release(self, job: Job[V], delay: float, reason: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def release(self, job: Job[V], delay: float, reason: str) -> None: ...
 
-    async def reject(self, job: Job[V], reason: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def reject(self, job: Job[V], reason: str) -> None: ...
 
-    async def renew(self, job: Job[V]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def renew(self, job: Job[V]) -> None: ...
 
 
 # What is taken is checked where it is taken: later it would stand among others, and cost them too
