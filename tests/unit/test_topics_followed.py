@@ -12,6 +12,7 @@ import pytest
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import SystemClock
 from millstream.log.config import LogConfig
+from millstream.stores.base import Delete, Put
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.table_store import TableLogStore
@@ -54,6 +55,15 @@ class Member:
         logs: Any = self.held
         self.topics = Topics(self.store.meta, logs, {}, 1000, 1, True)
 
+    async def heard_what(self, other: Member) -> None:
+        await until(lambda: self.store.meta._told >= other.store.meta._told)
+
+    async def close(self) -> None:
+        self.held.may_prepare.set()
+        self.held.may_discard.set()
+        self.topics.close()
+        await self.store.close()
+
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[Member, Member]]:
@@ -63,10 +73,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Member, Member]]:
         await member.topics.start()
     yield one, two
     for member in (one, two):
-        member.held.may_prepare.set()
-        member.held.may_discard.set()
-        member.topics.close()
-        await member.store.close()
+        await member.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -85,8 +92,7 @@ async def test_a_topic_that_is_deleted_while_it_is_taken_over_does_not_stay(pair
     await one.topics.create("orders", 1, {})
     await two.held.prepares.wait()
     await delete(one, "orders")
-    heard = two.topics._news
-    await until(lambda: two.topics._news > heard or two.topics._to_follow)
+    await two.heard_what(one)
     two.held.may_prepare.set()
     await until(lambda: not two.topics._following)
     assert two.topics.get("orders") is None
@@ -98,10 +104,51 @@ async def test_a_topic_that_is_deleted_while_it_is_being_made_does_not_stay(pair
     making = asyncio.ensure_future(two.topics.create("orders", 1, {}))
     await until(lambda: one.topics.get("orders") is not None)
     await delete(one, "orders")
-    await until(lambda: two.topics._news >= 2)  # that it is there, and that it is gone
+    await two.heard_what(one)
     two.held.may_prepare.set()
     await making
     await until(lambda: two.topics.get("orders") is None)
+
+
+async def test_a_topic_that_is_deleted_before_its_maker_knows_that_it_is_made_does_not_stay(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    transact, may_answer = two.store.meta.transact, asyncio.Event()
+
+    async def answered_late(*changes: Put | Delete) -> int:
+        revision = await transact(*changes)
+        await may_answer.wait()
+        return revision
+
+    monkeypatch.setattr(two.store.meta, "transact", answered_late)
+    making = asyncio.ensure_future(two.topics.create("orders", 1, {}))
+    await until(lambda: one.topics.get("orders") is not None)
+    await delete(one, "orders")
+    await two.heard_what(one)
+    may_answer.set()
+    await making
+    await until(lambda: two.topics.get("orders") is None)
+
+
+async def test_a_topic_that_is_deleted_while_a_broker_starts_does_not_stay(tmp_path: Path) -> None:
+    one, two = Member(tmp_path / "store.db"), Member(tmp_path / "store.db")
+    await one.store.start()
+    await one.topics.start()
+    for name in ("first", "second"):
+        await one.topics.create(name, 1, {})
+    await two.store.start()
+    two.held.may_prepare.clear()
+    starting = asyncio.ensure_future(two.topics.start())
+    await two.held.prepares.wait()  # it has listed both, and opens the first
+    await delete(one, "second")
+    await two.heard_what(one)
+    await until(lambda: not two.topics._following)
+    two.held.may_prepare.set()
+    await starting
+    await until(lambda: [topic.name for topic in two.topics] == ["first"])
+    for member in (one, two):
+        await member.close()
 
 
 async def test_a_removal_that_takes_long_keeps_nobody_from_following(pair: tuple[Member, Member]) -> None:

@@ -82,9 +82,10 @@ class Topics:
 
     async def start(self) -> None:
         self._unwatch = self._meta.watch(PREFIX, self._heard)
+        news = self._news
         for key, versioned in await self._meta.list(PREFIX):
             try:
-                await self._take_over(key[len(PREFIX) :], versioned)
+                await self._take_over(key[len(PREFIX) :], versioned, news)
             except RequestError as error:
                 if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # deleted by another broker since it was listed
                     raise
@@ -142,10 +143,10 @@ class Topics:
 
     async def _follow(self, name: str) -> None:
         while True:
-            known = self._by_name.get(name)
+            known, news = self._by_name.get(name), self._news
             versioned = await self._meta.get(PREFIX + name)
             if versioned is not None:
-                if await self._take_over(name, versioned):
+                if await self._take_over(name, versioned, news):
                     self._notify()
                 return
             if self._by_name.get(name) is known:
@@ -155,13 +156,13 @@ class Topics:
             self._drop_behind(known)
             self._notify()
 
-    async def _take_over(self, name: str, versioned: Versioned) -> bool:
-        """Makes what is known here what the key says; whether that changed anything."""
+    async def _take_over(self, name: str, versioned: Versioned, news: int) -> bool:
+        """Makes what is known here what the key said, when so much had been heard; whether that changed anything."""
         if self._knows(name, versioned):
             return False
         stored = json.loads(versioned.value)
         topic_id, count = uuid.UUID(stored["id"]), stored["partitions"]
-        await self._prepare(name, topic_id, count)
+        await self._prepare(name, topic_id, count, news)
         if self._knows(name, versioned):
             return False
         topic = self._by_name.get(name)
@@ -183,11 +184,10 @@ class Topics:
         topic = self._by_name.get(name)
         return topic is not None and topic.revision >= versioned.revision
 
-    async def _prepare(self, name: str, topic_id: uuid.UUID, partition_count: int) -> None:
-        """Has the logs of a topic made. That takes time, in which another broker may delete the topic: then it is
-        looked at again, once it is known here.
+    async def _prepare(self, name: str, topic_id: uuid.UUID, partition_count: int, news: int) -> None:
+        """Has the logs of a topic made. Since the store was asked, when so much had been heard, another broker may have
+        deleted the topic: then it is looked at again, once it is known here.
         """
-        news = self._news
         await self._logs.prepare(topic_id.hex, partition_count)
         if self._news != news:
             self._look_at(name)
@@ -245,12 +245,13 @@ class Topics:
         if validate_only:
             return topic
         with self._coming(partition_count):
+            news = self._news
             try:
                 put = Put(PREFIX + name, topic.encode(partition_count, overrides), if_revision=0)
                 topic.revision = await self._meta.transact(put)
             except RevisionConflict:
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
-            await self._prepare(name, topic.id, partition_count)
+            await self._prepare(name, topic.id, partition_count, news)
         known = self._by_name.get(name)
         if known is not None and known.revision >= topic.revision:  # the watch was faster
             return known
@@ -301,8 +302,9 @@ class Topics:
         if validate_only:
             return
         with self._coming(more):
+            news = self._news
             await self._store(topic, partition_count, topic.settings.overrides)
-            await self._prepare(name, topic.id, partition_count)
+            await self._prepare(name, topic.id, partition_count, news)
         if topic.partition_count < partition_count:  # or the watch was faster
             self._open_partitions(topic, partition_count)
             self._notify()
