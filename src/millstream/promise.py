@@ -3,14 +3,18 @@
 The hot path asks a store to append and usually has the answer at once (`flush=os`) or after a shared sync. A
 `Promise` is that answer: settled exactly once, with a value or an error. Callbacks run synchronously in the call
 that settles it, in the order they were added, so that answers keep the order of the log and no event-loop turn is
-spent in between. It belongs to one thread: whoever settles it from another thread goes through the loop first.
+spent in between; one that fails is logged and keeps the others from nothing. A promise belongs to one thread: whoever
+settles it from another goes through the loop first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -74,7 +78,10 @@ class Promise(Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             for callback in callbacks:
-                callback(self)
+                try:  # what callbacks.tell does, without the call: every produced batch comes by here
+                    callback(self)
+                except Exception:
+                    logger.exception("who waited for an answer failed to take it")
 
     def __await__(self) -> Generator[object, None, T]:
         if not self.done:

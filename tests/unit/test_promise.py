@@ -54,6 +54,16 @@ def test_calls_back_in_order_within_the_call_that_settles() -> None:
     assert seen == [("first", 1), ("second", 1)]
 
 
+def test_a_callback_that_fails_keeps_neither_the_next_nor_whoever_settles(caplog: pytest.LogCaptureFixture) -> None:
+    promise: Promise[int] = Promise()
+    seen: list[int] = []
+    promise.then(lambda done: seen.append(1 // 0))
+    promise.then(lambda done: seen.append(done.value()))
+    promise.settle(1)
+    assert seen == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_calls_back_at_once_when_it_is_settled() -> None:
     seen: list[int] = []
     Promise.of(3).then(lambda done: seen.append(done.value()))

@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
+from millstream.callbacks import tell
 from millstream.clock import Clock
 from millstream.errors import Code, LogReadOnly, RequestError
 from millstream.log.answers import Appended
@@ -294,7 +295,7 @@ class Log(ReadableLog):
 
     def _wake_readers(self) -> None:
         for waker in list(self._wakers or ()):
-            waker()
+            tell(waker)
 
     def fail(self, error: OSError) -> RequestError:
         """Rule 3: from here on the log is only read."""

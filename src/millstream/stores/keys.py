@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from millstream.callbacks import tell
 from millstream.errors import RevisionConflict
 from millstream.promise import Promise
 from millstream.stores.base import Check, Operation, Put, Versioned
-from millstream.stores.callbacks import tell
 
 Change = tuple[str, Versioned | None]
 

@@ -6,6 +6,7 @@ import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
+from millstream.callbacks import tell
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.log.answers import Appended, TimedOffset
@@ -16,7 +17,6 @@ from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
 from millstream.records.run import BatchRun, split
-from millstream.stores.callbacks import tell
 
 
 class MemoryLog:

@@ -19,7 +19,6 @@ from pathlib import Path
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise
 from millstream.stores.base import Operation, Versioned
-from millstream.stores.callbacks import tell
 from millstream.stores.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -116,13 +115,13 @@ class SqliteMeta(Keys):
             logger.critical("%s takes no more changes until the broker restarts: %s", self._path, error)
             waiting, self._queue = self._queue, []
             for promise in [promise for promise, _ in accepted] + [promise for _, promise in waiting]:
-                tell(promise.fail, self._refusal())
+                promise.fail(self._refusal())
         else:
             self.apply(changes, revision)
             for promise, at in accepted:
-                tell(promise.settle, at)
+                promise.settle(at)
         for promise, conflict in refused:
-            tell(promise.fail, conflict)
+            promise.fail(conflict)
         self._busy = bool(self._queue)
         if self._queue:
             self._commit_queued()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from millstream.callbacks import tell
 from millstream.errors import Code, LogReadOnly, RequestError
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
@@ -26,7 +27,6 @@ from millstream.promise import Promise, promised
 from millstream.records import codec
 from millstream.records.batch import BatchHeader, read_header
 from millstream.records.run import BatchRun, split
-from millstream.stores.callbacks import tell
 from millstream.stores.database import Append, LogState, Stored
 
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ class TableLog:
         """An append is decided; what it changed is known by now."""
         self.unsynced_bytes -= waiting.size
         if isinstance(outcome, RequestError):
-            tell(waiting.promise.fail, outcome)
+            waiting.promise.fail(outcome)
         else:
-            tell(waiting.promise.settle, Appended(outcome.base_offset, self.start, outcome.duplicate))
+            waiting.promise.settle(Appended(outcome.base_offset, self.start, outcome.duplicate))
         if self.unsynced_bytes == 0 and self._flushes:
             flushes, self._flushes = self._flushes, []
             for flush in flushes:
-                tell(flush.settle, None)
+                flush.settle(None)
 
     def flush(self) -> Promise[None]:
         done: Promise[None] = Promise()

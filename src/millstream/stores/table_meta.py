@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from millstream.callbacks import tell
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise, promised
 from millstream.stores.base import Operation, Versioned
-from millstream.stores.callbacks import tell
 from millstream.stores.database import Changes, Database
 from millstream.stores.group_commit import GroupCommit
 
@@ -80,19 +80,19 @@ class TableMeta:
             await self._tell(changes)
         except RequestError as error:
             for _, promise in group:
-                tell(promise.fail, error)
+                promise.fail(error)
             return
         except Exception as error:
             logger.exception("a metadata transaction failed in a way that nobody thought of")
             for _, promise in group:
                 detail = f"the transaction failed: {type(error).__name__}"
-                tell(promise.fail, RequestError(Code.KAFKA_STORAGE_ERROR, detail))
+                promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
             return
         for (_, promise), answer in zip(group, answers, strict=True):
             if isinstance(answer, int):
-                tell(promise.settle, answer)
+                promise.settle(answer)
             else:
-                tell(promise.fail, answer)
+                promise.fail(answer)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Calls of those who asked to be told: of readers, of watchers, of whoever waits for an answer.
 
-What goes wrong in one of them is its own affair. A store logs it and goes on: the others are told all the same, and
-what was stored stays stored.
+What goes wrong in one of them is its own affair. It is logged, and whoever tells goes on: the others are told all the
+same, and what was stored stays stored.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ def tell(callback: Callable[Arguments, object], *args: Arguments.args, **kwargs:
     try:
         callback(*args, **kwargs)
     except Exception:
-        logger.exception("who was told something by a store failed to take it")
+        logger.exception("who was told something failed to take it")
