@@ -340,11 +340,7 @@ class TestFlushAndWake:
         await append(log, batch(b"b", b"c"))
         assert seen == [1, 3]
 
-    async def test_a_waker_that_fails_costs_neither_the_others_nor_the_append(
-        self, driver: Driver, open_log: OpenLog
-    ) -> None:
-        if driver.has_segments:
-            pytest.skip("a log of its own")
+    async def test_a_waker_that_fails_costs_neither_the_others_nor_the_append(self, open_log: OpenLog) -> None:
         log = await open_log()
         woken: list[int] = []
 
