@@ -109,7 +109,10 @@ class Topics:
     def _look_at(self, name: str) -> None:
         """Makes sure that what is known of a topic is what the store has."""
         self._to_follow[name] = None
-        if not self._following:
+        self._follow_soon()
+
+    def _follow_soon(self) -> None:
+        if self._to_follow and not self._following:
             self._following = True
             promised(self._follow_all()).then(self._followed)
 
@@ -128,6 +131,7 @@ class Topics:
         self._following = False
         if done.error is not None:
             logger.warning("could not follow a change of the topics: %s", done.error)
+        self._follow_soon()  # something may have been heard since the last look, which was a turn of the loop ago
 
     async def follow(self, name: str) -> Topic | None:
         """A topic that is not known here, if the store has it: another broker may have made it a moment ago."""

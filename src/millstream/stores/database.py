@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.errors import MillstreamError, RequestError, RevisionConflict
 from millstream.log.producers import Producers
+from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Operation, Versioned
 
@@ -45,6 +46,10 @@ class Append(NamedTuple):
 class Stored(NamedTuple):
     base_offset: int
     duplicate: bool
+
+
+Landed = tuple[list[Stored | RequestError], list[LogState]]
+"""An answer for each append, and the states of the logs that changed."""
 
 
 class Torn(MillstreamError):
@@ -111,10 +116,8 @@ class Database(Protocol):
 
     async def states(self, log_ids: Sequence[int]) -> list[LogState]: ...
 
-    async def append(
-        self, appends: Sequence[Append], now_ms: int
-    ) -> tuple[list[Stored | RequestError], list[LogState]]:
-        """One transaction; an answer for each, and the states of the logs that changed. Raises `Torn`."""
+    def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
+        """One transaction. Fails as a whole with `Torn`, and with what a database fails with."""
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches from the one that reaches `offset`, all under `below`, at least one if there is one; and the

@@ -3,7 +3,8 @@
     put --> waiting --end of the turn--> one transaction --durable--> each is answered, in order
 
 One transaction is in flight at a time, so answers keep the order of arrival. After its answers the loop has one turn
-before the next one leaves: whoever was waiting for an answer to send more is part of it.
+before the next one leaves: whoever was waiting for an answer to send more is part of it. There is no task in between:
+with a fast disk the turns of the loop that one takes are a good part of a transaction.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +27,11 @@ BYTES_MAX = 16 << 20
 
 
 class GroupCommit(Generic[Item]):
-    def __init__(self, write: Callable[[list[Item]], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[list[Item]], Promise[None]]) -> None:
         self._write = write
-        """Writes, and answers every item, well or badly; raises nothing."""
+        """Writes, and answers every item, well or badly, before its promise settles."""
         self._waiting: deque[tuple[list[Item], int]] = deque()
-        self._running: asyncio.Task[None] | None = None
+        self._running = False
         self._put = self._answered = 0
         """Counts of what was put together, and of those that are answered."""
         self._drains: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -40,25 +43,30 @@ class GroupCommit(Generic[Item]):
         """Several that leave in one transaction, however many they are."""
         self._put += 1
         self._waiting.append((items, size))
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._run())
+        if not self._running:
+            self._running = True
+            asyncio.get_running_loop().call_soon(self._leave)
 
-    async def _run(self) -> None:
+    def _leave(self) -> None:
+        if not self._waiting:
+            self._running = False
+            return
+        group, count = self._next()
         try:
-            while self._waiting:
-                group, count = self._next()
-                try:
-                    await self._write(group)
-                except Exception:  # which should not happen; those who come later need not pay for it
-                    logger.exception("a transaction was not answered")
-                self._answered += count
-                while self._drains and self._drains[0][0] <= self._answered:
-                    drained = self._drains.popleft()[1]
-                    if not drained.done():  # whoever waited was cancelled
-                        drained.set_result(None)
-                await asyncio.sleep(0)
-        finally:
-            self._running = None
+            written = self._write(group)
+        except Exception as error:
+            written = Promise.failed(error)
+        written.then(lambda done: self._landed(count, done))
+
+    def _landed(self, count: int, done: Promise[None]) -> None:
+        if done.error is not None:  # which should not happen; those who come later need not pay for it
+            logger.error("a transaction was not answered", exc_info=done.error)
+        self._answered += count
+        while self._drains and self._drains[0][0] <= self._answered:
+            drained = self._drains.popleft()[1]
+            if not drained.done():  # whoever waited was cancelled
+                drained.set_result(None)
+        asyncio.get_running_loop().call_soon(self._leave)
 
     def _next(self) -> tuple[list[Item], int]:
         """What leaves together, and how many puts it is."""

@@ -23,9 +23,10 @@ import asyncpg
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError, code_of
 from millstream.log.producers import Producers
+from millstream.promise import Promise, promised
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
-from millstream.stores.database import Append, Changes, LogState, Row, Stored, Torn, check_bundles
+from millstream.stores.database import Append, Changes, Landed, LogState, Row, Stored, Torn, check_bundles
 from millstream.stores.postgres_connections import STATEMENT_SECONDS_MAX, Connection, Pool, sentence
 from millstream.stores.postgres_url import understand
 
@@ -179,9 +180,10 @@ class PostgresDatabase:
     async def states(self, log_ids: Sequence[int]) -> list[LogState]:
         return [LogState(*row) for row in await self._fetch("logs", log_ids)]
 
-    async def append(
-        self, appends: Sequence[Append], now_ms: int
-    ) -> tuple[list[Stored | RequestError], list[LogState]]:
+    def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
+        return promised(self._append_bundles(appends, now_ms))
+
+    async def _append_bundles(self, appends: Sequence[Append], now_ms: int) -> Landed:
         torn: Torn | None = None
         async with self._appends.take() as connection:
             if not any(each.bundle for each in appends):
@@ -196,9 +198,7 @@ class PostgresDatabase:
             raise torn
         return outcomes, states
 
-    async def _append(
-        self, connection: Connection, appends: Sequence[Append], now_ms: int
-    ) -> tuple[list[Stored | RequestError], list[LogState]]:
+    async def _append(self, connection: Connection, appends: Sequence[Append], now_ms: int) -> Landed:
         headers = [header for each in appends for header in each.headers]
         batches = [batch for each in appends for batch in each.batches]
         for batch in batches:

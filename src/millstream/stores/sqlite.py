@@ -28,9 +28,10 @@ from typing import TypeVar
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.log.producers import Producers
+from millstream.promise import Promise
 from millstream.stores import queries
 from millstream.stores.base import Operation, Versioned
-from millstream.stores.database import Append, Changes, LogState, Row, Stored
+from millstream.stores.database import Append, Changes, Landed, LogState, Row
 from millstream.stores.sqlite_writer import SqliteWriter, changes, load_producers
 from millstream.stores.worker import Worker
 
@@ -125,18 +126,22 @@ class SqliteDatabase:
         with self._errors():
             return await self._reading.do(run)
 
-    async def _write(self, work: Callable[[SqliteWriter], T]) -> T:
+    def _write(self, work: Callable[[SqliteWriter], T]) -> Promise[T]:
         """One transaction."""
         if self.failure is not None:
-            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path} is read-only until a restart: {self.failure}")
+            detail = f"{self.path} is read-only until a restart: {self.failure}"
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
 
         def run() -> T:
             assert self._writer is not None
-            with self._writer.transaction():
+            with self._errors(), self._writer.transaction():
                 return work(self._writer)
 
-        with self._errors():
-            return await self._writing.do(run)
+        try:
+            with self._errors():
+                return self._writing.do(run)
+        except RequestError as error:  # it is closed
+            return Promise.failed(error)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -201,10 +206,8 @@ class SqliteDatabase:
 
         return await self._read(find)
 
-    async def append(
-        self, appends: Sequence[Append], now_ms: int
-    ) -> tuple[list[Stored | RequestError], list[LogState]]:
-        return await self._write(lambda writer: writer.append(appends, now_ms))
+    def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
+        return self._write(lambda writer: writer.append(appends, now_ms))
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
         def find(connection: sqlite3.Connection) -> tuple[bytes, int]:

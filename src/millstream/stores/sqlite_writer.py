@@ -16,7 +16,7 @@ from millstream.log.producers import Producers
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
-from millstream.stores.database import Append, Changes, LogState, Stored, check_bundles
+from millstream.stores.database import Append, Changes, Landed, LogState, Stored, check_bundles
 
 STEP_ROWS = 500
 """How many batches one transaction removes at most."""
@@ -67,7 +67,7 @@ class SqliteWriter:
         self._states.update((state.id, state) for state in changed)
         return changed
 
-    def append(self, appends: Sequence[Append], now_ms: int) -> tuple[list[Stored | RequestError], list[LogState]]:
+    def append(self, appends: Sequence[Append], now_ms: int) -> Landed:
         outcomes: list[Stored | RequestError] = []
         rows: list[tuple[int, int, int, int, int, bytearray]] = []
         changed: dict[int, LogState] = {}

@@ -29,7 +29,9 @@ DELETIONS_KEPT = 10_000
 class TableMeta:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._commits: GroupCommit[tuple[Sequence[Operation], Promise[int]]] = GroupCommit(self._write)
+        self._commits: GroupCommit[tuple[Sequence[Operation], Promise[int]]] = GroupCommit(
+            lambda group: promised(self._write(group))
+        )
         self._watchers: dict[int, tuple[str, Watcher]] = {}
         self._next_watcher = 0
         self._told = 0
@@ -133,6 +135,8 @@ class TableMeta:
         if done.error is not None:
             logger.warning("could not look for changes of the metadata, and will try again: %s", done.error)
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.news, 0)
+        else:
+            self.news(0)  # some may have come since the last look, which was a turn of the loop ago
 
     async def _tell(self, changes: Changes) -> None:
         if not changes.complete:

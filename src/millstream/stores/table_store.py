@@ -13,7 +13,7 @@ from millstream.errors import Code, RequestError
 from millstream.log.config import LogConfig
 from millstream.log.producers import PRODUCERS_MAX
 from millstream.promise import Promise, promised
-from millstream.stores.database import Database, LogState, Stored, Torn
+from millstream.stores.database import Database, Landed, LogState, Stored, Torn
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.table_log import TableLog, Waiting
 from millstream.stores.table_meta import TableMeta
@@ -74,7 +74,10 @@ class TableLogStore:
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> TableLog:
         key = topic_id, partition
         if key not in self._logs:
-            log = TableLog(f"{topic}-{partition}", self._prepared.pop(key), config, self)
+            state = self._prepared.pop(key, None)
+            if state is None:  # opened for another who prepared it as well, and discarded since
+                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} was deleted meanwhile")
+            log = TableLog(f"{topic}-{partition}", state, config, self)
             self._logs[key] = self._by_id[log.id] = log
             early = self._early.pop(log.id, None)
             if early is not None:
@@ -124,25 +127,41 @@ class TableLogStore:
         if self._gathered is not None:
             self._refusal = refusal
 
-    async def _write(self, group: list[Waiting]) -> None:
+    def _write(self, group: list[Waiting]) -> Promise[None]:
         group.sort(key=lambda waiting: waiting.log.id)  # the order in which every process takes its locks
-        while group:
-            try:
-                outcomes, states = await self.database.append([each.append for each in group], self._clock.now_ms())
-                self._learn(states)
-            except Torn as torn:
-                refused = [each for each in group if each.append.bundle in torn.bundles]
-                self._land(refused, [torn.bundles[each.append.bundle] for each in refused])
-                group = [each for each in group if each.append.bundle not in torn.bundles]
-                continue
-            except RequestError as error:
-                outcomes = [error] * len(group)
-            except Exception as error:
-                logger.exception("an append failed in a way that nobody thought of")
-                detail = f"the append failed: {type(error).__name__}"
-                outcomes = [RequestError(Code.KAFKA_STORAGE_ERROR, detail)] * len(group)
-            self._land(group, outcomes)
+        written: Promise[None] = Promise()
+        self._append(group, written)
+        return written
+
+    def _append(self, group: list[Waiting], written: Promise[None]) -> None:
+        appended = self.database.append([each.append for each in group], self._clock.now_ms())
+        appended.then(lambda done: self._appended(group, done, written))
+
+    def _appended(self, group: list[Waiting], done: Promise[Landed], written: Promise[None]) -> None:
+        try:
+            rest = self._answer(group, done)
+        except Exception as error:
+            written.fail(error)
             return
+        if rest:
+            self._append(rest, written)
+        else:
+            written.settle(None)
+
+    def _answer(self, group: list[Waiting], done: Promise[Landed]) -> list[Waiting]:
+        """Those whose turn comes again are left: nothing was stored, and not because of them."""
+        if isinstance(done.error, Torn):
+            bundles = done.error.bundles
+            refused = [each for each in group if each.append.bundle in bundles]
+            self._land(refused, [bundles[each.append.bundle] for each in refused])
+            return [each for each in group if each.append.bundle not in bundles]
+        if done.error is None:
+            outcomes, states = done.value()
+            self._learn(states)
+            self._land(group, outcomes)
+        else:
+            self._land(group, [_refusal(done.error)] * len(group))
+        return []
 
     def _land(self, group: Sequence[Waiting], outcomes: Sequence[Stored | RequestError]) -> None:
         self._waiting_bytes -= sum(waiting.size for waiting in group)
@@ -230,3 +249,10 @@ class TableLogStore:
         await self._commits.drained()
         await self.meta.drained()
         await self.database.close()
+
+
+def _refusal(error: BaseException) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    logger.error("an append failed in a way that nobody thought of", exc_info=error)
+    return RequestError(Code.KAFKA_STORAGE_ERROR, f"the append failed: {type(error).__name__}")
