@@ -6,10 +6,16 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.serving import ServedBroker
 
 pytest_plugins = ["millstream.testing.plugin"]  # as its users have it; also where the package is not installed anew
+
+
+# How long one example takes is the machine's business, which may be busy with other tests.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+
+from millstream.testing.held_port import HeldPort
 
 START_SECONDS_MAX = 30
 SETTINGS = {
@@ -52,7 +53,8 @@ class PrivatePostgres:
         self._as_user: list[str] = []
         # Not pytest's own directory: another user must be able to enter it, and a socket's path has 107 bytes.
         self._home = Path(tempfile.mkdtemp(prefix="mill-pg-"))
-        self.port = _free_port()
+        self._held = HeldPort()  # through kills and restarts
+        self.port = self._held.port
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -133,6 +135,7 @@ class PrivatePostgres:
     def kill(self) -> None:
         """As by `kill -9` of all its processes: of the first, and of those that would notice and clean up."""
         assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)  # so that it has no more children than are seen
         children = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         for child in children:
@@ -175,6 +178,7 @@ class PrivatePostgres:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._held.release()
         shutil.rmtree(self._home, ignore_errors=True)
 
 
@@ -187,13 +191,6 @@ def _find_binaries() -> str:
         if os.path.exists(f"{folder}/initdb") and os.path.exists(f"{folder}/postgres"):
             return folder
     raise RuntimeError("no PostgreSQL: initdb is neither in PATH nor in /usr/lib/postgresql; `make setup` installs it")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

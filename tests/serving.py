@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from millstream.testing.held_port import HeldPort
+
 MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
 
 
@@ -20,16 +22,18 @@ class ServedBroker:
     ) -> None:
         self.directory = str(directory)
         self.store = store or f"file:{directory}"
-        self.flags = flags
-        self.address = kafka
-        self.http = "127.0.0.1:0"
+        self._held: list[HeldPort] = []
+        """Every port that is the kernel's choice: it stays the same, and this broker's, through kills and starts."""
+        self.flags = [self._hold(flag) for flag in flags]
+        self.address = self._hold(kafka)
+        self.http = self._hold("127.0.0.1:0")
         self.doors: dict[str, str] = {}
         """The address of every open door, by name."""
         self.process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed in __exit__)
 
     def start(self) -> ServedBroker:
-        """Returns when the broker accepts connections. After the first start it keeps its ports."""
+        """Returns when the broker accepts connections."""
         command = [MILLSTREAM, "serve", "--store", self.store, "--kafka", self.address, "--http", self.http]
         self.process = subprocess.Popen(
             [*command, *self.flags],
@@ -46,6 +50,13 @@ class ServedBroker:
         self.doors = dict(part.split("=", 1) for part in line.split()[1:])
         self.address, self.http = self.doors["kafka"], self.doors["http"]
         return self
+
+    def _hold(self, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if port != "0":
+            return address
+        self._held.append(HeldPort(host))
+        return self._held[-1].address
 
     @property
     def pid(self) -> int:
@@ -74,8 +85,9 @@ class ServedBroker:
 
     def errors(self) -> str:
         """What the broker has logged so far."""
-        self._errors.seek(0)
-        return self._errors.read()
+        file = self._errors.fileno()
+        # Without moving to the start: the broker writes where the file stands, for it is the same open file.
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
 
     def __enter__(self) -> ServedBroker:
         return self.start()
@@ -83,4 +95,6 @@ class ServedBroker:
     def __exit__(self, *exc: object) -> None:
         if self.is_running:
             self.stop()
+        for held in self._held:
+            held.release()
         self._errors.close()

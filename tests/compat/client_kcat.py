@@ -190,6 +190,9 @@ class _Member(KcatReader, Member):
         super().__init__(command)
         self._address, self._group, self._topic = address, group, topic
 
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     @property
     def assignment(self) -> set[int]:
         owned: set[int] = set()

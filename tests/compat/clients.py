@@ -86,6 +86,10 @@ class Member(Reader):
     survives_restart: ClassVar[bool] = True
     """Whether it waits for a broker that is gone, and goes on."""
 
+    def has_ended(self) -> bool:
+        """By itself."""
+        return False
+
     @property
     @abc.abstractmethod
     def assignment(self) -> set[int]:

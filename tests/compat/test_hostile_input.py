@@ -404,9 +404,7 @@ def test_producers_with_strange_numbers_are_described(target: ServedBroker) -> N
         assert len(answer.topics[0].partitions[0].active_producers) == 50
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(
         st.one_of(

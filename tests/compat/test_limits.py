@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from millstream.errors import Code
+from millstream.testing.held_port import HeldPort
 from tests.compat import raw
 from tests.compat.clients import wait_for
 from tests.compat.raw import Raw
@@ -114,9 +114,11 @@ def _seconds_to_an_event_loop() -> float:
 
 def _seconds_to_first_record(directory: Path) -> tuple[float, float]:
     """A producer that waits for the port, with a client's requests: metadata, which creates the topic, and produce."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{chosen.getsockname()[1]}"
+    with HeldPort() as held:
+        return _seconds_to_first_record_at(held.address, directory)
+
+
+def _seconds_to_first_record_at(address: str, directory: Path) -> tuple[float, float]:
     metadata = raw.request(3, 4, {"topics": [{"name": "first"}], "allow_auto_topic_creation": True})
     produce = raw.produce("first", raw.batch(b"hello"))
     started = time.perf_counter()

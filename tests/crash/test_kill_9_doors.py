@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millstream.testing.held_port import HeldPort
 from tests.compat import client_flowmq as flowmq
 from tests.compat import client_flume as flume
 from tests.compat.client_flowmq import FlowmqClient
@@ -58,12 +58,17 @@ class Load:
             self._done.notify_all()
 
     def wait_for_more(self, count: int) -> None:
-        with self._done:
-            target = self._count + count
-            moved = self._done.wait_for(lambda: self._count >= target or bool(self.errors), timeout=30)
-            assert moved and not self.errors, (self.errors, "the load stands still")
+        target = self._count + count
+        self._wait_until(lambda: self._count >= target)
 
-    def kill_rounds(self, broker: ServedBroker, rounds: int, seed: int) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._done:
+            met = self._done.wait_for(lambda: condition() or bool(self.errors), timeout=30)
+            assert met and not self.errors, (self.errors, "the load stands still")
+
+    def kill_rounds(
+        self, broker: ServedBroker, rounds: int, seed: int, is_enough: Callable[[], bool] = lambda: True
+    ) -> None:
         generator = random.Random(seed)
         for thread in self._threads:
             thread.start()
@@ -74,6 +79,7 @@ class Load:
                 broker.kill()
                 broker.start()
             self.wait_for_more(60)
+            self._wait_until(is_enough)
         finally:
             self._stopping.set()
             for thread in self._threads:
@@ -81,16 +87,18 @@ class Load:
         assert not self.errors, self.errors
 
 
-def free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return int(chosen.getsockname()[1])
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where the door is, through all kills."""
+    with HeldPort() as held:
+        yield held.address
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.timeout(180)
-def test_flume_records_and_commits_survive(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    address = f"127.0.0.1:{free_port()}"
+def test_flume_records_and_commits_survive(
+    rounds: int, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     load = Load()
     acknowledged: dict[tuple[int, int], bytes] = {}
     attempted: set[bytes] = set()
@@ -156,10 +164,13 @@ def test_flume_records_and_commits_survive(rounds: int, tmp_path: Path, capsys: 
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.timeout(180)
 def test_luxun_items_survive_and_cursors_never_go_back(
-    rounds: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    rounds: int,
+    address: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     generated = generate(tmp_path_factory.mktemp("generated"))
-    address = f"127.0.0.1:{free_port()}"
     load = Load()
     acknowledged: dict[int, bytes] = {}
     answered: dict[str, dict[int, bytes]] = {"one": {}, "two": {}}
@@ -219,7 +230,7 @@ def test_luxun_items_survive_and_cursors_never_go_back(
         for fanout in answered:
             for size in (0, 0, 50):
                 load.add(connected(consume(fanout, size)))
-        load.kill_rounds(broker, rounds, seed=2)
+        load.kill_rounds(broker, rounds, seed=2, is_enough=lambda: all(len(got) > 100 for got in answered.values()))
         with Luxun(address, generated) as client:
             stored: list[bytes] = []
             while (answer := client.consume("load", index=len(stored), size=1 << 20)).itemList:
@@ -235,16 +246,14 @@ def test_luxun_items_survive_and_cursors_never_go_back(
         )
     assert lost == [] and len(set(stored)) == len(stored)
     for got in answered.values():
-        assert len(got) > 100
         assert all(stored[index] == item for index, item in got.items())
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_flowmq_messages_survive_and_none_is_done_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int
+    rounds: int, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address = f"127.0.0.1:{free_port()}"
     load = Load()
     lock = threading.Lock()
     acknowledged: set[bytes] = set()
@@ -273,9 +282,9 @@ def test_flowmq_messages_survive_and_none_is_done_twice(
 
         return work
 
-    def answer_next(client: FlowmqClient) -> None:
+    def answer_next(client: FlowmqClient, seconds: float = 2.0) -> None:
         """Takes what there is, and answers all of it."""
-        messages = [client.next(2.0), *client.messages]
+        messages = [client.next(seconds), *client.messages]
         client.messages.clear()
         doubtful.update(message.payload for message in messages)
         for message in messages:
@@ -310,7 +319,7 @@ def test_flowmq_messages_survive_and_none_is_done_twice(
                 client.subscribe("load", "workers")
                 while left := acknowledged - done - doubtful - set(everything("__dlq__")):
                     try:
-                        answer_next(client)
+                        answer_next(client, 20.0)
                     except TimeoutError:
                         raise AssertionError(
                             f"{len(left)} messages are not delivered again: {sorted(left)[:5]}"

@@ -361,7 +361,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps, st.booleans())
 def test_no_partition_ever_has_two_owners_and_all_find_one_in_the_end(walk: list[Step], by_range: bool) -> None:
     asyncio.run(_walk(walk, "range" if by_range else "uniform"))

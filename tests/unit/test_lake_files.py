@@ -88,7 +88,7 @@ def test_times_before_1970_and_dates_work_as_well(tmp_path: Path) -> None:
     assert sorted(entry.partition["day"] or "" for entry in entries) == ["1900-01-01", "2024-02-29"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batches=st.lists(st.lists(st.none() | st.integers(-(10**15), 10**16), max_size=20), max_size=5),
     by=st.sampled_from(["day", "hour", "none"]),

@@ -455,7 +455,7 @@ WORDS = (
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
 def test_no_sql_is_so_broken_that_the_check_fails(sql: str) -> None:
     text = f"name = 'n'\n[source]\ntopic = 'clicks'\nschema = '{SCHEMA}'\n"

@@ -195,7 +195,7 @@ _record = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_record, min_size=1, max_size=8), st.sampled_from(Codec), st.integers(0, 2**60))
 def test_any_records_survive(fields, compression, base):
     offset, records = base - 1, []

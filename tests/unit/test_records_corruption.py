@@ -118,13 +118,13 @@ def test_twins_agree_on_mutations_of_records_that_are_read_quickly():
     assert accepted > MUTATIONS // 100
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=80), st.integers(-1, 12), st.integers(-1, 10), st.integers(0, 2**63 - 1))
 def test_twins_agree_on_any_bytes(body, count, last_delta, base_offset):
     _assert_twins_agree(_section(body, count, base_offset, last_delta))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_twins_agree_on_records_with_any_fields(data):
     """Built field by field, so that arbitrary numbers stand where numbers are expected."""

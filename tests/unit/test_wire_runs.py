@@ -337,12 +337,12 @@ def test_both_kernels_agree_on_valid_truncated_and_mutated_buffers(seed: int) ->
 
 
 @given(st.binary(max_size=120), st.sampled_from([FIXED, FLEXIBLE]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_both_kernels_agree_on_any_bytes_behind_a_known_beginning(rest: bytes, version: int) -> None:
     assert_twins_agree(framed(prefix(b"a") + rest, version=version))
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_both_kernels_agree_on_any_bytes(data: bytes) -> None:
     assert_twins_agree(data)

@@ -78,6 +78,7 @@ class Topics:
         self._news = 0
         """Counts what was heard: whoever waited while it grew may have missed something."""
         self._following = False
+        self._is_closed = False
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -92,6 +93,7 @@ class Topics:
         self._logs.opened_all()
 
     def close(self) -> None:
+        self._is_closed = True
         self._to_follow.clear()
         if self._unwatch is not None:
             self._unwatch()
@@ -112,7 +114,7 @@ class Topics:
         self._follow_soon()
 
     def _follow_soon(self) -> None:
-        if self._to_follow and not self._following:
+        if self._to_follow and not self._following and not self._is_closed:
             self._following = True
             promised(self._follow_all()).then(self._followed)
 
@@ -123,6 +125,8 @@ class Topics:
             try:
                 await self._follow(name)
             except RequestError as error:
+                if self._is_closed:
+                    return
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
                 self._to_follow[name] = None
                 await asyncio.sleep(RETRY_SECONDS)

@@ -123,11 +123,11 @@ class Exclusive(Consuming[Event[V]]):
         return self.is_active
 
     def _look(self) -> None:
-        """Tells of a change, if there is one.
+        """Tells of a change, if there is one."""
+        self._note(self.is_active)
 
-        What the callback raises is logged: it must not cost the group its heartbeats, or the caller its event.
-        """
-        is_active = self.is_active
+    def _note(self, is_active: bool) -> None:
+        """What the callback raises is logged: it must not cost the group its heartbeats, or the caller its event."""
         if is_active == self._was_active:
             return
         self._was_active = is_active

@@ -4,8 +4,9 @@ The broker makes one member the active one, which has all partitions; another ta
 when its session ends. How long a session lasts is the broker's business, for the protocol has no place to say it: so a
 `heartbeat` or a `takeover` is refused.
 
-The group's changes come inside polls. While nobody receives, `_keep_up` polls now and then; and where records wait to
-be taken it polls with their partitions paused, so that it hears of changes and fetches nothing more.
+The group's changes come inside polls, several in one perhaps: each is noted on the worker's thread, told on the loop.
+While nobody receives, `_keep_up` polls now and then; and where records wait to be taken it polls with their partitions
+paused, so that it hears of changes and fetches nothing more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,13 +74,19 @@ class RemoteExclusive(Exclusive[V]):
 
     def _begin(self) -> None:
         self._has_been_active = False
+        self._untold: deque[bool] = deque()
+        """Whether this member became active, or ceased to be, in order."""
         self._consumer: Consumer | None = None
         self._worker = Worker("millstream-exclusive")
         self._polling: Polling[Taken] = Polling(self._worker, self._poll)
 
     @property
     def is_active(self) -> bool:
-        return bool(self._owned) and self._keeping_up is not None
+        return self._was_active
+
+    def _look(self) -> None:
+        while self._untold:
+            self._note(self._untold.popleft())
 
     async def _start(self) -> None:
         self._remote.check_open()
@@ -123,12 +131,18 @@ class RemoteExclusive(Exclusive[V]):
         self._has_been_active = True
         if not self._owned:
             self._terms += 1
+            self._untold.append(True)
         self._owned = self._owned | {place.partition for place in places}
 
     def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._owned = self._owned - {place.partition for place in places}
+        self._own_only(self._owned - {place.partition for place in places})
         for place in places:
             self._committed.pop(place.partition, None)
+
+    def _own_only(self, left: set[int]) -> None:
+        if self._owned and not left:
+            self._untold.append(False)
+        self._owned = left
 
     def _let_join(self) -> None:
         while self._consumer is not None and not self._has_been_active and time.monotonic() < self._joined_by:
@@ -169,7 +183,7 @@ class RemoteExclusive(Exclusive[V]):
                 self._taken_at = time.monotonic()
                 if message.error() is not None:
                     self._raise_for(message.error())
-                elif term == self._terms and self.is_active:
+                elif term == self._terms and self._owned:
                     return self._event(term, message)
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:
@@ -209,13 +223,14 @@ class RemoteExclusive(Exclusive[V]):
         except RequestError as error:
             if error.code not in LOST:
                 raise
-            self._owned = set()
+            self._own_only(set())
             self._look()
             raise NotActive(self._group, self._topic) from None
 
     async def _shut(self, clean: bool) -> None:
         keeping_up, self._keeping_up = self._keeping_up, None
         self._look()
+        self._note(False)
         if keeping_up is not None:
             keeping_up.cancel()
             await asyncio.wait([keeping_up])

@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 import urllib.request
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,7 +139,7 @@ def read_as_a_group_of_two(broker: Broker, ledger: Ledger) -> str:
 def read_as_member(
     broker: Broker, share: list[Any], shares: list[list[Any]], total: int, enough: threading.Event
 ) -> None:
-    from confluent_kafka import Consumer, KafkaException
+    from confluent_kafka import Consumer, KafkaError, KafkaException
 
     consumer = Consumer(
         {
@@ -154,12 +153,21 @@ def read_as_member(
         }
     )
 
-    def commit(*_: object) -> None:
-        # Before a partition goes to the other member too, or that one would read its records again.
-        with suppress(KafkaException):  # nothing new to commit
+    def commit() -> bool:
+        try:
             consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION):
+                return False
+            if code != KafkaError._NO_OFFSET:  # nothing new to commit
+                raise
+        return True
 
-    consumer.subscribe([TOPIC], on_revoke=commit)
+    def give_up(*_: object) -> None:
+        commit()  # or the other member would read the same records again
+
+    consumer.subscribe([TOPIC], on_revoke=give_up)
     deadline = time.monotonic() + 20
     while not enough.is_set() and time.monotonic() < deadline:
         message = consumer.poll(0.1)
@@ -169,7 +177,8 @@ def read_as_member(
         share.append((message.partition(), message.offset(), message.key(), number_of(value)))
         if sum(map(len, shares)) >= total:
             enough.set()
-    commit()
+    while not commit() and time.monotonic() < deadline:
+        consumer.poll(0.1)  # until the group has settled
     consumer.close()
 
 

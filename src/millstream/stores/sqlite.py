@@ -44,7 +44,7 @@ PAGE_BYTES = 8192
 BUSY_MS = 10_000
 """How long to wait for another process's transaction."""
 BUSY_STEP_SECONDS = 0.01
-POLL_SECONDS = 0.02
+POLL_SECONDS, POLL_SECONDS_MAX = 0.02, 1.0
 WAL_PAGES = 4000
 """At which a checkpoint moves what is in the WAL into the file."""
 READERS = 2
@@ -170,8 +170,10 @@ class SqliteDatabase:
         except Exception:
             logger.exception("could not look for what others wrote to %s, and will again", self.path)
         finally:
-            # However many logs there are to look at, it takes a twentieth of the loop's time at most.
-            self._poll_timer = loop.call_later(max(POLL_SECONDS, (loop.time() - started) * 20), self._poll)
+            # However many logs there are to look at, it takes a twentieth of the loop's time; but who was kept from
+            # running while it looked (a busy machine does that) is not deaf for long.
+            pause = min(max(POLL_SECONDS, (loop.time() - started) * 20), POLL_SECONDS_MAX)
+            self._poll_timer = loop.call_later(pause, self._poll)
 
     def _look(self) -> None:
         assert self._poller is not None

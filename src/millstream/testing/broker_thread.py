@@ -10,6 +10,7 @@ keep it; members of groups, sessions and leases do not, as with any broker that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
@@ -22,6 +23,7 @@ from millstream.metrics import Metrics
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import open_store
 from millstream.testing.faults import Faults
+from millstream.testing.held_port import HeldPort
 from millstream.testing.moved_clock import MovedClock
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class BrokerThread:
         self.moved_clock = MovedClock()
         self.faults = Faults()
         self._address = self.config.kafka_address
+        self._held: HeldPort | None = None
         self._memory: tuple[LogStore, MetaStore] | None = None
         self._broker: Broker | None = None
         self._door: KafkaDoor | None = None
@@ -86,6 +89,7 @@ class BrokerThread:
             return
         import uvloop
 
+        self._hold_port()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="millstream", daemon=True)
         self._thread.start()
@@ -100,6 +104,9 @@ class BrokerThread:
         if self.is_running:
             self._call(self._close(at_once=False))
             self._end()
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def kill(self) -> None:
         """Every connection breaks at once and nobody is answered. What was acknowledged is there after `restart`."""
@@ -109,7 +116,8 @@ class BrokerThread:
 
     def restart(self) -> None:
         """Starts again on the same port and the same data; stops cleanly before if it still runs."""
-        self.stop()
+        if self.is_running:
+            self.stop()
         self.start()
 
     def fail_next(self, api: str | int, code: Code | int | str, times: int = 1) -> None:
@@ -129,6 +137,13 @@ class BrokerThread:
             return await work(broker)
 
         return self._call(on_loop())
+
+    def _hold_port(self) -> None:
+        """Through every `kill`: tests run beside each other, and each asks for some free port."""
+        if self._held is None:
+            with contextlib.suppress(OSError):  # the door will say it better
+                self._held = HeldPort(self._address.host, self._address.port)
+                self._address = Address(self._address.host, self._held.port)
 
     async def _open(self) -> None:
         self.moved_clock = MovedClock(self.moved_clock.ahead)

@@ -208,7 +208,9 @@ class ExclusiveMember:
         self.revision = found.revision if found is not None else 0
         if state is not None and state.topic_id != self.topic.id.hex:
             state = None  # it speaks of an earlier topic of that name
-        self._state = state
+        was_ours, self._state = self._holds, state
+        if self._holds and not was_ours:
+            self.active_since = self.revision
         now = self._clock.monotonic()
         self._changed_at = now
         self._behind_since = None
@@ -318,19 +320,14 @@ class ExclusiveMember:
         )
         state = State(self.topic.id.hex, active, positions, self._clock.now_ms(), behind)
         put = Put(self._key, state.encode(), self.revision)
-        was_ours = self._holds
-        self._meta.transact(put).then(lambda done: self._landed(done, put, state, was_ours, settling))
+        self._meta.transact(put).then(lambda done: self._landed(done, put, state, settling))
 
-    def _landed(
-        self, done: Promise[int], put: Put, state: State, was_ours: bool, settling: list[Promise[None]]
-    ) -> None:
+    def _landed(self, done: Promise[int], put: Put, state: State, settling: list[Promise[None]]) -> None:
         self._is_busy = False
         if done.error is not None:
             self._failed(done.error, state, settling)
             return
         self.written = done.value()
-        if state.active == self.id and not was_ours:
-            self.active_since = self.written
         if done.value() > self.revision:  # else the watch has said so already, or something newer
             self._learn(Versioned(put.value, done.value()))
         for promise in settling:
