@@ -287,9 +287,9 @@ def test_a_member_that_dies_leaves_its_partitions_to_the_survivor(
     topic, group = unique("crash"), unique("crash")
     survivor, dying = open_client(), open_client()
     survivor.produce(topic, b"x")
-    alone = survivor.join(group, [topic], session_ms=1500)
+    alone = survivor.join(group, [topic])
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(dying.join, group, [topic], "", 1500)
+        joining = pool.submit(dying.join, group, [topic], "", 5000)
         together = rejoin_when_told(survivor, group, topic, alone)
         lost = joining.result(20)
     assert described(served, group) == {together.member, lost.member}
@@ -307,7 +307,7 @@ def test_a_member_that_lost_its_place_cannot_commit(open_client: Callable[[], Fl
     topic, group = unique("fenced"), unique("fenced")
     slow, fast = open_client(), open_client()
     slow.produce(topic, b"x")
-    old = slow.join(group, [topic], session_ms=1500)
+    old = slow.join(group, [topic], session_ms=5000)
     assert slow.commit(group, topic, 0, 1) == flume.NONE
     new = fast.join(group, [topic], session_ms=30_000)  # answered when the slow one is given up: it does not rejoin
     assert new.error == flume.NONE and new.members == [new.member] and new.generation == old.generation + 1

@@ -85,10 +85,10 @@ async def test_a_dead_letter_has_the_reason_that_was_given(ms: Millstream, uniqu
 async def test_a_lease_that_is_renewed_outlasts_its_time(ms: Millstream, unique: Unique) -> None:
     topic, group = unique("jobs"), unique("workers")
     await ms.send(topic, b"x")
-    settings = {"share.record.lock.duration.ms": "1000"}
+    settings = {"share.record.lock.duration.ms": "3000"}
     async with ms.queue(topic, group=group, settings=settings) as jobs, ms.queue(topic, group=group) as others:
         job = await take(jobs)
-        until = time.monotonic() + 2.0
+        until = time.monotonic() + 3.5
         while time.monotonic() < until:
             await job.renew()
             assert await others.receive(0.3) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -100,6 +101,17 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> tuple[int, 
     return process.returncode, err.decode()
 
 
+def end_at_once(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """By a second signal; and a third, where the first two came so close together that they were taken for one."""
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    return end(process, signal.SIGTERM)
+
+
 def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
     """What the condition gave, as soon as it gave something."""
     deadline = time.monotonic() + seconds
@@ -187,9 +199,9 @@ def test_a_command_that_takes_too_long_is_stopped_and_its_record_released(
 ) -> None:
     cli("produce", topic, "stuck")
     started = time.monotonic()
-    _, err = workers.drain('[ "$MILLSTREAM_RECORD_ATTEMPT" = 2 ] || sleep 60', "--timeout", "500ms")
-    assert "took longer than 0.5 s" in err and err.endswith("2 records: 1 accepted, 1 released\n")
-    assert time.monotonic() - started < 30
+    _, err = workers.drain('[ "$MILLSTREAM_RECORD_ATTEMPT" = 2 ] || sleep 60', "--timeout", "4s")
+    assert "took longer than 4 s" in err and err.endswith("2 records: 1 accepted, 1 released\n")
+    assert time.monotonic() - started < 50
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -216,9 +228,7 @@ def test_a_second_signal_stops_the_commands_and_releases_their_records(
     cli("produce", topic, "a")
     process = workers.start(f"touch {tmp_path}/started; sleep 60")
     until((tmp_path / "started").exists)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert end(process, signal.SIGTERM) == (0, "1 record: 0 accepted, 1 released\n")
+    assert end_at_once(process) == (0, "1 record: 0 accepted, 1 released\n")
     assert cli.figures(group)["available"] == 1
 
 
@@ -262,11 +272,10 @@ def test_a_delayed_record_waits_and_is_not_peeked_at(cli: QueueCli, topic: str, 
     cli("produce", topic, "-p", "0", "--at", "2199-01-01T00:00Z", "in a century")
     cli("produce", topic, "-p", "0", "now")
     cli("queue", "create", group)
-    cli("produce", topic, "-p", "0", "--delay", "8s", "soon")
     assert workers.drain("cat; echo")[0] == "now\n"
-    assert cli.figures(group)["waiting"] in (2, 3)
-    until(lambda: cli.figures(group)["waiting"] == 2)
-    assert cli("queue", "peek", topic, "--group", group) == "0 3 soon\n"
+    cli("produce", topic, "-p", "0", "--delay", "3s", "soon")
+    until(lambda: cli("queue", "peek", topic, "--group", group) == "0 3 soon\n")
+    assert cli.figures(group)["waiting"] == 2
     assert workers.drain("cat; echo")[0] == "soon\n"
     deliver_at = {row["value"]: dict(row["headers"]).get("millstream-deliver-at") for row in records(cli, topic)}
     assert deliver_at["now"] is None and deliver_at["in a century"] == "7226582400000"
@@ -304,9 +313,7 @@ def test_purging_needs_a_yes_and_an_idle_queue(
     process = workers.start(f"touch {tmp_path}/started; sleep 60")
     until((tmp_path / "started").exists)
     assert "still has members" in cli.fails("queue", "purge", topic, "-g", group, "--yes")
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    end(process, signal.SIGTERM)
+    end_at_once(process)
     assert "up to 6 records" in cli.fails("queue", "purge", topic, "-g", group)
     assert cli.figures(group)["available"] == 6
     assert cli("queue", "purge", topic, "-g", group, "--yes").startswith(f"Purged {topic} for {group}")

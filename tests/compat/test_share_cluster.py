@@ -27,7 +27,7 @@ from tests.compat.share_workers import (
 from tests.serving import ServedBroker
 
 TOPIC, GROUP, PARTITIONS, RECORDS = "jobs", "workers", 4, 400
-LEASE_MS = "1500"
+LEASE_MS = "4000"
 """Of a broker in the cluster: so long the others wait for one that died."""
 
 

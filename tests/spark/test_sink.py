@@ -226,7 +226,7 @@ def test_a_stream_that_failed_in_a_task_loses_nothing_when_it_is_started_again(
         for number, batch in enumerate(batches):
             if number == 2 and not Path(marker).exists():
                 Path(marker).touch()
-                raise RuntimeError("a task fails after it has sent something")
+                raise RuntimeError("a task fails in the middle")
             yield batch
 
     def start() -> bool | None:
@@ -239,11 +239,12 @@ def test_a_stream_that_failed_in_a_task_loses_nothing_when_it_is_started_again(
     with pytest.raises(StreamingQueryException, match="a task fails"):
         start()
     sent = consume(broker.address, name)
-    assert 0 < len(sent) < 30_000
+    assert len(sent) < 30_000
     assert start()
     found = Counter(int(row[2]) for row in consume(broker.address, name))
     assert set(found) == set(range(30_000))
-    assert sum(found.values()) == 30_000 + len(sent)
+    # The first attempt's sink had the first two batches at hand, and may go on with them after its query has failed.
+    assert 30_000 + len(sent) <= sum(found.values()) <= 50_000
 
 
 def test_a_task_reports_its_query_batch_and_attempt(

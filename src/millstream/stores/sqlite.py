@@ -1,6 +1,7 @@
 """`sqlite:FILE`: logs and metadata in one file that several processes may open.
 
-One thread writes, two read, each with a connection of its own; the loop never waits for the file. WAL mode, so that
+One thread writes, two read, one moves what was written out of the WAL, each with a connection of its own; the loop
+never waits for the file. WAL mode, so that
 readers and the writer do not wait for each other, and synchronous=FULL, so that a commit is one sync.
 
     processes that share the file    SQLite's write lock (BEGIN IMMEDIATE) puts their transactions in one order
@@ -32,6 +33,7 @@ from millstream.promise import Promise
 from millstream.stores import queries
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row
+from millstream.stores.sqlite_checkpoint import Checkpointer
 from millstream.stores.sqlite_writer import SqliteWriter, changes, load_producers
 from millstream.stores.worker import Worker
 
@@ -45,8 +47,8 @@ BUSY_MS = 10_000
 """How long to wait for another process's transaction."""
 BUSY_STEP_SECONDS = 0.01
 POLL_SECONDS, POLL_SECONDS_MAX = 0.02, 1.0
-WAL_PAGES = 4000
-"""At which a checkpoint moves what is in the WAL into the file."""
+WAL_PAGES = 8000
+"""At which a commit moves what is left of the WAL into the file, and the WAL begins anew."""
 READERS = 2
 _SQL = queries.named("sqlite_queries.sql")
 
@@ -62,6 +64,7 @@ class SqliteDatabase:
         self._writer: SqliteWriter | None = None
         self._writing = Worker("sqlite-write", 1)
         self._reading = Worker("sqlite-read", READERS)
+        self._checkpointer = Checkpointer(self._connect)
         self._readers = threading.local()
         self._opened: list[sqlite3.Connection] = []
         self._poller: sqlite3.Connection | None = None
@@ -101,6 +104,7 @@ class SqliteDatabase:
     def _shut_down(self) -> None:
         self._reading.close()
         self._writing.close()
+        self._checkpointer.close()
         for connection in reversed(self._opened):
             connection.close()
 
@@ -209,6 +213,7 @@ class SqliteDatabase:
         return await self._read(find)
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
+        self._checkpointer.written(sum(len(batch) for each in appends for batch in each.batches))
         return self._write(lambda writer: writer.append(appends, now_ms))
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:

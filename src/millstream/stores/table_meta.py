@@ -53,7 +53,13 @@ class TableMeta:
         return promised(self._list(prefix))
 
     async def _list(self, prefix: str) -> Sequence[tuple[str, Versioned]]:
-        return await self._database.list_keys(prefix)
+        """Who watches and has seen a key here hears of its end, however long it was away."""
+        found = await self._database.list_keys(prefix)
+        watched = tuple(self._prefixes())
+        for key, value in found:
+            if key.startswith(watched):
+                self._known.setdefault(key, value.revision)
+        return found
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
