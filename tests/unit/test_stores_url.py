@@ -120,15 +120,19 @@ class TestSqlite:
         assert "/sys/store.db cannot be opened as a store: " in await refusal("sqlite:/sys/store.db")
 
     async def test_a_read_only_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(path: str, *rest: object) -> int:
-            raise PermissionError(13, "Permission denied", path)
-
-        monkeypatch.setattr(os, "open", refuse)  # root may write whatever its mode says
+        monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write whatever its mode says
         text = await refusal(f"sqlite:{tmp_path}/store.db")
         assert text.endswith("cannot be opened as a store: the file or its directory is read-only")
 
     async def test_a_directory_that_does_not_exist(self, tmp_path: Path) -> None:
         assert "No such file or directory" in await refusal(f"sqlite:{tmp_path}/missing/store.db")
+
+    async def test_a_directory_in_place_of_a_file(self, tmp_path: Path) -> None:
+        assert "Is a directory" in await refusal(f"sqlite:{tmp_path}")
+
+    async def test_a_file_in_place_of_a_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert "Not a directory" in await refusal(f"sqlite:{tmp_path}/file/store.db")
 
     async def test_a_file_that_is_no_database(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("dear diary, " * 100)

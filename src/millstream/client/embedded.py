@@ -121,6 +121,8 @@ class Embedded(Millstream):
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, int]:
+        async with refusals():
+            await self.broker.topics.refresh()  # another process may have changed them
         return {topic.name: topic.partition_count for topic in self.broker.topics}
 
     async def create_topic(

@@ -140,10 +140,13 @@ class EmbeddedReading(Reading[V]):
     async def _start(self) -> None:
         topics = self._embedded.broker.topics
         topic = topics.get(self._topic)
+        if topic is None or self._partition >= topic.partition_count:
+            topic = await topics.follow(self._topic)  # another process may have made it, or made it larger
         if topic is None or not 0 <= self._partition < topic.partition_count:
             detail = f"there is no partition {self._partition} of a topic {self._topic}"
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
         log = topic.partitions[self._partition].log
+        await log.refresh()
         offset = self._offset
         if self._time is not None:
             found = await log.find_time(self._time)

@@ -63,6 +63,8 @@ class Torn(MillstreamError):
 
 def check_bundles(appends: Sequence[Append], outcomes: Sequence[Stored | RequestError]) -> None:
     """For engines, before they commit."""
+    if not any(each.bundle for each in appends):
+        return
     torn = {
         each.bundle: outcome
         for each, outcome in zip(appends, outcomes, strict=True)

@@ -36,9 +36,6 @@ class GroupCommit(Generic[Item]):
         """Counts of what was put together, and of those that are answered."""
         self._drains: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def put(self, item: Item, size: int = 0) -> None:
-        self.put_together([item], size)
-
     def put_together(self, items: list[Item], size: int) -> None:
         """Several that leave in one transaction, however many they are."""
         self._put += 1

@@ -58,35 +58,39 @@ class SqliteWriter:
             self._states[log_id] = None if row is None else LogState(*row)
         return self._states[log_id]
 
-    def _update(self, states: Sequence[LogState]) -> list[LogState]:
-        changed = [state._replace(version=state.version + 1) for state in states]
-        self.connection.executemany(
-            _SQL["update_log"],
-            [(state.version, state.start, state.end, state.size_bytes, state.id) for state in changed],
-        )
-        self._states.update((state.id, state) for state in changed)
+    def _update(self, state: LogState) -> LogState:
+        changed = state._replace(version=state.version + 1)
+        self._store([changed])
         return changed
+
+    def _store(self, states: Sequence[LogState]) -> None:
+        rows = [(version, start, end, size, log_id) for log_id, version, start, end, size in states]
+        self.connection.executemany(_SQL["update_log"], rows)
+        for state in states:
+            self._states[state.id] = state
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Landed:
         outcomes: list[Stored | RequestError] = []
         rows: list[tuple[int, int, int, int, int, bytearray]] = []
-        changed: dict[int, LogState] = {}
+        grown: dict[int, tuple[int, int]] = {}
+        """Where a log ends now, and how large it is."""
         producers: dict[tuple[int, int], None] = {}
         for log_id, batches, headers, _ in appends:
-            state = changed.get(log_id) or self._state(log_id)
+            state = self._states.get(log_id) or self._state(log_id)
             if state is None:
                 outcomes.append(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted"))
                 continue
-            try:
-                repeated = self._find_repeat(log_id, headers[0])
-            except RequestError as error:
-                outcomes.append(error)
-                continue
-            if repeated is not None:
-                outcomes.append(Stored(repeated, True))
-                continue
-            outcomes.append(Stored(state.end, False))
-            end, size = state.end, state.size_bytes
+            if headers[0].producer_id != NO_PRODUCER:
+                try:
+                    repeated = self._find_repeat(log_id, headers[0])
+                except RequestError as error:
+                    outcomes.append(error)
+                    continue
+                if repeated is not None:
+                    outcomes.append(Stored(repeated, True))
+                    continue
+            end, size = grown.get(log_id) or (state.end, state.size_bytes)
+            outcomes.append(Stored(end, False))
             for batch, header in zip(batches, headers, strict=True):
                 patch_offset(batch, end, header.length, LEADER_EPOCH)
                 last = end + header.last_offset_delta
@@ -95,9 +99,9 @@ class SqliteWriter:
                     self._producers[log_id].note(header, end, now_ms)
                     producers[log_id, header.producer_id] = None
                 end, size = last + 1, size + len(batch)
-            changed[log_id] = state._replace(end=end, size_bytes=size)
+            grown[log_id] = end, size
         check_bundles(appends, outcomes)
-        if not changed:
+        if not grown:
             return outcomes, []
         self.connection.executemany(_SQL["insert_batch"], rows)
         for log_id, producer_id in producers:
@@ -105,11 +109,14 @@ class SqliteWriter:
             self.connection.execute(
                 _SQL["put_producer"], (log_id, producer_id, known.epoch, known.seen_ms, json.dumps(known.batches))
             )
-        return outcomes, self._update(list(changed.values()))
+        changed = []
+        for log_id, (end, size) in grown.items():
+            before = self._require(log_id)
+            changed.append(LogState(log_id, before.version + 1, before.start, end, size))
+        self._store(changed)
+        return outcomes, changed
 
     def _find_repeat(self, log_id: int, header: BatchHeader) -> int | None:
-        if header.producer_id == NO_PRODUCER:
-            return None
         if log_id not in self._producers:
             self._producers[log_id] = load_producers(self.connection, log_id)
         return self._producers[log_id].find_repeat(header)
@@ -118,7 +125,7 @@ class SqliteWriter:
         state = self._require(log_id)
         if offset <= state.start:
             return state
-        return self._update([state._replace(start=min(offset, state.end))])[0]
+        return self._update(state._replace(start=min(offset, state.end)))
 
     def remove_below_start(self, log_id: int) -> bool:
         return self.remove(log_id, self._require(log_id).start)
@@ -131,7 +138,7 @@ class SqliteWriter:
         self.connection.execute(_SQL["delete_up_to"], (log_id, rows[-1][0]))
         state = self._state(log_id)
         if state is not None:
-            self._update([state._replace(size_bytes=state.size_bytes - sum(size for _, size in rows))])
+            self._update(state._replace(size_bytes=state.size_bytes - sum(size for _, size in rows)))
         return len(rows) == STEP_ROWS
 
     def truncate(self, log_id: int, offset: int) -> LogState:
@@ -150,7 +157,7 @@ class SqliteWriter:
         )  # fmt: skip
         self._producers.pop(log_id, None)
         start = min(state.start, end)
-        return self._update([state._replace(start=start, end=end, size_bytes=state.size_bytes - size)])[0]
+        return self._update(state._replace(start=start, end=end, size_bytes=state.size_bytes - size))
 
     def _require(self, log_id: int) -> LogState:
         state = self._state(log_id)

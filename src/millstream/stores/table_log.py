@@ -128,7 +128,7 @@ class TableLog:
         grown = state.end > self.durable
         self._state = state
         self.start, self.durable, self.end = state.start, state.end, state.end
-        if grown:
+        if grown and self._wakers:
             self._wake()
 
     def refresh(self) -> Promise[None]:

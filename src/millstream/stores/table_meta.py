@@ -65,7 +65,8 @@ class TableMeta:
 
     def transact(self, *operations: Operation) -> Promise[int]:
         promise: Promise[int] = Promise()
-        self._commits.put((operations, promise), sum(len(getattr(each, "value", b"")) + 100 for each in operations))
+        size = sum(len(getattr(each, "value", b"")) + 100 for each in operations)
+        self._commits.put_together([(operations, promise)], size)
         return promise
 
     async def _write(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:

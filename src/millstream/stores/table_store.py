@@ -120,7 +120,7 @@ class TableLogStore:
         if self._gathered is not None:
             self._gathered.append(waiting)
             return
-        self._commits.put(waiting, waiting.size)
+        self._commits.put_together([waiting], waiting.size)
 
     def refused(self, refusal: RequestError) -> None:
         """An append was not taken: those that belong together with it are not either."""
