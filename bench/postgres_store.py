@@ -1,8 +1,8 @@
 """`postgresql:` appends and reads against PostgreSQL itself, through the same driver.
 
-Append: eight writers, each waiting for its batch to be durable before it sends the next; the reference COPYs the same
-bytes into a plain table, one commit per batch, on one connection. A second row gives the reference eight connections:
-PostgreSQL then shares syncs between them itself.
+Append: eight writers, as `store_writers` has them; the reference COPYs the same bytes into a plain table, one commit per
+batch, on one connection. Another row gives the reference eight connections: PostgreSQL then shares syncs between them
+itself.
 
 Read: a log from its beginning to its end, a megabyte at a time, against SELECTs of the same rows that do nothing with
 them. One server for all samples of a row, with its defaults for durability.
@@ -20,6 +20,7 @@ import uvloop
 
 from bench import store_writers
 from bench.measure import Measure, Scale, Side, Sides
+from bench.store_writers import IN_FLIGHT, WAITING
 from millstream.stores.postgres import PostgresDatabase
 from tests.postgres import DURABLE, PrivatePostgres
 
@@ -51,14 +52,14 @@ async def _copy(url: str, seconds: float, connections: int) -> float:
     return figure
 
 
-def _append_sides(connections: int) -> Sides:
+def _append_sides(connections: int, in_flight: int = IN_FLIGHT) -> Sides:
     @contextmanager
     def sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
         seconds = scale.seconds(SECONDS)
         with PrivatePostgres(**DURABLE) as server:
             yield (
                 lambda: uvloop.run(_copy(server.new_database(), seconds, connections)),
-                lambda: store_writers.append(PostgresDatabase(server.new_database()), seconds),
+                lambda: store_writers.append(PostgresDatabase(server.new_database()), seconds, in_flight),
             )
 
     return sides
@@ -120,8 +121,10 @@ def _measure(
 
 
 _APPEND = "postgresql: append, durable, 100-record batches, 8 writers"
+_WAITING, _COPY = f"{_APPEND} that wait for every answer", "COPY, one commit per batch"
 MEASURES = [
-    _measure("postgres-append", _APPEND, "COPY, one commit per batch", "batches/s", (1, 2), _append_sides(1)),
+    _measure("postgres-append", _APPEND, _COPY, "batches/s", (1, 2), _append_sides(1)),
+    _measure("postgres-append-waiting", _WAITING, _COPY, "batches/s", None, _append_sides(1, WAITING)),
     _measure("postgres-append-8", _APPEND, "COPY on 8 connections", "batches/s", None, _append_sides(8)),
     _measure("postgres-read", "postgresql: read", "SELECT, bare driver", "MB/s", (0.8, 0.95), _read_sides),
 ]

@@ -1,9 +1,9 @@
 """`sqlite:` appends against SQLite itself: the same batches, one transaction for each.
 
-Eight writers, each waiting for its batch to be durable before it sends the next. The reference inserts the same bytes
-into a plain table of one connection, without a loop, threads or offsets in its way: WAL, synchronous=FULL, as ours.
-It has one writer, because SQLite has one at a time and more would only wait for each other; a second row shows how
-much, with eight threads that each have a connection.
+Eight writers, as `store_writers` has them. The reference inserts the same bytes into a plain table of one connection,
+without a loop, threads or offsets in its way: WAL, synchronous=FULL, as ours. It has one writer, because SQLite has one
+at a time and more would only wait for each other; another row shows how much, with eight threads that each have a
+connection.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import servers, store_writers
 from bench.measure import Measure, Scale, Side, Sides
+from bench.store_writers import IN_FLIGHT, WAITING
 from millstream.stores.sqlite import SqliteDatabase
 
 SECONDS = 4.0
@@ -53,23 +54,25 @@ def _reference(seconds: float, writers: int) -> float:
         return sum(each.result() for each in work) / (time.perf_counter() - start)
 
 
-def _ours(seconds: float) -> float:
+def _ours(seconds: float, in_flight: int) -> float:
     with servers.scratch() as directory:
-        return store_writers.append(SqliteDatabase(str(directory / "store.db")), seconds)
+        return store_writers.append(SqliteDatabase(str(directory / "store.db")), seconds, in_flight)
 
 
-def _sides(writers: int) -> Sides:
+def _sides(writers: int, in_flight: int = IN_FLIGHT) -> Sides:
     @contextmanager
     def sides(scale: Scale) -> Iterator[tuple[Side | None, Side]]:
         seconds = scale.seconds(SECONDS)
-        yield (lambda: _reference(seconds, writers)), (lambda: _ours(seconds))
+        yield (lambda: _reference(seconds, writers)), (lambda: _ours(seconds, in_flight))
 
     return sides
 
 
 _TITLE = "sqlite: append, durable, 100-record batches, 8 writers"
+_WAITING = f"{_TITLE} that wait for every answer"
 _PLAIN = "SQLite, one transaction per batch"
 MEASURES = [
     Measure("sqlite-append", _TITLE, _PLAIN, "batches/s", 2, 4, lower_is_better=False, sides=_sides(1)),
+    Measure("sqlite-append-waiting", _WAITING, _PLAIN, "batches/s", None, None, False, _sides(1, WAITING)),
     Measure("sqlite-append-8", _TITLE, f"{_PLAIN}, 8 threads", "batches/s", None, None, False, _sides(8)),
 ]

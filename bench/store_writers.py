@@ -1,14 +1,20 @@
-"""What the rows of the stores on databases have in common: a batch, and eight writers that append it and wait."""
+"""What the rows of the stores on databases have in common: a batch, and eight writers that append it.
+
+A writer does what a Kafka producer does by default: it has up to five batches on their way (`IN_FLIGHT`), and sends the
+next when the oldest is answered. In the rows for information it waits for every answer (`WAITING`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from collections import deque
 
 import uvloop
 
 from millstream.clock import SystemClock
+from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
 from millstream.promise import Promise
 from millstream.records import codec
@@ -20,6 +26,7 @@ from millstream.stores.table_store import TableLogStore
 RECORDS, RECORD_BYTES = 100, 100
 WRITERS = 8
 PARTITIONS = 8
+IN_FLIGHT, WAITING = 5, 1
 TOPIC, TOPIC_ID = "bench", "0123456789abcdef0123456789abcdef"
 
 
@@ -34,8 +41,8 @@ async def open_logs(database: Database, partitions: int) -> tuple[TableLogStore,
     return store, [store.open(TOPIC, TOPIC_ID, index, LogConfig()) for index in range(partitions)]
 
 
-async def _append(database: Database, seconds: float) -> float:
-    """Batches a second, each writer with a partition of its own and one batch on its way at a time."""
+async def _append(database: Database, seconds: float, in_flight: int) -> float:
+    """Batches a second, each writer with a partition of its own and so many batches on their way at a time."""
     store, logs = await open_logs(database, PARTITIONS)
     batch = make_batch()
     header = read_header(batch)
@@ -43,8 +50,11 @@ async def _append(database: Database, seconds: float) -> float:
 
     async def write(log: PartitionLog, until: float) -> None:
         nonlocal done
-        while time.perf_counter() < until:
-            await log.append(memoryview(bytearray(batch)), header)
+        waiting: deque[Promise[Appended]] = deque()
+        while waiting or time.perf_counter() < until:
+            while len(waiting) < in_flight and time.perf_counter() < until:
+                waiting.append(log.append(memoryview(bytearray(batch)), header))
+            await waiting.popleft()
             done += 1
 
     async def run(span: float) -> float:
@@ -59,8 +69,8 @@ async def _append(database: Database, seconds: float) -> float:
     return figure
 
 
-def append(database: Database, seconds: float) -> float:
-    return uvloop.run(_append(database, seconds))
+def append(database: Database, seconds: float, in_flight: int) -> float:
+    return uvloop.run(_append(database, seconds, in_flight))
 
 
 async def fill(log: PartitionLog, batches: int) -> None:
