@@ -1,8 +1,8 @@
 """`postgresql:` appends and reads against PostgreSQL itself, through the same driver.
 
-Append: eight writers, as `store_writers` has them; the reference COPYs the same bytes into a plain table, one commit per
-batch, on one connection. Another row gives the reference eight connections: PostgreSQL then shares syncs between them
-itself.
+Append: eight writers, as `store_writers` has them; the reference COPYs the same bytes into a plain table, one commit
+per batch, on one connection. Another row gives the reference eight connections: PostgreSQL then shares syncs between
+them itself.
 
 Read: a log from its beginning to its end, a megabyte at a time, against SELECTs of the same rows that do nothing with
 them. One server for all samples of a row, with its defaults for durability.
