@@ -90,6 +90,20 @@ def test_segments_are_smaller_where_a_topic_may_hold_less_than_one() -> None:
     assert not TopicSettings({"retention.bytes": "1000"}, {}).needs_more_checks
 
 
+def test_segments_end_sooner_where_a_topic_keeps_records_for_less_than_one() -> None:
+    def segment_ms(**overrides: str) -> int:
+        defaults = {"segment.ms": "86400000"}
+        return TopicSettings(
+            {name.replace("_", "."): text for name, text in overrides.items()}, defaults
+        ).log.segment_ms
+
+    assert segment_ms() == segment_ms(retention_ms="-1") == 86_400_000
+    assert segment_ms(retention_ms="3600000") == 1_800_000
+    assert segment_ms(retention_ms="1000") == 60_000
+    assert segment_ms(retention_ms="3600000", segment_ms="7200000") == 7_200_000, "the topic says so itself"
+    assert segment_ms(retention_ms="3600000", cleanup_policy="compact") == 86_400_000, "nothing goes by age"
+
+
 def test_compaction_and_deletion_can_be_chosen_together() -> None:
     for text, delete, compact in (("delete", True, False), ("compact", False, True), ("compact, delete", True, True)):
         log = TopicSettings({"cleanup.policy": text}, {}).log

@@ -227,7 +227,7 @@ async def test_waiting_for_what_was_put_in_does_not_wait_for_what_comes_later() 
     async def load() -> None:
         number = 0
         while is_loaded:
-            commits.put_together([number := number + 1], 0)
+            commits.put([number := number + 1], 0)
             await asyncio.sleep(0)
 
     loading = asyncio.ensure_future(load())

@@ -18,6 +18,7 @@ INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
 DAY_MS = 86_400_000
 RETAINED_SEGMENT_BYTES_MIN = 1 << 20
+RETAINED_SEGMENT_MS_MIN = 60_000
 """However little a topic may hold, its segments are not made smaller than this: each is a file."""
 
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
@@ -158,7 +159,12 @@ SETTINGS: dict[str, Setting] = {
         integer(1024, INT_MAX),
         "size at which a new segment begins; where a topic does not set it, at most half of retention.bytes",
     ),
-    "segment.ms": Setting("86400000", LONG, integer(1, LONG_MAX), "age at which a new segment begins"),
+    "segment.ms": Setting(
+        "86400000",
+        LONG,
+        integer(1, LONG_MAX),
+        "age at which a new segment begins; where a topic does not set it, at most half of retention.ms",
+    ),
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
 }
 
@@ -188,7 +194,7 @@ class TopicSettings:
         self.done_retention_ms: int = values["millstream.retention.done.ms"]
         self.log = LogConfig(
             segment_bytes=self._segment_bytes(values),
-            segment_ms=values["segment.ms"],
+            segment_ms=self._segment_ms(values),
             retention_ms=values["retention.ms"],
             retention_bytes=values["retention.bytes"],
             index_interval_bytes=values["index.interval.bytes"],
@@ -214,6 +220,14 @@ class TopicSettings:
         if "segment.bytes" in self.overrides or retention < 0 or "delete" not in values["cleanup.policy"]:
             return segment
         return min(segment, max(retention // 2, RETAINED_SEGMENT_BYTES_MIN, batch))
+
+    def _segment_ms(self, values: Mapping[str, Any]) -> int:
+        """As with the size: a topic that is always written to would keep what is too old until its segment ends."""
+        segment: int = values["segment.ms"]
+        retention: int = values["retention.ms"]
+        if "segment.ms" in self.overrides or retention < 0 or "delete" not in values["cleanup.policy"]:
+            return segment
+        return min(segment, max(retention // 2, RETAINED_SEGMENT_MS_MIN))
 
     def value(self, name: str) -> str:
         return self.overrides.get(name, self.default(name))

@@ -36,7 +36,7 @@ class GroupCommit(Generic[Item]):
         """Counts of what was put together, and of those that are answered."""
         self._drains: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def put_together(self, items: list[Item], size: int) -> None:
+    def put(self, items: list[Item], size: int) -> None:
         """Several that leave in one transaction, however many they are."""
         self._put += 1
         self._waiting.append((items, size))

@@ -66,7 +66,7 @@ class TableMeta:
     def transact(self, *operations: Operation) -> Promise[int]:
         promise: Promise[int] = Promise()
         size = sum(len(getattr(each, "value", b"")) + 100 for each in operations)
-        self._commits.put_together([(operations, promise)], size)
+        self._commits.put([(operations, promise)], size)
         return promise
 
     async def _write(self, group: Sequence[tuple[Sequence[Operation], Promise[int]]]) -> None:

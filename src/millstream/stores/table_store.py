@@ -113,14 +113,14 @@ class TableLogStore:
                     self._last_bundle += 1
                     for waiting in gathered:
                         waiting.append = waiting.append._replace(bundle=self._last_bundle)
-                self._commits.put_together(gathered, sum(waiting.size for waiting in gathered))
+                self._commits.put(gathered, sum(waiting.size for waiting in gathered))
 
     def put(self, waiting: Waiting) -> None:
         self._waiting_bytes += waiting.size
         if self._gathered is not None:
             self._gathered.append(waiting)
             return
-        self._commits.put_together([waiting], waiting.size)
+        self._commits.put([waiting], waiting.size)
 
     def refused(self, refusal: RequestError) -> None:
         """An append was not taken: those that belong together with it are not either."""
