@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from millstream.cli.template import compile_template
 from tests.command_line import CLEAN, Cli
 from tests.compat import raw
 from tests.compat.clients import wait_for
+from tests.serving import ServedBroker
 
 
 @pytest.fixture
@@ -207,6 +209,28 @@ def test_a_group_with_members_shows_them_and_is_not_moved(cli: Cli, topic: str) 
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_ctrl_c_ends_a_group_member_whose_broker_does_not_answer(tmp_path: Path, number: signal.Signals) -> None:
+    with ServedBroker(tmp_path) as broker:
+        cli = Cli(broker.address)
+        raw.create_topic(broker.address, "orders", 1)
+        cli("produce", "orders", "a")
+        process = cli.start("consume", "orders", "--group", "g")
+        assert process.stdout is not None and process.stdout.readline() == b"a\n"
+        os.kill(broker.pid, number)
+        try:
+            if number == signal.SIGKILL:  # so that librdkafka is about to say so, in a callback
+                assert process.stderr is not None and b"lost the broker" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=40)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert process.returncode == 130 and err in (
+            b"",
+            b"millstream: the broker does not answer; what was read last may come again\n",
+        )
 
 
 @pytest.mark.parametrize(

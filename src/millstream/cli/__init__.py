@@ -20,6 +20,10 @@ def main() -> None:
     debug = os.environ.get("MILLSTREAM_DEBUG", "") not in ("", "0")
     try:
         _run(sys.argv[1:])
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        _end("", end.code)
     except MillstreamError as error:
         if debug:
             raise
@@ -54,4 +58,7 @@ def hush() -> None:
 def _end(sentence: str, code: int) -> None:
     if sentence:
         print(sentence, file=sys.stderr)
+    interrupt = sys.modules.get("millstream.cli.interrupt")  # where librdkafka was used
+    if interrupt is not None:
+        interrupt.leave(code)
     sys.exit(code)

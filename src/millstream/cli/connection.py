@@ -58,14 +58,14 @@ class Connection:
         return self._admin
 
     def producer(self, settings: dict[str, Any]) -> Producer:
-        from confluent_kafka import Producer
+        from millstream.cli.interrupt import InterruptibleProducer
 
-        return Producer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
+        return InterruptibleProducer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
 
     def consumer(self, settings: dict[str, Any]) -> Consumer:
-        from confluent_kafka import Consumer
+        from millstream.cli.interrupt import InterruptibleConsumer
 
-        return Consumer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
+        return InterruptibleConsumer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
 
     def link(self) -> Link:
         """For what librdkafka does not do."""

@@ -1,0 +1,105 @@
+"""How a command that uses librdkafka ends, whatever the broker does.
+
+Ctrl-C is held back during calls: an exception that a signal raises inside one of librdkafka's callbacks may be lost on
+the way out of C, and the command then goes on, or ends with a SystemError. It is raised behind the call.
+
+A consumer that closes commits and leaves its group first, and waits for a broker that does not answer for a minute and
+more. It has `CLOSE_SECONDS`; whoever presses Ctrl-C again does not wait for them either. What is stuck then must not
+hold up the end of the process (`leave`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from confluent_kafka import Consumer, Message, Producer
+
+CLOSE_SECONDS = 5.0
+
+
+class _Interrupts:
+    def __init__(self) -> None:
+        self._is_held = self._has_come = False
+        self._is_taken = False
+
+    def take(self) -> None:
+        """From here on, unless somebody has taken the signal who knows better."""
+        if not self._is_taken and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._is_taken = True
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if not self._is_held:
+            raise KeyboardInterrupt
+        self._has_come = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For a call that ends soon by itself."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._has_come:
+            self._has_come = False
+            raise KeyboardInterrupt
+
+
+_interrupts = _Interrupts()
+_closing = 0
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process, also where something hangs that Python would wait for."""
+    if _closing:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+class InterruptibleConsumer(Consumer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _interrupts.take()
+        super().__init__(*args, **kwargs)
+
+    def poll(self, *args: Any, **kwargs: Any) -> Message | None:
+        with _interrupts.held():
+            return super().poll(*args, **kwargs)
+
+    def consume(self, *args: Any, **kwargs: Any) -> list[Message]:
+        with _interrupts.held():
+            return super().consume(*args, **kwargs)
+
+    def close(self) -> None:
+        global _closing
+        _closing += 1
+        thread = threading.Thread(target=super().close, daemon=True)
+        thread.start()
+        thread.join(CLOSE_SECONDS)
+        if thread.is_alive():
+            print("millstream: the broker does not answer; what was read last may come again", file=sys.stderr)
+        else:
+            _closing -= 1
+
+
+class InterruptibleProducer(Producer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _interrupts.take()
+        super().__init__(*args, **kwargs)
+
+    def poll(self, *args: Any, **kwargs: Any) -> int:
+        with _interrupts.held():
+            return super().poll(*args, **kwargs)
+
+    def flush(self, *args: Any, **kwargs: Any) -> int:
+        with _interrupts.held():
+            return super().flush(*args, **kwargs)
