@@ -81,6 +81,8 @@ class Loop:
 
     def end(self) -> None:
         """Nobody is left waiting: threads that are inside a call get its answer, or `Closed`."""
+        if threading.current_thread() is self._thread:
+            return  # a callback, which was refused: it would wait for itself
         with self._handing_over:
             if self._is_ended:
                 return

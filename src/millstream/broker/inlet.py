@@ -172,6 +172,8 @@ class Inlet:
             self._settle(settling, appended)
         else:
             leaving = self.leaving
+            if leaving is not None and partition.log.end != leaving[0] + len(leaving[1]):
+                leaving = self.leaving = None  # a database says later which offsets they got
             self.is_full = partition.log.unsynced_bytes > self._unsynced_max
             appended.then(lambda done: self._left(leaving, settling, done))
 

@@ -114,6 +114,8 @@ class Millstream(abc.ABC):
             await self._disconnect()
 
     def opened(self, consuming: Consuming[object]) -> None:
+        if self._closing.is_begun:  # those that it ends are counted
+            raise Closed("it is being closed")
         self._consuming.add(consuming)
 
     def closed(self, consuming: Consuming[object]) -> None:

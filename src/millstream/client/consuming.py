@@ -133,8 +133,8 @@ class Consuming(abc.ABC, Generic[T]):
             self._openers -= 1
 
     async def _open(self, undoing: asyncio.Task[None] | None) -> None:
-        self._owner.opened(self)  # type: ignore[arg-type]  # as above
         try:
+            self._owner.opened(self)  # type: ignore[arg-type]  # as above
             if undoing is not None:
                 await asyncio.wait([undoing])
             await self._start()

@@ -232,11 +232,11 @@ class Embedded(Millstream):
 
     async def _appended(self, batches: list[Batch], answers: list[Promise[Appended]]) -> list[Sequence[int]]:
         offsets: list[Sequence[int]] = []
+        metrics = self.broker.metrics  # now: it may be closed while this waits, and what is stored is stored
         async with refusals():
             for batch, answer in zip(batches, answers, strict=True):
                 base = (await answer).base_offset
                 offsets.append(range(base, base + len(batch.rows)))
-        metrics = self.broker.metrics
         metrics.batches_in += len(batches)
         metrics.records_in += sum(map(len, offsets))
         return offsets

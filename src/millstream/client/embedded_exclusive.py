@@ -16,7 +16,7 @@ from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, NotActive, UnknownTopic, refusal
+from millstream.errors import Closed, Code, NotActive, OutOfRange, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -120,7 +120,13 @@ class EmbeddedExclusive(Exclusive[V]):
             cursor = cursors[(self._turn + step) % len(cursors)]
             found = cursor.take()
             if found is None and cursor.has_more:
-                await cursor.load()
+                try:
+                    await cursor.load()
+                except OutOfRange:
+                    if cursor.next >= cursor.log.start:
+                        raise
+                    cursor.seek(cursor.log.start)  # retention was faster
+                    self._signal.set()
                 if term != self._terms or not member.is_active:
                     return await self._event()  # it changed meanwhile; what was read does not count
                 found = cursor.take()

@@ -66,9 +66,13 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         if not await self._embedded.is_coordinator(self._group):
             return False
         try:
-            self._queue = broker.queues.open(self._group, settings=self._settings)
+            if self.is_closed:  # meanwhile, as below: nobody would leave
+                return False
+            queue = self._queue = broker.queues.open(self._group, settings=self._settings)
             await self._open_partitions()
-            self._member = self._queue.join("python")
+            if self._queue is not queue:
+                return False
+            self._member = queue.join("python")
         except RequestError as error:
             if error.code in ELSEWHERE:
                 return False
@@ -82,7 +86,8 @@ class EmbeddedQueue(Queue[V], Desk[V]):
 
     async def _open_partitions(self) -> None:
         """Those of topics that are new, or that grew."""
-        assert self._queue is not None
+        queue = self._queue
+        assert queue is not None
         for name in self._topics:
             topic = self._embedded.broker.topics.get(name)
             if topic is None:
@@ -90,7 +95,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             for index in range(topic.partition_count):
                 known = self._partitions.get((name, index))
                 if known is None or known.is_closed or known.topic is not topic:
-                    opened = await self._queue.partition(topic, index)
+                    opened = await queue.partition(topic, index)
                     self._partitions[name, index] = opened
                     self._cancels.append(opened.wake(self._signal.set))
         self._order = list(self._partitions.values())

@@ -42,6 +42,8 @@ JOINING, LEAVING = 0, -1
 LOST = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.ILLEGAL_GENERATION})
 """The group goes on without this member, which joins it anew."""
 COMMIT_TRIES = 3
+COMMIT_AGAIN_SECONDS = 1.0
+"""After one that failed, where nothing else comes by."""
 UNSETTLED_SECONDS = 0.1
 """Between beats while partitions go from member to member: what the group decides is not known before it is stored."""
 
@@ -76,6 +78,8 @@ class EmbeddedStream(Stream[V]):
         self._committed: dict[Place, int] = {}
         self._committed_at = 0.0
         self._committing: asyncio.Task[None] | None = None
+        self._is_commit_owed = False
+        """There was nothing to do while a commit was under way: what was processed since is committed behind it."""
         self._signal = Signal(owner.clock)
         self._poke = Signal(owner.clock)
         self._beaten: list[asyncio.Future[None]] = []
@@ -137,6 +141,7 @@ class EmbeddedStream(Stream[V]):
                     await cursor.load()
                 except OutOfRange:  # retention was faster
                     cursor.seek(cursor.log.start if self._from_start else cursor.log.durable)
+                    self._signal.set()  # what is left of it is there already, and wakes nobody
                 if self._cursors.get(places[at]) is not cursor or places[at] in self._losing:
                     continue
                 found = cursor.take()
@@ -167,6 +172,8 @@ class EmbeddedStream(Stream[V]):
         }
 
     def _commit_now_and_then(self, *, idle: bool = False) -> None:
+        if self._committing is not None:
+            self._is_commit_owed = self._is_commit_owed or idle  # who is idle comes by here no more
         if self._committing is not None or self.is_closed:
             return
         now = self._owner.clock.monotonic()
@@ -179,9 +186,13 @@ class EmbeddedStream(Stream[V]):
 
     async def _commit_in_background(self, progress: dict[Place, int]) -> None:
         try:
-            await self._commit(progress)
+            while progress:
+                self._is_commit_owed = False
+                await self._commit(progress)
+                progress = self._progress() if self._is_commit_owed and not self.is_closed else {}
         except MillstreamError as error:
             logger.warning("group %s: a commit failed, the next one will say it again: %s", self._group, error)
+            self._owner.clock.call_later(max(self._commit_every, COMMIT_AGAIN_SECONDS), self._signal.set)
         finally:
             self._committing = None
 
@@ -302,7 +313,7 @@ class EmbeddedStream(Stream[V]):
                     self._drop(place)
             self._poke.set()  # to confirm it
         for place in wanted - self._cursors.keys():
-            self._begin(place)
+            await self._begin(place)
 
     async def _commit_at_this_epoch(self, progress: dict[Place, int]) -> None:
         """As part of a beat: waiting for the next one would be waiting for oneself."""
@@ -313,7 +324,7 @@ class EmbeddedStream(Stream[V]):
             except RequestError as error:
                 logger.warning("group %s: progress could not be committed: %s", self._group, error)
 
-    def _begin(self, place: Place) -> None:
+    async def _begin(self, place: Place) -> None:
         broker = self._embedded.broker
         name, number = place
         topic = broker.topics.get(name)
@@ -322,6 +333,8 @@ class EmbeddedStream(Stream[V]):
         log = topic.partitions[number].log
         [fetched] = broker.groups.fetch(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
+        if committed is not None and committed.offset > log.durable:
+            await log.refresh()  # what others appended may be known late here; what they committed is not
         offset = log.start if self._from_start else log.durable
         if committed is not None and log.start <= committed.offset <= log.durable:
             offset = self._committed[place] = committed.offset

@@ -205,6 +205,7 @@ class Remote(Millstream):
         return self._each_of(self._hand_over([batch], codec, to_the_end=True))
 
     def _hand_over(self, batches: list[Batch], codec: Codec, *, to_the_end: bool) -> Delivery:
+        self.check_open()  # it may have been closed since: nobody would hear what becomes of them
         delivery = Delivery(batches)
         producer = self._producer(codec)
         refused: BaseException | None = None

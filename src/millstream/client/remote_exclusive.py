@@ -27,7 +27,7 @@ from millstream.client.records import Event
 from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, Code, MillstreamError, NotActive, RequestError, refusal
+from millstream.errors import Closed, Code, MillstreamError, NotActive, refusal
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -38,6 +38,8 @@ Taken = tuple[int, Message]
 ANOTHER_KIND = "group id does not exist"
 """What brokers answer if the group's name is that of another kind; librdkafka keeps the words and not the code."""
 KEEP_UP_SECONDS = 0.1
+STALE_PAUSES = 0.01, 0.05, 0.2, 0.5, 1.0
+"""A new epoch of the group does not say that another member is active: a commit is said again under it."""
 JOIN_SECONDS = 1.0
 """librdkafka does not leave a group while its first word to it is on the way: whoever closes so early waits for it."""
 HOLD_SECONDS = 1.0
@@ -155,10 +157,26 @@ class RemoteExclusive(Exclusive[V]):
             raise NotActive(self._group, self._topic)
         if place.offset <= self._committed.get(place.partition, 0):
             return
+        for pause in (*STALE_PAUSES, None):
+            try:
+                self._say_committed(place)
+                break
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == Code.STALE_MEMBER_EPOCH and pause is not None:
+                    time.sleep(pause)  # somebody joined or left; the client hears of the epoch with its heartbeat
+                elif code in LOST and code != Code.STALE_MEMBER_EPOCH:
+                    self._own_only(set())
+                    raise NotActive(self._group, self._topic) from None
+                else:
+                    raise
+        self._committed[place.partition] = place.offset
+
+    def _say_committed(self, place: TopicPartition) -> None:
+        assert self._consumer is not None
         for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
             if committed.error is not None:
                 raise KafkaException(committed.error)
-        self._committed[place.partition] = place.offset
 
     # On the loop's
 
@@ -220,12 +238,9 @@ class RemoteExclusive(Exclusive[V]):
         place = TopicPartition(event.topic, event.partition, event.offset + 1)
         try:
             await self._worker.call(self._commit_one, place, term)
-        except RequestError as error:
-            if error.code not in LOST:
-                raise
-            self._own_only(set())
+        except NotActive:
             self._look()
-            raise NotActive(self._group, self._topic) from None
+            raise
 
     async def _shut(self, clean: bool) -> None:
         keeping_up, self._keeping_up = self._keeping_up, None

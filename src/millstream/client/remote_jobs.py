@@ -101,7 +101,9 @@ class LeasedJobs(Desk[V]):
                 if until > time.monotonic():
                     return self._job(delivery)
             if self._error is not None:
-                error, self._error = self._error, None
+                error = self._error
+                if not self._has_ended:  # else nothing will ever come
+                    self._error = None
                 raise error
             self._arrived.clear()
             with self._told:
@@ -202,6 +204,10 @@ class LeasedJobs(Desk[V]):
             if code is not None and not code.retriable:
                 self._call(self._fail, refusal(code, str(error)))
             self._pause(RECONNECT_SECONDS)
+        except Exception:  # the thread ends with it, and nobody else could tell them
+            for saying in answers.values():
+                self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
+            raise
         return stopping
 
     def _answers(self, sayings: list[Saying]) -> dict[Lease, Saying]:
@@ -223,8 +229,8 @@ class LeasedJobs(Desk[V]):
             is_busy = bool(self._out)
             taken, late = member.fetch(self._prefetch, 0 if is_busy else IDLE_WAIT_MS, {})
             self._give(taken, member)
-            if is_busy and not taken:
-                self._pause(BUSY_PAUSE_SECONDS)
+            if not taken and (is_busy or not member.has_places):
+                self._pause(BUSY_PAUSE_SECONDS if is_busy else IDLE_WAIT_MS / 1000)
             return late
         late = member.answer(answers)
         until = time.monotonic() + member.lease_ms / 1000

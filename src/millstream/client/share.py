@@ -96,6 +96,11 @@ class ShareMember:
         self.lease_ms = 30_000
         """How long a lease lasts."""
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there is anything to fetch from."""
+        return bool(self._places)
+
     def beat(self) -> None:
         """Says that it lives, if that is due; joins the group at first, or when the group has forgotten it."""
         if time.monotonic() < self._next_beat:

@@ -246,13 +246,15 @@ class SharedCluster:
                 return
             started = self._clock.monotonic()
             put = Put(self._key, self._encode(self._epoch), self._revision)
-            self._revision = await self._meta.transact(put, *self.guards())
-            if started - self._renewed > self._lease * 2 / 3:
+            was_cut_off = started - self._renewed > self._lease * 2 / 3
+            try:
+                self._revision = await self._meta.transact(put, *self.guards())
+                self._renewed = started
+            except RevisionConflict:
+                await self._begin_anew()
+            if was_cut_off:
                 for seen in self._seen.values():  # rule 7
                     seen.at = self._clock.monotonic()
-            self._renewed = started
-        except RevisionConflict:
-            await self._begin_anew()
         finally:
             self._renewing = False
         self._claim_soon()
@@ -293,7 +295,13 @@ class SharedCluster:
                 await self._meta.transact(Delete(f"{BROKERS}{node_id}", seen.revision), lease)
                 logger.warning("broker %d gave no sign of life for %.1f s", node_id, now - seen.at)
             except RevisionConflict:
-                seen.at = self._clock.monotonic()  # it did, or somebody else was faster: the watch will tell
+                found = await self._meta.get(f"{BROKERS}{node_id}")
+                if self._seen.get(node_id) is not seen:
+                    continue  # the watch has told meanwhile
+                if found is None:  # it was gone before we heard of it: nobody will tell
+                    self._broker_changed(f"{BROKERS}{node_id}", None)
+                else:
+                    seen.at = self._clock.monotonic()  # it did: the watch will tell
 
     # -- news --------------------------------------------------------------------------------------------------------
 

@@ -126,6 +126,8 @@ class SqliteDatabase:
                 self._readers.connection = self._connect()
             return work(self._readers.connection)
 
+        if self._closed:  # before its workers are, which happens in another thread
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed")
         with self._errors():
             return await self._reading.do(run)
 
@@ -134,6 +136,9 @@ class SqliteDatabase:
         if self.failure is not None:
             detail = f"{self.path} is read-only until a restart: {self.failure}"
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
+
+        if self._closed:
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed"))
 
         def run() -> T:
             assert self._writer is not None

@@ -11,6 +11,7 @@ after a failed sync. What is on disk can still be read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ class SqliteMeta(Keys):
         self._database = self._open(path)
         self._queue: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self._busy = False
+        self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meta")
         for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
             self.values[key] = Versioned(value, revision)
@@ -57,7 +59,7 @@ class SqliteMeta(Keys):
         return database
 
     def transact(self, *operations: Operation) -> Promise[int]:
-        if self.failure is not None:
+        if self.failure is not None or self._is_closed:
             return Promise.failed(self._refusal())
         promise: Promise[int] = Promise()
         self._queue.append((operations, promise))
@@ -127,10 +129,14 @@ class SqliteMeta(Keys):
             self._commit_queued()
 
     def _refusal(self) -> RequestError:
+        if self.failure is None:
+            return RequestError(Code.KAFKA_STORAGE_ERROR, "the metadata store is closed")
         return RequestError(Code.KAFKA_STORAGE_ERROR, f"the metadata store is read-only: {self.failure}")
 
     async def close(self) -> None:
-        if self._busy:
-            await self.transact()  # an empty transaction is answered after all that queued before it
+        last = self.transact() if self._busy else Promise.of(self.revision)
+        self._is_closed = True
+        with contextlib.suppress(RequestError):  # it failed; then nothing waits any more
+            await last  # an empty transaction is answered after all that queued before it
         self._thread.shutdown()
         self._database.close()

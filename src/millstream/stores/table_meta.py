@@ -171,7 +171,8 @@ class TableMeta:
         for prefix in self._prefixes():
             found.update(await self._database.list_keys(prefix))
         self._told = max(self._told, revision)
-        for key in [key for key in self._known if key not in found]:
+        # What is known from later than that was told while the lists were read, which may be older.
+        for key in [key for key, known in self._known.items() if key not in found and known <= revision]:
             self._tell_one(key, None)
         for key, value in sorted(found.items(), key=lambda item: item[1].revision):
             if self._known.get(key, 0) < value.revision:

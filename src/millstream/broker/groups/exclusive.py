@@ -325,7 +325,7 @@ class ExclusiveMember:
     def _landed(self, done: Promise[int], put: Put, state: State, settling: list[Promise[None]]) -> None:
         self._is_busy = False
         if done.error is not None:
-            self._failed(done.error, state, settling)
+            self._failed(done.error, put, state, settling)
             return
         self.written = done.value()
         if done.value() > self.revision:  # else the watch has said so already, or something newer
@@ -338,18 +338,23 @@ class ExclusiveMember:
         self._pump()
         self._look()
 
-    def _failed(self, error: BaseException, state: State, settling: list[Promise[None]]) -> None:
+    def _failed(self, error: BaseException, put: Put, state: State, settling: list[Promise[None]]) -> None:
         """Of a conflict the store's state says what it means; whoever waits is answered when that is known."""
         if not isinstance(error, RevisionConflict):
             logger.warning("a change of group %s could not be stored: %s", self.group, error)
         self._is_busy = True
-        self._meta.get(self._key).then(lambda done: self._looked_after(done, error, state, settling))
+        self._meta.get(self._key).then(lambda done: self._looked_after(done, error, put, state, settling))
 
     def _looked_after(
-        self, done: Promise[Versioned | None], error: BaseException, state: State, settling: list[Promise[None]]
+        self,
+        done: Promise[Versioned | None],
+        error: BaseException,
+        put: Put,
+        state: State,
+        settling: list[Promise[None]],
     ) -> None:
         self._is_busy = False
-        before = self.revision
+        before = put.if_revision  # not what is known by now: the watch tells what it met before a write is refused
         if done.error is None:
             self._learn(done.value())
         is_conflict = isinstance(error, RevisionConflict)

@@ -126,7 +126,7 @@ class Keeper:
         if self._shelf is None:
             return []
         keys = [self._shelf.prefix + "head", *map(self._shelf.block_key, self._kept)]
-        return [Delete(key) for key in (*keys, *map(self._shelf.grave_key, self.graves))]
+        return [Delete(key) for key in (*keys, *map(self._shelf.grave_key, self.graves), *self._grave_writes)]
 
     def stop(self) -> None:
         self._saver.stop()

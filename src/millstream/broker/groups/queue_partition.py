@@ -32,6 +32,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, NEVER, READY, SIZE, WAITING, Block
 from millstream.broker.groups.queue_calendar import Calendar
 from millstream.broker.groups.queue_figures import QueueFigures
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
 REASON_CHARS_MAX = 1000
+RETRY_MS = 1_000
+"""Before a grave that could not be written down is again."""
 ELSEWHERE = RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue")
 AGAIN_BYTES = 64 * 1024
 """To read at a place where something came back: the rest of a longer read would be records that are done."""
@@ -80,6 +83,10 @@ class QueuePartition:
         self._listed: list[int] = []
         """A heap of blocks that may have something ready."""
         self._calendar = Calendar(self._clock, self._look_at_due)
+        self._digging = Deadline(self._clock, self._dig)
+        self._seeks = 0
+        self._is_full = False
+        """Whether somebody got nothing because too much is leased: to be called when that ends."""
         self._keys: KeyOrder | None = None
         self.ended: RequestError | None = None
         """Why nobody gets anything here any more."""
@@ -159,6 +166,8 @@ class QueuePartition:
                 wanted = self._room(member)
                 if not whole_batches or header.count > records_max:
                     wanted = min(wanted, records_max - count)
+                if wanted <= 0:  # looking at a batch without taking anything of it would pass it over
+                    break
                 self._look_at(header, batch, wanted)
                 leased = self._lease(member, header.base_offset, header.last_offset, wanted)
                 if leased:
@@ -185,6 +194,8 @@ class QueuePartition:
                     break
                 records = self.reading.records(header, batch)
                 wanted = min(self._room(member), records_max - len(taken))
+                if wanted <= 0:
+                    break
                 self._look_at(header, batch, wanted)
                 for run in self._lease(member, header.base_offset, header.last_offset, wanted):
                     for offset in range(run.first, run.last + 1):
@@ -254,11 +265,12 @@ class QueuePartition:
         return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
 
     def _room(self, member: Member) -> int:
-        return min(
-            self.settings.leases_max - self.leases,
-            LEASES_MEMBER_MAX - member.leases,
-            LEASES_GROUP_MAX - self._queue.leases,
-        )
+        if self._queue.owner(member.id) is not member:  # it left while something was read for it
+            return 0
+        room = self.settings.leases_max - self.leases
+        if room <= 0:
+            self._is_full = True
+        return min(room, LEASES_MEMBER_MAX - member.leases, LEASES_GROUP_MAX - self._queue.leases)
 
     async def _read(self, first: int, bytes_max: int, is_first: bool) -> list[tuple[BatchHeader, memoryview]] | None:
         """Batches from the one that holds `first`, or the next there is; what is gone from the log is done.
@@ -266,6 +278,7 @@ class QueuePartition:
         Fails if the log cannot be read. Where something was leased before (`is_first` is false) the answer is None
         instead: whoever asks must be given that.
         """
+        seeks = self._seeks
         try:
             batches = await self._batches(first, bytes_max)
         except RequestError:
@@ -274,7 +287,7 @@ class QueuePartition:
                 raise
             return None
         self.check()  # it may have ended meanwhile
-        return batches
+        return batches if seeks == self._seeks else []
 
     async def _batches(self, first: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
         if first < self.log.start:
@@ -390,7 +403,11 @@ class QueuePartition:
                         self._fail(number, block, at, each.delay_ms, each.reason, each.verb == Verb.REJECT)
         if all(each.verb == Verb.RENEW for each in answers):
             return Promise.of(None)
-        return self.save()
+        saved = self.save()
+        if self._is_full and self.leases < self.settings.leases_max:
+            self._is_full = False
+            self._wake()
+        return saved
 
     def release(self, member: Member, reason: str) -> None:
         """The member is gone: what it had leased may be given out again."""
@@ -438,7 +455,7 @@ class QueuePartition:
             reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
             grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
             self._keeper.graves[grave.offset] = grave
-            self.save().then(lambda done: self._bury() if done.error is None else None)
+            self._dig()
             return
         rest_ms = max(delay_ms, settings.rest_ms(attempts))
         if rest_ms > 0:
@@ -598,6 +615,15 @@ class QueuePartition:
 
     # The dead
 
+    def _dig(self) -> None:
+        self.save().then(self._dug)
+
+    def _dug(self, done: Promise[None]) -> None:
+        if done.error is None:
+            self._bury()
+        elif self.ended is None:
+            self._digging.push(RETRY_MS)
+
     def _bury(self) -> None:
         self._queue.dead_letters.bury(self)
 
@@ -636,6 +662,7 @@ class QueuePartition:
         self._listed = []
         self._calendar.clear()
         self._keys = None
+        self._seeks += 1
         self.next = offset
         await self.save()
         self._wake()
@@ -643,6 +670,7 @@ class QueuePartition:
     def stop(self) -> None:
         """Gives nothing out any more."""
         self._calendar.clear()
+        self._digging.stop()
         self._keeper.stop()
         self._unwake()
         self._wake()

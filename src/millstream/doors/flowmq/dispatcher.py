@@ -85,10 +85,18 @@ class Dispatcher:
         """Why the queue is not here any more, if that is why it is closed."""
         self.users = 0
         """Subscriptions, and those that are being made."""
+        self._is_opening = False
         self.opened = begin(self._open(self.topic.partition_count))
 
     async def _open(self, first_count: int) -> None:
-        """Opens the lanes that there are not yet."""
+        """Opens the lanes that there are not yet. Its promise settles turns after its last look: hence the flag."""
+        self._is_opening = True
+        try:
+            await self._open_lanes(first_count)
+        finally:
+            self._is_opening = False
+
+    async def _open_lanes(self, first_count: int) -> None:
         while len(self._lanes) < self.topic.partition_count:
             index = len(self._lanes)
             partition = await self.queue.partition(self.topic, index)
@@ -344,7 +352,7 @@ class Dispatcher:
             self.close()
             for subscription in list(self.subscriptions):
                 subscription.connection.end(subscription)
-        elif self.opened.done and len(self._lanes) < self.topic.partition_count:
+        elif not self._is_opening and len(self._lanes) < self.topic.partition_count:
             self.opened = begin(self._open(len(self._lanes)))
 
     def _end(self, reason: RequestError) -> None:
