@@ -53,6 +53,7 @@ class Broker:
         self._meta = meta
         self._advertise = Address.parse(config.advertise) if config.advertise else None
         self._housekeeping: Timer | None = None
+        self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.topics = Topics(
             meta,
@@ -180,10 +181,12 @@ class Broker:
         try:
             await self._logs.housekeep()
         finally:
-            self._schedule_housekeeping()
+            if not self._is_closed:
+                self._schedule_housekeeping()
 
     async def close(self) -> None:
         """A clean shutdown: everything is synced and checkpointed."""
+        self._is_closed = True
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()

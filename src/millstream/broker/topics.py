@@ -323,8 +323,8 @@ class Topics:
         check_overrides(overrides)
         if validate_only:
             return
-        await self._store(topic, topic.partition_count, overrides)
-        self._configure(topic, TopicSettings(overrides, self._defaults))
+        if await self._store(topic, topic.partition_count, overrides):
+            self._configure(topic, TopicSettings(overrides, self._defaults))
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
         topic.settings = settings
@@ -332,12 +332,17 @@ class Topics:
             partition.settings = settings
             partition.log.config = settings.log
 
-    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> None:
+    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> bool:
+        """Whether this is the newest that is known of the topic: the watch may have been faster, with more."""
         put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides), topic.revision)
         try:
-            topic.revision = await self._meta.transact(put)
+            revision = await self._meta.transact(put)
         except RevisionConflict:
             raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} was changed meanwhile; try again") from None
+        if topic.revision >= revision:
+            return False
+        topic.revision = revision
+        return True
 
     def _require(self, name: str) -> Topic:
         topic = self._by_name.get(name)
