@@ -182,3 +182,25 @@ async def test_what_was_being_read_when_a_queue_was_moved_back_does_not_move_it_
     while more := await place.take():
         given += more
     assert given == list(range(11))
+
+
+async def test_a_queue_that_is_being_deleted_is_not_made_anew_before_it_is_gone(
+    in_memory: Place, monkeypatch: pytest.MonkeyPatch, meta: Meta
+) -> None:
+    place = await in_memory.open()
+    place.broker.queues.open("workers").leave(place.member)
+    listed, gate = meta.list, asyncio.Event()
+
+    async def slow(prefix: str) -> object:
+        await gate.wait()
+        return await listed(prefix)
+
+    monkeypatch.setattr(meta, "list", slow)
+    deleting = asyncio.ensure_future(place.broker.queues.delete("workers"))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError) as caught:
+        place.broker.queues.open("workers")
+    assert caught.value.code.retriable
+    gate.set()
+    await deleting
+    assert place.broker.queues.open("workers").members == {}

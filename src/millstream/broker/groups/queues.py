@@ -47,6 +47,7 @@ class Queues:
         self._settings = settings
         self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
         self._queues: dict[str, Queue] = {}
+        self._deleting: set[str] = set()
         self._dead_letters = DeadLetters(topics, clock, in_background)
         self._retention = DoneRetention(topics, clock, self.partitions, committed)
         self._unwatch = topics.watch(self._topics_changed)
@@ -101,6 +102,8 @@ class Queues:
         queue = self._queues.get(group_id)
         if queue is not None:
             return queue
+        if group_id in self._deleting:
+            raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} is being deleted; try again")
         if not group_id or len(group_id.encode()) > self._settings.group_id_bytes_max:
             detail = f"a group id has 1 to {self._settings.group_id_bytes_max} bytes"
             raise RequestError(Code.INVALID_GROUP_ID, detail)
@@ -149,7 +152,11 @@ class Queues:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
         queue.close(RequestError(Code.GROUP_ID_NOT_FOUND, f"queue {group_id} was deleted"))
         del self._queues[group_id]
-        await self._remove(group_id, group_prefix(group_id))
+        self._deleting.add(group_id)  # one that is made anew meanwhile would be deleted with it
+        try:
+            await self._remove(group_id, group_prefix(group_id))
+        finally:
+            self._deleting.discard(group_id)
 
     async def forget(self, group_id: str, topic: str) -> None:
         """A queue's place in a topic goes; should it come back, it begins anew."""
