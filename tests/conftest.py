@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,10 @@ from tests.serving import ServedBroker
 
 pytest_plugins = ["millstream.testing.plugin"]  # as its users have it; also where the package is not installed anew
 
+
+# Whoever runs the tests in the background may have them ignore Ctrl-C, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long one example takes is the machine's business, which may be busy with other tests.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
