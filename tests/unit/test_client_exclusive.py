@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -101,43 +101,46 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 async def test_who_is_fenced_hears_of_it_while_records_wait(hold: float) -> None:
-    with BrokerThread() as server:
-        server.run(_hasten)
-        async with package.connect(server.bootstrap) as ms:
-            await ms.send_many([("ledger", b"%d" % number) for number in range(5)])
-            changes: list[bool] = []
-            async with ms.exclusive("ledger", group="g", on_change=changes.append) as ledger:
-                first = await ledger.receive(SECONDS)
-                assert first is not None and changes == [True]
-                await asyncio.sleep(hold)  # the others wait: their partition is paused by now
-                server.run(lambda broker: _fence(broker, "g"))
-                await until(lambda: changes[:2] == [True, False])
-                with pytest.raises(NotActive):
-                    await first.commit()
-                events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined anew, and reads from the start
-                assert [event.offset for event in events if event is not None] == [0, 1, 2, 3, 4]
+    async with _five_events() as (server, ms):
+        changes: list[bool] = []
+        async with ms.exclusive("ledger", group="g", on_change=changes.append) as ledger:
+            first = await ledger.receive(SECONDS)
+            assert first is not None and changes == [True]
+            await asyncio.sleep(hold)  # the others wait: their partition is paused by now
+            server.run(lambda broker: _fence(broker, "g"))
+            await until(lambda: changes[:2] == [True, False])
+            with pytest.raises(NotActive):
+                await first.commit()
+            events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined anew, and reads from the start
+            assert [event.offset for event in events if event is not None] == [0, 1, 2, 3, 4]
 
 
 async def test_who_is_fenced_while_it_receives_hears_of_both_changes() -> None:
     """Both come inside one poll: it is lost, and it is the active one again."""
+    async with _five_events() as (server, ms):
+        changes: list[bool] = []
+        async with ms.exclusive("ledger", group="g", on_change=changes.append) as ledger:
+            first = await ledger.receive(SECONDS)
+            for _ in range(4):
+                assert await ledger.receive(SECONDS) is not None
+            waiting = asyncio.ensure_future(ledger.receive(SECONDS))
+            server.run(lambda broker: _fence(broker, "g"))
+            again = await waiting
+            assert again is not None and again.offset == 0
+            assert changes == [True, False, True]
+            assert first is not None
+            with pytest.raises(NotActive):
+                await first.commit()
+            await again.commit()
+
+
+@asynccontextmanager
+async def _five_events() -> AsyncIterator[tuple[BrokerThread, Millstream]]:
     with BrokerThread() as server:
         server.run(_hasten)
         async with package.connect(server.bootstrap) as ms:
             await ms.send_many([("ledger", b"%d" % number) for number in range(5)])
-            changes: list[bool] = []
-            async with ms.exclusive("ledger", group="g", on_change=changes.append) as ledger:
-                first = await ledger.receive(SECONDS)
-                for _ in range(4):
-                    assert await ledger.receive(SECONDS) is not None
-                waiting = asyncio.ensure_future(ledger.receive(SECONDS))
-                server.run(lambda broker: _fence(broker, "g"))
-                again = await waiting
-                assert again is not None and again.offset == 0
-                assert changes == [True, False, True]
-                assert first is not None
-                with pytest.raises(NotActive):
-                    await first.commit()
-                await again.commit()
+            yield server, ms
 
 
 async def _hasten(broker: Any) -> None:

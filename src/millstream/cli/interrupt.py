@@ -26,12 +26,10 @@ CLOSE_SECONDS = 5.0
 class _Interrupts:
     def __init__(self) -> None:
         self._is_held = self._has_come = False
-        self._is_taken = False
 
     def take(self) -> None:
         """From here on, unless somebody has taken the signal who knows better."""
-        if not self._is_taken and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._is_taken = True
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
