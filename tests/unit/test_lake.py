@@ -370,8 +370,9 @@ def test_a_merge_takes_no_more_than_one_file_is_large(tmp_path: Path, monkeypatc
     size = max(map(os.path.getsize, files_of(tmp_path)))
     lake_at(tmp_path, "delta", file_bytes=size * 5).tidy()
     merged = [file for file in files_of(tmp_path) if "mill-merged" in file]
-    assert len(merged) == 2
-    assert 30 <= len(files_of(tmp_path)) <= 32
+    assert len(merged) == lake_delta.MERGES_MAX
+    assert all(os.path.getsize(file) <= size * 5 for file in merged)
+    assert 20 <= len(files_of(tmp_path)) <= 24
     assert offsets(tmp_path) == all_of(20)
 
 
@@ -381,6 +382,26 @@ def test_two_merges_of_the_same_files_do_not_double_rows(tmp_path: Path) -> None
         lakes[0].commit(batch, write(lakes[0], [rows(batch)]))
     assert race(3, lambda number: lakes[number].tidy()) == []
     assert offsets(tmp_path) == all_of(20)
+
+
+def test_a_merge_that_comes_second_takes_the_files_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other merges both partitions while the first of them is on its way here: none is left to merge."""
+    slow, quick = lake_at(tmp_path, "delta"), lake_at(tmp_path, "delta")
+    for batch in range(20):
+        slow.commit(batch, write(slow, [rows(batch)]))
+    write_partition = lake_delta.write_partition
+
+    def after_the_other(*given: Any) -> Any:
+        monkeypatch.setattr(lake_delta, "write_partition", write_partition)
+        quick.tidy()
+        return write_partition(*given)
+
+    monkeypatch.setattr(lake_delta, "write_partition", after_the_other)
+    slow.tidy()
+    assert offsets(tmp_path) == all_of(20)
+    assert len(files_of(tmp_path)) == 2
 
 
 def test_batches_go_in_beside_a_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

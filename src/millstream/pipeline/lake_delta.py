@@ -23,7 +23,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -206,8 +205,11 @@ class DeltaLake:
         try:
             self._look_again()
             self._checkpoint()
-            for partition, small in islice(self._small_files(), MERGES_MAX):
-                self._merge(partition, small)
+            for _ in range(MERGES_MAX):
+                small = self._small_files()
+                if small is None:
+                    break
+                self._merge(*small)
             if time.monotonic() - self._swept_at > SWEEP_SECONDS:
                 self._swept_at = time.monotonic()
                 self._sweep()
@@ -226,23 +228,28 @@ class DeltaLake:
         self._disk.sync_directory(self._log)
         self._table.cleanup_metadata()
 
-    def _small_files(self) -> Iterator[tuple[dict[str, str | None], list[tuple[str, int]]]]:
-        """The partitions with too many small files, those with most of them first; (path, size), the oldest first."""
+    def _small_files(self) -> tuple[dict[str, str | None], list[tuple[str, int]]] | None:
+        """The partition with most small files, if they are too many; (path, size), the oldest first.
+
+        Asked anew for each merge: a transaction looks at the log again, and what somebody else has merged by then
+        would be merged a second time, and its rows doubled.
+        """
         protocol = self._table.protocol()
         if not {*(protocol.reader_features or ()), *(protocol.writer_features or ())} <= _MERGEABLE:
-            return
+            return None
         columns = self._table.metadata().partition_columns
         found: dict[tuple[Any, ...], list[tuple[int, str, int]]] = {}
         for file in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
             if file["size_bytes"] < self._file_bytes // 4 and OWN_NAME.fullmatch(os.path.basename(file["path"])):
                 values = tuple(file[f"partition.{column}"] for column in columns)
                 found.setdefault(values, []).append((file["modification_time"], file["path"], file["size_bytes"]))
-        for values, files in sorted(found.items(), key=lambda item: -len(item[1])):
-            if len(files) > SMALL_FILES_MAX:
-                named = {
-                    column: None if value is None else str(value) for column, value in zip(columns, values, strict=True)
-                }
-                yield named, [(path, size) for _, path, size in sorted(files)]
+        values, files = max(found.items(), key=lambda item: len(item[1]), default=((), []))
+        if len(files) <= SMALL_FILES_MAX:
+            return None
+        partition = {
+            column: None if value is None else str(value) for column, value in zip(columns, values, strict=True)
+        }
+        return partition, [(path, size) for _, path, size in sorted(files)]
 
     def _merge(self, partition: dict[str, str | None], small: list[tuple[str, int]]) -> None:
         """Makes one file of as many as fit."""
