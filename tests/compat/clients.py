@@ -86,9 +86,9 @@ class Member(Reader):
     survives_restart: ClassVar[bool] = True
     """Whether it waits for a broker that is gone, and goes on."""
 
-    def has_ended(self) -> bool:
-        """By itself."""
-        return False
+    def give_up(self) -> None:
+        """Ends without a word to the broker, which is gone."""
+        raise NotImplementedError
 
     @property
     @abc.abstractmethod
