@@ -13,7 +13,6 @@ filled and freed before it, for both sides.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,7 +76,7 @@ def _run_pipeline(ground: Ground, file: Path) -> float:
     start = time.perf_counter()
     pipeline.start(once=True)
     try:
-        rows = sum(report.rows for report in pipeline.watch(threading.Event()))
+        rows = sum(report.rows for report in pipeline.watch())
         seconds = time.perf_counter() - start
     finally:
         pipeline.stop()

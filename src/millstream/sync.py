@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from millstream.client import api, iterators
+from millstream.client.closing import close_after
 from millstream.client.consuming import Consuming
 from millstream.client.records import Event as AsyncEvent
 from millstream.client.records import Job as AsyncJob
@@ -70,6 +71,12 @@ class Loop:
                 with contextlib.suppress(concurrent.futures.CancelledError, Exception):
                     future.result(1.0)
             raise
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Done on the loop, before whatever this thread calls next; nobody waits for it."""
+        with self._handing_over:
+            if not self._is_ended:
+                self._loop.call_soon_threadsafe(work)
 
     def call_last(self, work: Coroutine[Any, Any, None]) -> None:
         """The closing of something, of which nothing is left to do where all was closed."""
@@ -141,18 +148,31 @@ class Job(Record[V]):
 
 
 class Items(Generic[A, T]):
-    """An iterator of the API, for a thread. Used without `with`, it closes when the loop over it ends."""
+    """An iterator of the API, for a thread. Used without `with`, it closes when the loop over it ends.
+
+    A thread that is interrupted (Ctrl-C) while it waits loses nothing: what was taken for it by then is given to who
+    asks next, and counts as given only then.
+    """
 
     def __init__(self, loop: Loop, items: Consuming[A], made: Callable[[A], T]) -> None:
         self._loop = loop
         self._items = items
         self._made = made
         self._is_held = False
+        self._back: deque[A] = deque()
+        """Taken for a thread that was interrupted. Touched on the loop alone."""
 
     def __enter__(self) -> Self:
         self._is_held = True
-        self._loop.call(self._items.__aenter__())
+        try:
+            self._loop.call(self._items.__aenter__())
+        except BaseException as error:  # an interrupt too, after which no `with` would close it
+            self._loop.call_last(self._give_up(error))
+            raise
         return self
+
+    async def _give_up(self, error: BaseException) -> None:
+        await close_after(error, self._items.close(clean=False))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -161,8 +181,32 @@ class Items(Generic[A, T]):
 
     def receive(self, timeout: float | None = None) -> T | None:
         """The next one, or None when none came in time."""
-        item = self._loop.call(self._items.receive(timeout))
-        return None if item is None else self._made(item)
+        return self._fetch(lambda: self._items.receive(timeout))
+
+    def _fetch(self, ask: Callable[[], Coroutine[Any, Any, A | None]]) -> T | None:
+        given: list[A] = []
+        is_left = False
+
+        async def take() -> None:
+            item = self._back.popleft() if self._back else await ask()
+            if item is not None:
+                given.append(item)
+            self._items.is_held_back = bool(self._back)
+            if is_left:
+                leave()
+
+        def leave() -> None:
+            nonlocal is_left
+            is_left = True
+            self._back.extendleft(given)
+            self._items.is_held_back = bool(self._back)
+
+        try:
+            self._loop.call(take())
+            return self._made(given[0]) if given else None
+        except BaseException:  # where the asking failed nothing is given; else it is an interrupt
+            self._loop.post(leave)
+            raise
 
     def __iter__(self) -> Iterator[T]:
         try:
@@ -176,12 +220,11 @@ class Items(Generic[A, T]):
         """None at the end, which is also when another thread has closed it."""
 
         try:
-            item = self._loop.call(self._ask())
+            return self._fetch(self._ask)
         except Closed:
             if not self._items.is_closed:
                 raise
             return None
-        return None if item is None else self._made(item)
 
     async def _ask(self) -> A | None:
         return None if self._items.is_closed else await self._items.receive()
@@ -202,6 +245,16 @@ class Reading(Items[Record[V], Record[V]]):
     def receive(self, timeout: float | None = None) -> Record[V] | None:
         return self._taken() or super().receive(timeout)
 
+    def _fetch(self, ask: Callable[[], Coroutine[Any, Any, Record[V] | None]]) -> Record[V] | None:
+        async def take() -> None:
+            if not self._ahead and self._error is None:  # else there is what was taken for an interrupted thread
+                first = await ask()
+                if first is not None:
+                    self._ahead.append(first)
+
+        self._loop.call(take())
+        return self._taken()
+
     def _following(self) -> Record[V] | None:
         return self._taken() or super()._following()
 
@@ -213,10 +266,10 @@ class Reading(Items[Record[V], Record[V]]):
             raise error
         return None
 
-    async def _ask(self) -> Record[V] | None:
+    async def _ask(self) -> None:
         first = await super()._ask()
         if first is None:
-            return None
+            return
         self._ahead.append(first)
         try:
             while len(self._ahead) < AHEAD_MAX and not self._items.is_closed:
@@ -226,7 +279,6 @@ class Reading(Items[Record[V], Record[V]]):
                 self._ahead.append(more)
         except Exception as error:
             self._error = error
-        return self._ahead.popleft()
 
 
 class Stream(Items[Record[V], Record[V]]):
@@ -239,7 +291,12 @@ class Stream(Items[Record[V], Record[V]]):
         return self._stream.assignment
 
     def commit(self) -> None:
-        self._loop.call(self._stream.commit())
+        async def commit() -> None:
+            if self._stream.is_held_back:
+                raise MillstreamError("a record was on its way when this thread was interrupted: receive it first")
+            await self._stream.commit()
+
+        self._loop.call(commit())
 
     def stop(self) -> None:
         async def stop() -> None:
@@ -264,10 +321,17 @@ class Streams(Generic[V]):
             yield from streams
 
     def __enter__(self) -> Self:
-        self._loop.call(self._streams.__aenter__())
+        try:
+            self._loop.call(self._streams.__aenter__())
+        except BaseException as error:  # as above
+            self._loop.call_last(self._give_up(error))
+            raise
         for stream in self:
             stream._is_held = True
         return self
+
+    async def _give_up(self, error: BaseException) -> None:
+        await close_after(error, self._streams.close(clean=False))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -39,10 +39,11 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = VirtualClock()
+        self.disk = Disk()
         self.store: LocalLogStore | None = None
 
     def open(self, config: LogConfig = SMALL) -> Log:
-        self.store = LocalLogStore(str(self.directory), self.clock, Flusher(asyncio.get_running_loop()))
+        self.store = LocalLogStore(str(self.directory), self.clock, Flusher(asyncio.get_running_loop()), self.disk)
         self.store.lock()
         log = self.store.open(TOPIC, TOPIC_ID, 0, config)
         self.store.opened_all()
@@ -442,6 +443,42 @@ def test_the_name_of_a_new_data_directory_is_durable_before_anything_is_acknowle
     for seed in range(20):
         disk = disk.crash(Random(seed))
     assert (tmp_path / "some" / "where" / "logs" / "orders-01234567" / "0" / "00000000000000000000.log").exists()
+
+
+class OnlyWhatWasSynced(Random):
+    """The worst that a power loss can do to a `ForgetfulDisk`."""
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        return 0
+
+
+class TestNamesThatAKilledBrokerDidNotSync:
+    """They are durable before the next one acknowledges anything under them."""
+
+    @pytest.fixture
+    def disk(self, place: Place, tmp_path: Path) -> ForgetfulDisk:
+        place.disk = disk = ForgetfulDisk(str(tmp_path))
+        return disk
+
+    async def test_of_a_segment(self, place: Place, disk: ForgetfulDisk) -> None:
+        log = place.open()
+        await fill(log, 3)
+        log.roll()
+        place.kill()
+        assert (await append(place.open(), batch(b"acknowledged"))).base_offset == 3
+        place.kill()
+        place.disk = disk.crash(OnlyWhatWasSynced())
+        assert place.open().end == 4
+
+    @pytest.mark.parametrize("name", ["logs", "logs/orders-01234567", "logs/orders-01234567/0"])
+    async def test_of_a_directory(self, place: Place, disk: ForgetfulDisk, name: str) -> None:
+        directory = place.directory / name
+        disk.make_directory(str(directory.parent))
+        disk._make_one(str(directory))  # and is killed in the middle of `make_directory`
+        assert (await append(place.open(), batch(b"acknowledged"))).base_offset == 0
+        place.kill()
+        place.disk = disk.crash(OnlyWhatWasSynced())
+        assert place.open().end == 1
 
 
 def test_from_start_to_the_first_acknowledged_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

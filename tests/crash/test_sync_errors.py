@@ -238,6 +238,29 @@ class TestNoRoom:
         assert log.start == 0 and log.failure is None
         assert log.trim(2).value() == 2
 
+    def test_for_an_index_keeps_nobody_from_reading_trimming_or_closing(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = machine.logs[0]
+        log.config = LogConfig(index_interval_bytes=1, retention_ms=-1)
+
+        def no_room(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        for number in range(250):
+            machine._append(0, log, b"%d" % number)
+        monkeypatch.setattr(os, "posix_fallocate", no_room)
+        for number in range(250, 270):
+            machine._append(0, log, b"%d" % number)
+        assert machine.refusals and all("No space left" in str(refusal) for refusal in machine.refusals)
+        assert read_all(log, 100, bytes_max=1000)[0].offset == 100
+        machine._trim(log)
+        machine.check()
+        machine.loop.run_until_complete(machine.store.close())
+        monkeypatch.undo()
+        machine.open()
+        machine.check()
+
     def test_makes_the_log_read_only_if_the_file_cannot_be_cut_back(
         self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -26,6 +26,7 @@ from millstream.client.embedded import Embedded
 from millstream.records.batch import read_header
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
+from millstream.stores.url import open_store
 from millstream.testing.clock import VirtualClock
 
 
@@ -330,6 +331,28 @@ async def test_what_was_sent_is_there_when_it_is_opened_again(tmp_path: Path) ->
                     pass
     async with millstream.open(f"file:{tmp_path}") as ms:
         assert [record.value async for record in ms.read("orders", follow=False)] == [b"0", b"1", b"2"]
+
+
+async def test_reading_a_topic_ends_of_which_compaction_need_not_keep_anything(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    settings = {
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": "0",
+        "segment.ms": "1",
+    }
+    logs, meta = open_store(f"file:{tmp_path}", clock, lambda seconds: None)
+    async with Embedded("memory:", clock=clock, stores=(logs, meta)) as ms:
+        await ms.create_topic("orders", partitions=1, settings=settings)
+        await ms.send("orders", b"value", key=b"only")
+        await ms.send("orders", None, key=b"only")
+        clock.advance(10)
+        await logs.housekeep()
+    logs, meta = open_store(f"file:{tmp_path}", clock, lambda seconds: None)
+    async with Embedded("memory:", clock=clock, stores=(logs, meta)) as ms:
+        await logs.housekeep()
+        values = {record.key: record.value async for record in ms.read("orders", follow=False)}
+        assert values.get(b"only") is None
 
 
 async def test_a_closed_one_says_so() -> None:

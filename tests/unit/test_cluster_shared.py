@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,7 +11,7 @@ from millstream.cluster.base import Node, Owns
 from millstream.cluster.shared import SHARDS, SharedCluster, shard_of
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise
-from millstream.stores.base import Check, Delete, Operation, Put
+from millstream.stores.base import Check, Delete, Operation, Put, Versioned
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 
@@ -45,6 +46,8 @@ class View:
         """Takes nothing but what is refused anyway."""
         self.writes_left = -1
         """How many it takes before it is away."""
+        self.gate: Promise[None] | None = None
+        """Until it is settled, answers to lists are on their way."""
 
     def transact(self, *operations: Operation) -> Promise[int]:
         if self.is_away or self.writes_left == 0:
@@ -53,6 +56,14 @@ class View:
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "refused"))
         self.writes_left -= 1
         return self.meta.transact(*operations)
+
+    def list(self, prefix: str) -> Promise[Sequence[tuple[str, Versioned]]]:
+        found = self.meta.list(prefix)
+        if self.gate is None:
+            return found
+        answer: Promise[Sequence[tuple[str, Versioned]]] = Promise()
+        self.gate.then(lambda _: answer.settle(found.value()))
+        return answer
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.meta, name)
@@ -246,6 +257,17 @@ async def test_who_leaves_is_gone_at_once(meta: FlakyMeta, clock: VirtualClock) 
     await one.cluster.leave()
     await turn()
     assert two.cluster.others() == [] and "group-3" in two.adopted
+
+
+async def test_who_leaves_while_another_starts_is_gone_for_it_too(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await Member(meta, clock, 1).join(9001), Member(meta, clock, 2)
+    two.view.gate = Promise()
+    starting = asyncio.ensure_future(two.cluster.start())
+    await turn()  # it has listed who is there, and not been answered
+    await one.cluster.leave()
+    two.view.gate.settle(None)
+    await starting
+    assert two.cluster.others() == []
 
 
 async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:

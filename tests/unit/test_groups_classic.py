@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.groups.groups import GroupSettings
+from millstream.broker.groups.record import decode_group, group_key
 from millstream.errors import Code
 from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
 
@@ -284,6 +285,25 @@ async def test_members_that_join_while_the_generation_is_written_are_in_it() -> 
     await turn()
     assert first.result().generation == second.result().generation == 1
     assert len(first.result().members) == 2
+
+
+async def test_a_generation_is_told_only_if_nothing_written_later_takes_it_back() -> None:
+    """The only member leaves while its generation is being written: that the group is empty is written behind it."""
+    bench = Bench()
+    bench.meta.holding = True
+    bench.join()
+    await turn()
+    (member,) = bench.groups._groups["g"].members
+    bench.groups.leave("g", [(member, None)])
+    joined = bench.join()
+    await turn()
+    while bench.meta.held:
+        bench.meta.land()
+        await turn()
+    stored = await bench.meta.get(group_key("g"))
+    assert stored is not None
+    record = decode_group(stored.value)
+    assert (record.epoch, record.emptied_ms) == (joined.result().generation, None)
 
 
 async def test_a_generation_that_cannot_be_stored_is_not_given_and_the_members_may_try_again() -> None:

@@ -167,6 +167,15 @@ async def test_a_read_of_a_topic_that_is_deleted_meanwhile_is_refused(bench: Ben
     assert not await bench.meta.list("cursors/t")
 
 
+async def test_a_late_read_of_a_topic_that_is_gone_leaves_the_cursor_of_its_successor_alone(bench: Bench) -> None:
+    old = await bench.topic(1)
+    await (await bench.topics.delete("t"))
+    new = await bench.topic(2)
+    assert numbers(await bench.cursors.read("a", new, 1 << 20, 1)) == [0]
+    assert await code_of(bench.cursors.read("a", old, 1 << 20, 1)) == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert numbers(await bench.cursors.read("a", new, 1 << 20, 1)) == [1]
+
+
 async def test_what_retention_removed_is_skipped(bench: Bench) -> None:
     topic = await bench.topic(10)
     await bench.cursors.read("a", topic, 2)

@@ -134,15 +134,31 @@ def test_syncs_what_changed_even_if_it_was_let_go_since(path: Path) -> None:
     assert disk.synced == 2
 
 
+def no_room(fd: int, start: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_full_disk_is_an_error_and_not_a_bus_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mapped file has its blocks before it is written to."""
-
-    def no_room(fd: int, start: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(OSError, match="No space left"):
         make(path, 1)
+
+
+def test_still_has_its_entries_where_a_full_disk_keeps_it_from_growing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make(path, 256)
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", no_room)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                index.add(2570, 25_700, 257_000)
+            assert index.by_offset(9999) == (2560, 25_600, 256_000)
+    index.add(2570, 25_700, 257_000)
+    assert index.by_offset(9999) == (2570, 25_700, 257_000)
+    index.close()
+    assert path.stat().st_size == 257 * ENTRY_BYTES
 
 
 def test_grows_by_truncation_where_blocks_cannot_be_reserved(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

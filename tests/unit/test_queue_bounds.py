@@ -204,3 +204,34 @@ async def test_a_queue_that_is_being_deleted_is_not_made_anew_before_it_is_gone(
     gate.set()
     await deleting
     assert place.broker.queues.open("workers").members == {}
+
+
+async def test_the_settings_of_a_new_queue_are_kept_when_the_store_is_back(
+    in_memory: Place, clock: VirtualClock, meta: Meta
+) -> None:
+    settings = {"share.auto.offset.reset": "latest"}
+    meta.is_away = True
+    in_memory.broker.queues.open("workers", settings=settings)
+    meta.is_away = False
+    clock.advance(2)
+    again = Broker(Config(), MemoryLogStore(clock), meta, clock, Metrics())
+    await again.start()
+    assert again.queues.overrides("workers") == settings
+    await again.close()
+
+
+async def test_a_broker_closes_its_logs_though_a_queue_cannot_be_written_down(
+    in_memory: Place, monkeypatch: pytest.MonkeyPatch, meta: Meta
+) -> None:
+    place = await in_memory.open()
+    await place.fill(1)
+    assert await place.take() == [0]
+    closed: list[str] = []
+
+    async def close(store: MemoryLogStore) -> None:
+        closed.append("logs")
+
+    monkeypatch.setattr(MemoryLogStore, "close", close)
+    meta.is_away = True
+    await place.broker.close()
+    assert closed == ["logs"]

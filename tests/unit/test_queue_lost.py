@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups import queue_block
 from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCommit
 from millstream.broker.groups.queue_verbs import Answer, Verb
 from millstream.cluster.base import Node, Solo
 from millstream.config import Config
 from millstream.doors.kafka import share_relay
+from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.door import KafkaDoor
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
@@ -26,7 +30,7 @@ from millstream.testing.clock import VirtualClock
 from tests.unit import share_kit
 from tests.unit.share_kit import kit as shares
 from tests.unit.test_groups_kit import start, turn
-from tests.unit.test_queue import Kit, kit, settle, take, values
+from tests.unit.test_queue import EARLIEST, Kit, kit, settle, take, values
 
 __all__ = ["kit", "shares"]
 
@@ -184,6 +188,73 @@ async def test_nothing_is_deleted_of_a_queue_that_is_lost_while_its_keys_are_lis
     await broker.close()
 
 
+async def test_what_a_worker_takes_while_a_topic_is_forgotten_is_not_forgotten() -> None:
+    clock, meta = VirtualClock(), SlowMeta()
+    logs = MemoryLogStore(clock)
+    broker = Broker(Config(), logs, meta, clock, Metrics())
+    await broker.start()
+    topic = await broker.topics.create("jobs", 1, {})
+    for number in range(2 * queue_block.SIZE):
+        await broker.inlet(topic.partitions[0]).put(b"%d" % number)
+    queue = broker.queues.open("workers", settings=EARLIEST)
+    partition, old = await queue.partition(topic, 0), queue.join("old")
+    await take(partition, old, queue_block.SIZE)
+    queue.leave(old)  # so that a block is in the store
+    await settle()
+    meta.gate = Promise()
+    forgetting = begin(broker.queues.forget("workers", "jobs"))
+    new, partition = queue.join("new"), await queue.partition(topic, 0)
+    await take(partition, new, queue_block.SIZE)
+    clock.advance(0.1)  # the delivery is written down
+    meta.gate.settle(None)
+    meta.gate = None
+    await settle()
+    for each in await take(partition, new):
+        await partition.answer(new, [Answer(each.record.offset, each.record.offset, Verb.ACCEPT)])
+    partition.close()  # as a crash does: nothing more is written
+    broker = Broker(Config(), logs, meta, clock, Metrics())
+    await broker.start()
+    found, queue = broker.topics.get("jobs"), broker.queues.open("workers")
+    assert found is not None
+    again = await take(await queue.partition(found, 0), queue.join("later"))
+    assert [each.record.offset for each in again] == list(range(queue_block.SIZE)), "nobody answered them"
+    assert isinstance(forgetting.error, RequestError) and forgetting.error.code == Code.NON_EMPTY_GROUP
+    await broker.close()
+
+
+async def test_a_queue_whose_deletion_failed_goes_on_where_it_was(shares: share_kit.Kit) -> None:
+    await shares.put(b"1", b"2")
+    partition = await shares.partition()
+    queue = shares.broker.queues.open("g")
+    member = queue.join("one")
+    await take(partition, member, 1)
+    await partition.answer(member, [Answer(0, 0, Verb.ACCEPT)])
+    queue.leave(member)
+    shares.meta.holding = True
+    deleting = begin(shares.broker.queues.delete("g"))
+    await turn()
+    shares.meta.lose()
+    shares.meta.holding = False
+    await settle()
+    assert isinstance(deleting.error, RequestError)
+    taken = await take(await shares.partition(), shares.broker.queues.open("g").join("two"))
+    assert values(taken) == [b"2"]
+
+
+async def test_a_queue_that_is_lost_while_its_deletion_waits_is_not_taken_back(shares: share_kit.Kit) -> None:
+    await shares.partition()
+    shares.meta.holding = True
+    shares.broker.queues.open("other")  # what is written of it keeps the deletion waiting
+    deleting = begin(shares.broker.queues.delete("g"))
+    await turn()
+    shares.broker.queues.release()
+    shares.meta.holding = False
+    shares.meta.land()
+    await settle()
+    assert isinstance(deleting.error, RequestError) and deleting.error.code == Code.NOT_COORDINATOR
+    assert shares.broker.queues.get("g") is None
+
+
 async def test_a_beginning_that_could_not_be_written_is_forgotten(shares: share_kit.Kit) -> None:
     topic = shares.broker.topics.get("jobs")
     assert topic is not None
@@ -245,6 +316,20 @@ async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> Non
 async def test_no_relay_is_opened_for_a_client_that_has_gone(kit: Kit) -> None:
     context = context_of(kit.broker)
     context.shares.disconnected(context)
+    with pytest.raises(ConnectionError):
+        share_relay._relay_to(Node(2, "127.0.0.1", 1), context)
+    assert not context.relays
+
+
+async def test_no_relay_is_opened_for_a_client_whose_connection_closed_while_the_coordinator_was_looked_for(
+    kit: Kit,
+) -> None:
+    door = KafkaDoor(kit.broker)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    context = context_of(kit.broker)
+    Connection(door, ours, context).close()
+    theirs.close()
     with pytest.raises(ConnectionError):
         share_relay._relay_to(Node(2, "127.0.0.1", 1), context)
     assert not context.relays

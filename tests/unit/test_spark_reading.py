@@ -59,6 +59,9 @@ class Log:
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
         return dict.fromkeys(places, self.start)
 
+    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+        return dict.fromkeys(places, self.end)
+
 
 def read(log: Any, start: int, end: int, schema: StructType | None = None, **options: str) -> list[pa.RecordBatch]:
     given = parse_source({"bootstrap.servers": "none:1", "subscribe": "t", **options}, streaming=False)

@@ -14,6 +14,7 @@ from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.slice import OpenFile
+from millstream.promise import begin
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch, fill, read_all
@@ -117,6 +118,18 @@ class TestRaces:
         await by_hand.discard("t", TOPIC_ID)
         assert waiting.done and flushing.done
         assert log.flush().done
+
+    async def test_who_appends_while_the_store_closes_is_answered(
+        self, by_hand: LocalLogStore, flusher: HandFlusher
+    ) -> None:
+        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        append(log, batch(b"early"))
+        closing = begin(by_hand.close())
+        flusher.run_all()
+        late = append(log, batch(b"late"))  # the flush has ended, and closing goes on in the next turn
+        flusher.is_willing = True
+        await closing
+        assert late.value().base_offset == 1
 
     async def test_a_topic_that_is_discarded_while_it_is_compacted(
         self, tmp_path: Path, flusher: HandFlusher, caplog: pytest.LogCaptureFixture

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.errors import RevisionConflict
 from millstream.log.config import LogConfig
+from millstream.promise import begin
 from millstream.stores import table_store
 from millstream.stores.base import Operation, Put, Versioned
 from millstream.stores.database import Changes, Database, LogState
@@ -28,6 +29,8 @@ class Figures(Database):
         self.end = 0
         self.gate: asyncio.Event | None = None
         """Until it is set the revision is not told."""
+        self.opening: asyncio.Event | None = None
+        """Until it is set nobody is told what was found of a log to open."""
         self.asked = asyncio.Event()
         self.mistakes = 0
 
@@ -35,13 +38,16 @@ class Figures(Database):
         return None
 
     async def open_logs(self, topic_id: str, partitions: int) -> list[LogState]:
-        return [self._state()]
+        state = self._state()
+        if self.opening is not None:
+            await self.opening.wait()
+        return [state]
 
     async def states(self, log_ids: Sequence[int]) -> list[LogState]:
         if self.mistakes:
             self.mistakes -= 1
             raise ValueError("a mistake of ours")
-        return [self._state()]
+        return [self._state()] if 1 in log_ids else []
 
     def _state(self) -> LogState:
         return LogState(1, self.end, 0, self.end, 0)
@@ -102,6 +108,29 @@ async def test_a_mistake_while_it_catches_up_is_not_the_end(
     await grown(log, 7)
 
 
+async def test_news_that_are_lost_while_a_log_is_prepared_are_asked_for_again(
+    store: TableLogStore, database: Figures
+) -> None:
+    database.opening = asyncio.Event()
+    preparing = begin(store._prepare("id", 1))
+    database.end = 5  # after the state was asked for, and nobody hears of it
+    store._lost()
+    await database.asked.wait()
+    database.opening.set()
+    await preparing
+    assert store.open("t", "id", 0, LogConfig()).durable == 5
+
+
+async def test_news_that_are_lost_between_preparing_a_log_and_opening_it_are_asked_for_again(
+    store: TableLogStore, database: Figures
+) -> None:
+    await store.prepare("id", 1)
+    database.end = 5
+    store._lost()
+    await database.asked.wait()
+    assert store.open("t", "id", 0, LogConfig()).durable == 5
+
+
 class Busy(Database):
     """While it is asked for something, others begin to watch."""
 
@@ -134,3 +163,38 @@ async def test_who_begins_to_watch_while_a_transaction_is_told_hears_of_it() -> 
     database = Busy()
     await database.meta.transact(Put("a/key", b""), Put("b/key", b""), Put("c/key", b""))
     assert database.seen == ["a/key", "b/key", "c/key"]
+
+
+class Amnesiac(Database):
+    """It has forgotten what was deleted; while it lists what is under `a/`, somebody begins to watch `b/`."""
+
+    def __init__(self) -> None:
+        self.meta = TableMeta(self)
+        self.heard: list[str] = []
+        self.is_compared = False
+        self.listed = asyncio.Event()
+
+    async def revision(self) -> int:
+        self.is_compared = True
+        return 5
+
+    async def transact(
+        self, transactions: Sequence[Sequence[Operation]], since: int, prefixes: Sequence[str]
+    ) -> tuple[list[int | RevisionConflict], Changes]:
+        return [5], Changes(5, False, [])
+
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
+        if prefix == "b/":
+            self.listed.set()
+            return [("b/key", Versioned(b"", 3))]
+        if self.is_compared:
+            self.meta.watch("b/", lambda key, value: self.heard.append(key))
+            await self.listed.wait()
+        return []
+
+
+async def test_who_begins_to_watch_while_all_is_compared_hears_of_no_end_that_was_none() -> None:
+    database = Amnesiac()  # type: ignore[abstract]  # it is asked for no more than that
+    database.meta.watch("a/", lambda key, value: None)
+    await database.meta.transact(Put("a/key", b""))
+    assert database.listed.is_set() and database.heard == []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millstream.broker import topics as topics_module
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import SystemClock
-from millstream.errors import RequestError
+from millstream.errors import Code, RequestError
 from millstream.log.config import LogConfig
 from millstream.promise import promised
 from millstream.stores.base import Delete, Put, Versioned
@@ -24,7 +27,7 @@ SECONDS = 10.0
 
 
 class Held:
-    """A store whose preparing and discarding wait for the test."""
+    """A store whose preparing and discarding wait for the test, and which fails when told to."""
 
     def __init__(self, store: TableLogStore) -> None:
         self._store = store
@@ -32,6 +35,11 @@ class Held:
         self.may_prepare.set()
         self.may_discard.set()
         self.prepares = asyncio.Event()
+        self.failing_prepares = 0
+        """How many of the next fail."""
+        self.unopenable: set[int] = set()
+        """Partitions that cannot be opened."""
+        self.refused_opening = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -39,9 +47,15 @@ class Held:
     async def prepare(self, topic_id: str, partitions: int) -> None:
         self.prepares.set()
         await self.may_prepare.wait()
+        if self.failing_prepares:
+            self.failing_prepares -= 1
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store cannot be reached")
         await self._store.prepare(topic_id, partitions)
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Any:
+        if partition in self.unopenable:
+            self.refused_opening.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
         return self._store.open(topic, topic_id, partition, config)
 
     async def discard(self, topic: str, topic_id: str) -> None:
@@ -60,6 +74,15 @@ class Member:
 
     async def heard_what(self, other: Member) -> None:
         await until(lambda: self.store.meta._told >= other.store.meta._told)
+
+    async def stored_count(self, name: str) -> int:
+        stored = await self.store.meta.get(f"topics/{name}")
+        assert stored is not None
+        return int(json.loads(stored.value)["partitions"])
+
+    def count(self, name: str) -> int:
+        topic = self.topics.get(name)
+        return 0 if topic is None else topic.partition_count
 
     def become_deaf(self) -> None:
         """It hears nothing from the store any more."""
@@ -87,6 +110,11 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110  (nobody tells when a broker has heard of something)
             await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def retries_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_module, "RETRY_SECONDS", 0.01)
 
 
 async def delete(member: Member, name: str) -> None:
@@ -198,6 +226,58 @@ async def test_a_topic_that_is_heard_of_when_the_last_was_just_followed_is_follo
     two.topics.watch(lambda: [loop.call_soon(two.topics._heard, "topics/second", None)].clear())
     two.topics._heard("topics/first", None)
     await until(lambda: two.topics.get("second") is not None)
+
+
+async def test_a_topic_whose_log_cannot_be_opened_is_followed_later(
+    pair: tuple[Member, Member], retries_soon: None
+) -> None:
+    one, two = pair
+    two.held.unopenable = {0}
+    await one.topics.create("orders", 1, {})
+    await asyncio.wait_for(two.held.refused_opening.wait(), SECONDS)
+    two.held.unopenable = set()
+    await until(lambda: two.count("orders") == 1)
+
+
+async def test_a_topic_that_is_configured_while_it_grows_does_not_shrink(pair: tuple[Member, Member]) -> None:
+    one, _ = pair
+    await one.topics.create("orders", 1, {})
+    one.held.may_prepare.clear()
+    one.held.prepares.clear()
+    growing = asyncio.ensure_future(one.topics.grow("orders", 3))
+    await one.held.prepares.wait()  # the key says 3, the logs are on their way
+    with contextlib.suppress(RequestError):  # told that it was changed meanwhile
+        await one.topics.configure("orders", {"retention.ms": "1000"})
+    one.held.may_prepare.set()
+    await growing
+    assert one.count("orders") == await one.stored_count("orders") == 3
+
+
+async def test_a_topic_whose_growth_failed_half_way_is_followed(
+    pair: tuple[Member, Member], retries_soon: None
+) -> None:
+    one, _ = pair
+    await one.topics.create("orders", 1, {})
+    one.held.failing_prepares = 1
+    with contextlib.suppress(RequestError):  # unless the watch was faster, and met the failure
+        await one.topics.grow("orders", 3)
+    await until(lambda: one.count("orders") == 3)
+    assert await one.stored_count("orders") == 3
+
+
+async def test_a_topic_that_is_configured_when_it_could_not_grow_does_not_shrink(
+    pair: tuple[Member, Member], retries_soon: None
+) -> None:
+    one, two = pair
+    await one.topics.create("orders", 1, {})
+    one.held.unopenable = {2}
+    with pytest.raises(OSError, match="No space left"):
+        await one.topics.grow("orders", 3)
+    with contextlib.suppress(RequestError):  # told that it was changed meanwhile
+        await one.topics.configure("orders", {"retention.ms": "1000"})
+    one.held.unopenable = set()
+    await until(lambda: one.count("orders") == two.count("orders") == 3)
+    assert await one.stored_count("orders") == 3
 
 
 async def test_news_that_come_when_the_last_were_just_told_are_told_too(pair: tuple[Member, Member]) -> None:

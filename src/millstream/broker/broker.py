@@ -190,13 +190,17 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.groups.close()
-        await self.queues.close()
-        await self.cursors.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10)
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-        await self.cluster.leave()
-        self.topics.close()
-        await self._logs.close()
-        await self._meta.close()
+        try:
+            await self.queues.close()
+            await self.cursors.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=10)
+            if self._housekeeping is not None:
+                self._housekeeping.cancel()
+            await self.cluster.leave()
+        finally:  # whatever goes wrong, what was taken is synced, and the store is let go of
+            self.topics.close()
+            try:
+                await self._logs.close()
+            finally:
+                await self._meta.close()

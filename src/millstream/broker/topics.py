@@ -124,7 +124,7 @@ class Topics:
             del self._to_follow[name]
             try:
                 await self._follow(name)
-            except RequestError as error:
+            except Exception as error:  # a refusal, or a log that cannot be opened
                 if self._is_closed:
                     return
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
@@ -183,9 +183,9 @@ class Topics:
             self._open_partitions(topic, count)
             self._add(topic)
         else:
-            topic.revision = versioned.revision
             self._configure(topic, settings)
             self._open_partitions(topic, count)
+            topic.revision = versioned.revision  # not before: one that could not be opened is not known yet
         return True
 
     def _knows(self, name: str, versioned: Versioned) -> bool:
@@ -311,10 +311,13 @@ class Topics:
             return
         with self._coming(more):
             news = self._news
-            await self._store(topic, partition_count, topic.settings.overrides)
+            revision = await self._store(topic, partition_count, topic.settings.overrides)
+            # It keeps its old revision until its logs are there: whoever changes it meanwhile would say, with the new
+            # one, that it has as many partitions as are open; and should they fail to come, the watch is believed.
             await self._prepare(name, topic.id, partition_count, news)
-        if topic.partition_count < partition_count:  # or the watch was faster
+        if topic.revision < revision:  # or the watch was faster
             self._open_partitions(topic, partition_count)
+            topic.revision = revision
             self._notify()
 
     async def configure(self, name: str, overrides: Mapping[str, str], validate_only: bool = False) -> None:
@@ -323,7 +326,9 @@ class Topics:
         check_overrides(overrides)
         if validate_only:
             return
-        if await self._store(topic, topic.partition_count, overrides):
+        revision = await self._store(topic, topic.partition_count, overrides)
+        if topic.revision < revision:  # or the watch was faster, perhaps with more
+            topic.revision = revision
             self._configure(topic, TopicSettings(overrides, self._defaults))
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
@@ -332,17 +337,13 @@ class Topics:
             partition.settings = settings
             partition.log.config = settings.log
 
-    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> bool:
-        """Whether this is the newest that is known of the topic: the watch may have been faster, with more."""
+    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> int:
+        """The revision of what was stored; the caller makes it the topic's, together with what it says."""
         put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides), topic.revision)
         try:
-            revision = await self._meta.transact(put)
+            return await self._meta.transact(put)
         except RevisionConflict:
             raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} was changed meanwhile; try again") from None
-        if topic.revision >= revision:
-            return False
-        topic.revision = revision
-        return True
 
     def _require(self, name: str) -> Topic:
         topic = self._by_name.get(name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,10 +51,10 @@ class Wish:
 
 
 class Stop:
-    """Signals, turned into an event. From then on standard error is closed to what Java says about its own end."""
+    """Signals, remembered. From then on standard error is closed to what Java says about its own end."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.is_asked = False  # no Event: its lock may be held by the very thread that a handler interrupts
         self.is_interrupted = False
         self._stderr = sys.stderr
 
@@ -73,11 +72,11 @@ class Stop:
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_term(self, number: int, frame: Any) -> None:
-        self.event.set()
+        self.is_asked = True
         sys.stderr = io.StringIO()
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
-        if self.event.is_set():
+        if self.is_asked:
             raise KeyboardInterrupt
         self.is_interrupted = True
         self._on_term(number, frame)
@@ -97,7 +96,7 @@ def run(spec: PipelineSpec, broker: str, wish: Wish) -> None:
         with _as_sentence(stop), _spark(spec, wish) as spark:
             stop.take_interrupts()
             _run(Pipeline(spec, spark, broker), wish.once, stop, view, gauges)
-        if wish.once and not stop.event.is_set():
+        if wish.once and not stop.is_asked:
             view.sum_up()
         else:
             view.say("stopped")
@@ -116,13 +115,13 @@ def _spark(spec: PipelineSpec, wish: Wish) -> Iterator[SparkSession]:
 
 
 def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges) -> None:
-    if stop.event.is_set():
+    if stop.is_asked:
         return
     view.say("starting")
     pipeline.start(once=once)
     view.say("running")
     try:
-        for report in pipeline.watch(stop.event):
+        for report in pipeline.watch(lambda: stop.is_asked):
             _tell(report, view, gauges)
         view.say("stopping")
     finally:
@@ -144,7 +143,7 @@ def _as_sentence(stop: Stop) -> Iterator[None]:
     except BrokenPipeError:  # of standard output, and nothing of Spark's
         raise
     except (PySparkException, Py4JError, ConnectionError, MillstreamError) as error:
-        if stop.event.is_set():
+        if stop.is_asked:
             return
         if isinstance(error, MillstreamError):
             raise

@@ -52,6 +52,8 @@ class Consuming(abc.ABC, Generic[T]):
         self._is_open = False
         self.is_closed = False
         self._is_clean = False
+        self.is_held_back = False
+        """What was given last has not reached the thread that asked for it (`sync.py`), so nobody has processed it."""
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         """Who wait for it."""
@@ -99,7 +101,7 @@ class Consuming(abc.ABC, Generic[T]):
     def _begin_to_close(self, clean: bool) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self._is_clean = clean
+            self._is_clean = clean and not self.is_held_back
             self._closing.begin()
 
     async def _close(self) -> None:

@@ -178,7 +178,7 @@ class Embedded(Millstream):
         return self._appended(batches, answers)
 
     def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
-        return self._appended_each(self._append_parts(batch, codec))
+        return self._appended_each(self._append_parts(batch, codec), self.broker.metrics)
 
     def _append_parts(self, batch: Batch, codec: Codec) -> list[tuple[int, Promise[Appended]]]:
         """In this turn of the loop. A batch that is refused for what is in it is tried in halves, down to one record:
@@ -196,9 +196,10 @@ class Embedded(Millstream):
         halves = batch.rows[: count // 2], batch.rows[count // 2 :]
         return [part for rows in halves for part in self._append_parts(batch._replace(rows=rows), codec)]
 
-    async def _appended_each(self, parts: list[tuple[int, Promise[Appended]]]) -> Sequence[int | BaseException]:
+    async def _appended_each(
+        self, parts: list[tuple[int, Promise[Appended]]], metrics: Metrics
+    ) -> Sequence[int | BaseException]:
         results: list[int | BaseException] = []
-        metrics = self.broker.metrics
         for count, answer in parts:
             try:
                 async with refusals():

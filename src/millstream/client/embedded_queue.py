@@ -129,19 +129,24 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         return None
 
     async def _take(self) -> None:
-        assert self._member is not None
+        member = self._member
+        assert member is not None
         try:
             await self._open_partitions()
-            for step in range(len(self._order)):
-                partition = self._order[(self._turn + step) % len(self._order)]
-                taken = await partition.take(self._member, self._prefetch - len(self._ready), TAKE_BYTES)
+            order = self._order
+            for step in range(len(order)):
+                partition = order[(self._turn + step) % len(order)]
+                taken = await partition.take(member, self._prefetch - len(self._ready), TAKE_BYTES)
+                if self._member is not member:  # it has left meanwhile, and its leases went with it
+                    self._signal.set()
+                    return
                 self._ready.extend((partition, each) for each in taken)
                 if len(self._ready) >= self._prefetch:
-                    self._turn = (self._turn + step + 1) % len(self._order)
+                    self._turn = (self._turn + step + 1) % len(order)
                     return
         except RequestError as error:
-            if error.code == Code.NOT_COORDINATOR and not self._is_joined:
-                self._signal.set()  # another process has the queue now: this one stands by
+            if error.code == Code.NOT_COORDINATOR and (self._member is not member or not self._is_joined):
+                self._signal.set()  # another process has the queue now, or had it: this one stands by, or has come anew
                 return
             if type(error) is not RequestError:
                 raise

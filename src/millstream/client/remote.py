@@ -168,7 +168,10 @@ class Remote(Millstream):
     async def delete_topic(self, name: str) -> None:
         self._counts.pop(name, None)
         futures = self.admin.delete_topics([name], request_timeout=self.timeout)
-        await self.worker.call(futures[name].result)
+        try:
+            await self.worker.call(futures[name].result)
+        finally:
+            self._counts.pop(name, None)  # once more: somebody may have asked for it meanwhile
 
     async def partition_count(self, topic: str) -> int:
         count = self._counts.get(topic)

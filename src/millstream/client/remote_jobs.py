@@ -171,16 +171,19 @@ class LeasedJobs(Desk[V]):
     # -- the side of the member ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        failure: MillstreamError | None = None
         try:
             while not self._turn():
                 pass
         except Exception as error:
             logger.exception("the worker of queue %s failed", self._group)
-            self._call(self._fail, MillstreamError(f"the worker failed: {type(error).__name__}: {error}"))
+            failure = MillstreamError(f"the worker failed: {type(error).__name__}: {error}")
         finally:
             with self._told:
                 self._has_ended = True
                 sayings, self._sayings = self._sayings, []
+            if failure is not None:  # told behind the end: who hears of it earlier would ask again, and wait for ever
+                self._call(self._fail, failure)
             for saying in sayings:
                 self._tell(saying, Closed("this worker has left its queue; the job goes to another"))
             self._leave()
@@ -208,15 +211,22 @@ class LeasedJobs(Desk[V]):
             for saying in answers.values():
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
             raise
-        return stopping
+        return stopping and not self._sayings  # which nobody adds to any more
 
     def _answers(self, sayings: list[Saying]) -> dict[Lease, Saying]:
+        """One for each job; of those that say more, as a renewal and then what became of it, the rest is next."""
         answers: dict[Lease, Saying] = {}
+        later: list[Saying] = []
         for saying in sayings:
-            if saying.lease in answers or saying.lease not in self._out:
+            if saying.lease not in self._out:
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE))
+            elif saying.lease in answers:
+                later.append(saying)
             else:
                 answers[saying.lease] = saying
+        if later:
+            with self._told:
+                self._sayings[:0] = later
         return answers
 
     def _exchange(self, answers: dict[Lease, Reply], wanted: bool) -> list[Lease]:

@@ -96,8 +96,10 @@ class SharedJobs(Desk[V]):
     def _let_go(self) -> None:
         """Jobs whose leases have ended: the client must hear of it too."""
         assert self._consumer is not None
-        while self._unanswered:
-            _, message = self._unanswered.popitem()  # one by one: answers are given meanwhile
+        for place in list(self._unanswered):
+            message = self._unanswered.pop(place, None)  # one by one: answers are given meanwhile
+            if message is None:
+                continue
             with contextlib.suppress(LeaseLost):
                 self._acknowledge(message, AcknowledgeType.RELEASE)
         self._consumer.commit_sync(self._remote.timeout)

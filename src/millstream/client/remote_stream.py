@@ -127,7 +127,14 @@ class RemoteStream(Stream[V]):
 
     def _progress(self) -> dict[Place, int]:
         processed = dict(self._processed)
-        return {place: offset for place, offset in processed.items() if self._committed.get(place) != offset}
+        return {
+            place: offset
+            for place, offset in processed.items()
+            if place in self._owned and self._committed.get(place) != offset
+        }
+
+    def _commit_progress(self) -> None:
+        self._commit(self._progress())
 
     def _commit_now_and_then(self, *, idle: bool = False) -> None:
         if idle or time.monotonic() - self._committed_at >= self._commit_every:
@@ -180,7 +187,7 @@ class RemoteStream(Stream[V]):
 
     async def _commit_all(self) -> None:
         try:
-            await self._worker.call(self._commit, self._progress())
+            await self._worker.call(self._commit_progress)  # as it is then: a poll before it may have given some up
         except RequestError as error:
             if error.code in LOST:
                 raise NotMember(f"this member of {self._group} lost its partitions: {error.detail}") from None

@@ -41,7 +41,7 @@ from millstream.clock import Clock, Timer
 from millstream.cluster.base import Node, Owns
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.promise import Promise, promised
-from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
+from millstream.stores.base import Check, Delete, MetaStore, Operation, Put, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -151,12 +151,19 @@ class SharedCluster:
     # -- coming and going --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        heard: set[str] = set()
+
+        def changed(key: str, stored: Versioned | None) -> None:
+            heard.add(key)
+            self._broker_changed(key, stored)
+
         self._unwatch = [
-            self._meta.watch(BROKERS, self._broker_changed),
+            self._meta.watch(BROKERS, changed),
             self._meta.watch(COORDINATORS, self._coordinator_changed),
         ]
         for key, stored in await self._meta.list(BROKERS):
-            self._broker_changed(key, stored)
+            if key not in heard:  # what was heard is newer: it may have gone since it was listed
+                self._broker_changed(key, stored)
         for key, stored in await self._meta.list(COORDINATORS):
             self._coordinator_changed(key, stored)
 
@@ -367,8 +374,7 @@ class SharedCluster:
                     self._owners[shard] = Owner(self.node_id, epoch, await attempt)
                     taken.add(shard)
                 except RevisionConflict:
-                    found = await self._meta.get(f"{COORDINATORS}{shard}")
-                    self._coordinator_changed(f"{COORDINATORS}{shard}", found)
+                    await self._look_at(shard)
             try:
                 if taken and self._adopt is not None:
                     await self._adopt(lambda group_id: shard_of(group_id) in taken)
@@ -381,8 +387,26 @@ class SharedCluster:
     def _take(self, shard: int, epoch: int) -> Promise[int]:
         known = self._owners.get(shard)
         value = json.dumps([self.node_id, epoch]).encode()
-        put = Put(f"{COORDINATORS}{shard}", value, known.revision if known is not None else 0)
-        return self._meta.transact(put, Check(f"{LEASES}{self.node_id}", epoch))
+        operations: list[Operation] = [
+            Put(f"{COORDINATORS}{shard}", value, known.revision if known is not None else 0),
+            Check(f"{LEASES}{self.node_id}", epoch),
+        ]
+        if known is not None and known.node_id != self.node_id:  # rule 3: that epoch's lease is gone, or another's
+            seen = self._seen.get(known.node_id)
+            operations.append(Check(f"{LEASES}{known.node_id}", seen.epoch if seen is not None else 0))
+        return self._meta.transact(*operations)
+
+    async def _look_at(self, shard: int) -> None:
+        """It is not free after all: who has it, and whether that broker is there, is asked for."""
+        key = f"{COORDINATORS}{shard}"
+        self._coordinator_changed(key, await self._meta.get(key))
+        owner = self._owners.get(shard)
+        if owner is None or owner.node_id == self.node_id:
+            return
+        seen = self._seen.get(owner.node_id)
+        stored = await self._meta.get(f"{BROKERS}{owner.node_id}")
+        if stored is not None and self._seen.get(owner.node_id) is seen:  # else the watch has told meanwhile
+            self._broker_changed(f"{BROKERS}{owner.node_id}", stored)
 
 
 def shard_of(group_id: str) -> int:

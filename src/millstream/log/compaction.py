@@ -37,16 +37,16 @@ class Cleaned:
     path: str
     before_bytes: int
     after_bytes: int
+    is_changed: bool
+    """By size alone nobody can tell: what is compressed anew may come out as long as it was."""
 
 
 async def compact(log: Log, disk: Disk) -> int:
     """One pass, if enough of the log is dirty; answers with how many bytes went."""
-    segments = _cleanable(log)
-    if not segments:
-        return 0
-    dirty = sum(segment.size for segment in segments if segment.base_offset >= log.compacted_to)
-    total = sum(segment.size for segment in segments)
-    if dirty == 0 or dirty / max(total, 1) < log.config.min_cleanable_dirty_ratio:
+    segments, order = _cleanable(log), list(log.segments)
+    dirty = [segment for segment in segments if segment.base_offset >= log.compacted_to]
+    dirty_bytes, total = sum(segment.size for segment in dirty), sum(segment.size for segment in segments)
+    if dirty_bytes == 0 or dirty_bytes / total < log.config.min_cleanable_dirty_ratio:
         return 0
     if not log.checkpoint_reaches(segments[-1]):
         # The checkpoint must lie behind whatever is rewritten, or recovery would look at positions that moved.
@@ -54,10 +54,12 @@ async def compact(log: Log, disk: Disk) -> int:
         log.write_checkpoint()
         if not log.checkpoint_reaches(segments[-1]):
             return 0
-    until = log.segments[log.segments.index(segments[-1]) + 1].base_offset
     horizon = log.clock.now_ms() - log.config.delete_retention_ms
     loop = asyncio.get_running_loop()
-    newest = await loop.run_in_executor(None, _newest_offsets, segments)
+    newest, seen = await loop.run_in_executor(None, _newest_offsets, dirty)
+    # Behind the keys that fit nothing is rewritten: a tombstone there would go, and what it deletes would stay.
+    until = order[order.index(dirty[seen - 1]) + 1].base_offset
+    segments = [segment for segment in segments if segment.base_offset < until]
     saved = 0
     for segment in segments:
         if log.closed or segment not in log.segments:  # discarded or trimmed away in the meantime
@@ -79,23 +81,28 @@ def _cleanable(log: Log) -> list[Segment]:
     """Closed segments, from the oldest on, whose records are all older than `min.compaction.lag.ms`."""
     limit = log.clock.now_ms() - log.config.min_compaction_lag_ms
     segments = []
+    last = next((segment for segment in reversed(log.segments) if segment.size), None)
     for segment in log.segments[:-1]:
-        if segment.max_timestamp > limit:
+        # The last batch stays, as it does in an active segment: readers on their way to the end need one to get there.
+        if segment is last or segment.max_timestamp > limit:
             break
         segments.append(segment)
     return segments
 
 
-def _newest_offsets(segments: list[Segment]) -> dict[bytes, int]:
+def _newest_offsets(segments: list[Segment]) -> tuple[dict[bytes, int], int]:
+    """Of each key, and of how many of the segments that is all."""
     newest: dict[bytes, int] = {}
+    seen = 0
     for segment in segments:
         for header, batch in _batches(segment):
             if header.is_control:
                 continue
             newest.update((key, offset) for offset, key, _ in codec.keys(batch) if key is not None)
+        seen += 1
         if len(newest) > KEYS_MAX:
             break
-    return newest
+    return newest, seen
 
 
 def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, bytes]]:
@@ -109,14 +116,15 @@ def _rewrite(segment: Segment, newest: dict[bytes, int], horizon: int, disk: Dis
     if os.path.exists(path):
         disk.remove(path)
     target = disk.open(path, create=True)
-    size = 0
+    size, is_changed = 0, False
     for header, batch in _batches(segment):
         kept = batch if header.is_control else _clean_batch(header, batch, newest, horizon)
+        is_changed = is_changed or kept is not batch
         if kept:
             disk.append(target, kept)
             size += len(kept)
     disk.sync(target)
-    return Cleaned(segment, path, segment.size, size)
+    return Cleaned(segment, path, segment.size, size, is_changed)
 
 
 def _clean_batch(header: BatchHeader, batch: bytes, newest: dict[bytes, int], horizon: int) -> bytes | bytearray:
@@ -146,7 +154,7 @@ def _clean_batch(header: BatchHeader, batch: bytes, newest: dict[bytes, int], ho
 
 def _install(log: Log, cleaned: Cleaned, disk: Disk) -> None:
     old = cleaned.segment
-    if cleaned.after_bytes == cleaned.before_bytes:
+    if not cleaned.is_changed:
         disk.remove(cleaned.path)
         return
     old.let_go()

@@ -138,6 +138,7 @@ class Index:
     def _open(self, capacity: int) -> None:
         if self._map is not None:
             self._map.close()
+            self._map, self._capacity = None, 0  # on a full disk there may be no next one
         if self._file is None:
             self._file = self._disk.open(self.path, create=True)
         self._map = self._disk.map(self._file, capacity * ENTRY_BYTES)

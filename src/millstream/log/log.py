@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
@@ -185,6 +186,9 @@ class Log(ReadableLog):
         """Starts a new segment at `end`."""
         if not self.segments:
             self._disk.make_directory(self.directory)
+            # A process that was killed may have made them and not come to this.
+            self._disk.sync_directory(os.path.dirname(self.directory))
+            self._disk.sync_directory(os.path.dirname(os.path.dirname(self.directory)))
         elif self.checkpointed_to < 0:
             # A log of more than one segment has a checkpoint, always: it is how recovery tells a hole that a crash made
             # between two segments from a gap that compaction left.
@@ -459,6 +463,7 @@ class Log(ReadableLog):
             self.segments[-1].resume_index()
         self._synced = (end, *self._durable_mark)
         self._checkpoint_due = CHECKPOINT_BYTES
+        self._directory_dirty = True  # who made the last segment may have been killed before it synced the name
 
     def close(self) -> None:
         """A clean shutdown: everything synced and checkpointed, so that the next start scans nothing."""

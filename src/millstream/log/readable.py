@@ -42,8 +42,8 @@ class ReadableLog:
         if offset >= self.durable:
             return Promise.of(Slice(0, offset))
         place = self._find(offset)
-        if place is None:
-            return Promise.of(Slice(0, offset))
+        if place is None:  # compaction took all that was left
+            return Promise.of(Slice(0, self.durable))
         segment, position = place
         limit = self._limit(segment)
         if limit - position <= bytes_max:

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from millstream.errors import MillstreamError
 from millstream.log.disk import Disk
 from millstream.pipeline.parquet import ParquetFile
 
@@ -43,6 +44,11 @@ OWN_NAME = re.compile(r"mill-[A-Za-z0-9_.-]*-[0-9a-f]{12}-\d{5,}\.parquet(\.stag
 
 PARTITIONS: dict[str, tuple[str, ...]] = {"none": (), "day": ("day",), "hour": ("day", "hour")}
 """The columns that a lake is partitioned by."""
+
+ORPHAN_SECONDS = 7 * 24 * 3600
+"""How long after it was written a file that no batch names is removed by `Lake.tidy`."""
+FRESH_SECONDS = ORPHAN_SECONDS // 2
+"""How long a file may be committed: so much earlier that a commit and a removal cannot meet."""
 
 FILE_SCHEMA = StructType(
     [
@@ -87,6 +93,24 @@ class FileEntry:
         """From a row of `FILE_SCHEMA`: a dict or a Spark Row."""
         fields = {name: row[name] for name in FILE_SCHEMA.fieldNames()}
         return FileEntry(**{**fields, "partition": json.loads(fields["partition"])})
+
+
+class FilesTooOld(MillstreamError):
+    """A batch was committed so long after it was written that its files may be gone."""
+
+
+def check_fresh(batch_id: int, root: str, entries: Iterable[FileEntry]) -> None:
+    """Refuses a batch of which another driver may have taken files for those of a failed attempt, or is about to."""
+    for entry in entries:
+        try:
+            is_fresh = time.time() - os.path.getmtime(os.path.join(root, entry.path)) < FRESH_SECONDS
+        except FileNotFoundError:
+            is_fresh = False
+        if not is_fresh:
+            raise FilesTooOld(
+                f"the file {entry.path} of batch {batch_id} in {root} is gone, or so old that it may be removed any "
+                "moment; start the pipeline again, and the batch is written anew"
+            )
 
 
 def write_files(

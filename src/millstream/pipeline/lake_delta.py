@@ -22,7 +22,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,9 +32,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from millstream.log.disk import Disk
-from millstream.pipeline.files import OWN_NAME, PARTITIONS, FileEntry, write_partition
+from millstream.pipeline.files import ORPHAN_SECONDS, OWN_NAME, PARTITIONS, FileEntry, check_fresh, write_partition
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, new_columns, partitioned_by, with_partition
+from millstream.pipeline.lock import locked
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,9 @@ SMALL_FILES_MAX = 16
 MERGES_MAX = 4
 """Merges per `tidy`, each of one file's worth of rows, so that a batch never waits long for it."""
 SWEEP_SECONDS = 6 * 3600
-ORPHAN_HOURS = 24
 LOG = "_delta_log"
+LOCK = "_millstream.lock"
+"""Beside the log; what begins with _ is no data to any reader of Delta Lake."""
 _ENTRY = re.compile(r"(\d{20})\.json")
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _MERGEABLE = {"timestampNtz", "appendOnly", "invariants"}
@@ -97,13 +98,23 @@ class DeltaLake:
         return table
 
     def _mend(self) -> None:
-        """Sets aside what a machine's crash has torn: the last entry of the log, or a checkpoint, which is a copy."""
+        """Sets aside what a machine's crash has torn: the last entry of the log, or a checkpoint, which is a copy.
+
+        One driver at a time: the next may have put a whole entry where this one has seen a torn one.
+        """
+        with locked(os.path.join(self.root, LOCK)):
+            self._mend_entry()
+            self._mend_checkpoint()
+
+    def _mend_entry(self) -> None:
         entries = sorted(name for name in os.listdir(self._log) if _ENTRY.fullmatch(name))
         if entries and not _is_whole(os.path.join(self._log, entries[-1])):
             torn = os.path.join(self._log, entries[-1])
             logger.warning("%s was not written to its end; set aside as %s.torn", torn, entries[-1])
             self._disk.rename(torn, torn + ".torn")
             self._disk.sync_directory(self._log)
+
+    def _mend_checkpoint(self) -> None:
         hint = os.path.join(self._log, "_last_checkpoint")
         if not os.path.exists(hint):
             return
@@ -151,6 +162,7 @@ class DeltaLake:
         for _ in range(TRIES_MAX):
             if self.has(batch_id):
                 return
+            check_fresh(batch_id, self.root, entries)
             if self._transact(actions, [Transaction(self._app_id, batch_id)]):
                 return
         raise LakeError(f"batch {batch_id} does not get into the lake {self.root}: others always come first")
@@ -286,22 +298,21 @@ class DeltaLake:
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _sweep(self) -> None:
-        """Removes files of ours that no entry ever named, after a day, and merged ones after the log's week."""
-        look = partial(self._table.vacuum, retention_hours=ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False)
-        unnamed = set(look(full=True)) - set(look(full=False))
+        """Removes what merges and others have taken out of the log, after its retention (a week unless the table says
+        otherwise), and after a week files of ours that no entry ever named.
+
+        The library only says which: where it removes them itself, it writes two entries about that and syncs neither.
+        """
+        taken_out = set(self._table.vacuum(dry_run=True))
         removed = 0
-        for path in sorted(unnamed):
+        for path in sorted({*taken_out, *self._table.vacuum(dry_run=True, full=True)}):
             full_path = os.path.join(self.root, path)
-            if not OWN_NAME.fullmatch(os.path.basename(path)) or not os.path.exists(full_path):
-                continue
-            if time.time() - os.path.getmtime(full_path) > ORPHAN_HOURS * 3600:
-                self._disk.remove(full_path)
-                removed += 1
+            with contextlib.suppress(FileNotFoundError):  # another driver sweeps too
+                if path in taken_out or _is_orphan(full_path):
+                    self._disk.remove(full_path)
+                    removed += 1
         if removed:
-            logger.info("removed %d files of failed attempts from %s", removed, self.root)
-        if self._table.vacuum(dry_run=True):
-            self._table.vacuum(dry_run=False)
-            self._look_again()
+            logger.info("removed %d files that are no longer of use from %s", removed, self.root)
 
 
 def rows(path: str) -> LakeRows:
@@ -310,6 +321,12 @@ def rows(path: str) -> LakeRows:
         return LakeRows(path, table.to_pyarrow_dataset(), table.metadata().partition_columns)
     except DeltaError as error:
         raise LakeError(f"the lake {path} cannot be read: {_sentence(error)}") from error
+
+
+def _is_orphan(path: str) -> bool:
+    return OWN_NAME.fullmatch(os.path.basename(path)) is not None and (
+        time.time() - os.path.getmtime(path) > ORPHAN_SECONDS
+    )
 
 
 def _add(entry: FileEntry, *, is_new: bool) -> AddAction:

@@ -17,13 +17,11 @@ merged here: a reader would find rows twice, or not at all, while it happens.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -32,9 +30,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from millstream.log.disk import Disk
-from millstream.pipeline.files import OWN_NAME, PARTITIONS, FileEntry
+from millstream.pipeline.files import ORPHAN_SECONDS, OWN_NAME, PARTITIONS, FileEntry, check_fresh
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, new_columns, with_partition
+from millstream.pipeline.lock import locked
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,6 @@ ABOUT = "_common_metadata"
 """Parquet's customary name for a file with a schema and no rows; ours also says how the lake is partitioned."""
 STATE = "_millstream"
 STAGING = "_staging"
-ORPHAN_SECONDS = 24 * 3600
 _PARTITION_BY = b"millstream.partition_by"
 
 
@@ -57,9 +55,9 @@ class ParquetLake:
         self._finished = -1
         for folder in (self.root, os.path.dirname(self._app)):
             self._disk.make_directory(folder)
-        with self._locked(os.path.join(self._path, STATE, "lake")):
+        with locked(os.path.join(self._path, STATE, "lake") + ".lock"):
             self._fit(with_partition(schema, partition_by), partition_by)
-        with self._locked(self._app):
+        with locked(self._app + ".lock"):
             self._finish(self._read())
 
     def _fit(self, wanted: pa.Schema, partition_by: str) -> None:
@@ -84,17 +82,22 @@ class ParquetLake:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def has(self, batch_id: int) -> bool:
-        return int(self._read()["batch"]) >= batch_id
+        batch = int(self._read()["batch"])
+        if batch >= batch_id and batch > self._finished:  # of another driver, who may have died before all was in place
+            with locked(self._app + ".lock"):
+                self._finish(self._read())
+        return batch >= batch_id
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
         """Puts the files of a batch in, once. A batch without files leaves no trace: it is as empty the next time."""
         if not entries:
             return
-        with self._locked(self._app):
+        with locked(self._app + ".lock"):
             state = self._read()
             self._finish(state)
             if state["batch"] >= batch_id:
                 return
+            check_fresh(batch_id, self.root, entries)
             state = {"batch": batch_id, "files": [entry.path for entry in entries]}
             self._disk.replace(self._app + ".json", json.dumps(state).encode())
             self._finish(state)
@@ -111,11 +114,17 @@ class ParquetLake:
         """Renames the batch's files into place. Done once, doing it again changes nothing."""
         if state["batch"] <= self._finished:
             return
-        folders = {os.path.dirname(self._app)}  # the list itself may be another's, who died before its name was synced
+        folders = {
+            self._path,
+            os.path.dirname(self._app),
+        }  # the list itself may be another's, who died before its name was synced
         for path in state["files"]:
             staged = os.path.join(self.root, path)
             place = os.path.join(self._path, path.removesuffix(".staged"))
-            folders.add(os.path.dirname(place))
+            folder = os.path.dirname(path)
+            while folder:
+                folders.add(os.path.join(self._path, folder))
+                folder = os.path.dirname(folder)
             if os.path.exists(staged):
                 self._disk.make_directory(os.path.dirname(place))
                 self._disk.rename(staged, place)
@@ -124,32 +133,44 @@ class ParquetLake:
                 self._disk.sync_directory(folder)
         self._finished = state["batch"]
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """The lock goes with the process that holds it, however that ends."""
-        fd = os.open(name + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
     def rows(self) -> LakeRows:
         return rows(self._path)
 
     # -- tidying -----------------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Removes staged files that nobody committed within a day."""
+        """Removes staged files that nobody committed within a week. What goes wrong is tried again the next time."""
         removed = 0
-        for folder, _, names in os.walk(self.root):
-            for name in names:
-                path = os.path.join(folder, name)
-                if OWN_NAME.fullmatch(name) and time.time() - os.path.getmtime(path) > ORPHAN_SECONDS:
-                    self._disk.remove(path)
+        try:
+            old = self._old_files()
+            for path in old - self._listed() if old else ():
+                with suppress(FileNotFoundError):  # another driver tidies too
+                    self._disk.remove(os.path.join(self.root, path))
                     removed += 1
+        except (OSError, ValueError) as error:
+            logger.warning("the lake %s was not tidied: %s", self._path, error)
         if removed:
             logger.info("removed %d files of failed attempts from %s", removed, self._path)
+
+    def _old_files(self) -> set[str]:
+        found = set()
+        for folder, _, names in os.walk(self.root):
+            for name in filter(OWN_NAME.fullmatch, names):
+                path = os.path.join(folder, name)
+                with suppress(FileNotFoundError):  # put into its place meanwhile
+                    if time.time() - os.path.getmtime(path) > ORPHAN_SECONDS:
+                        found.add(os.path.relpath(path, self.root))
+        return found
+
+    def _listed(self) -> set[str]:
+        """Files of batches that are in, though their driver, of whichever sink, died before they were in place."""
+        found: set[str] = set()
+        folder = os.path.dirname(self._app)
+        for name in os.listdir(folder):
+            if name.endswith(".json"):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    found.update(json.load(file)["files"])
+        return found
 
 
 def is_parquet_lake(path: str) -> bool:

@@ -1,9 +1,13 @@
-"""One process at a time works with a checkpoint: two would tell each other's batches apart by nothing."""
+"""One process at a time: with a checkpoint, where two would tell each other's batches apart by nothing, and with what
+several drivers of one lake change together.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +29,17 @@ class PipelineRunning(MillstreamError):
 
 class CheckpointUnusable(MillstreamError):
     """The checkpoint's folder cannot be made or written."""
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Waits for its turn. The lock goes with the process that holds it, however that ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 class CheckpointLock:

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError
 from millstream.pipeline.lake import LakeRows, open_lake
+from millstream.pipeline.lake_rows import BATCH_ROWS
 from millstream.pipeline.objects import as_objects
 from millstream.spark.options import parse_sink
 from millstream.spark.writing import Writing
@@ -108,6 +109,9 @@ class Run:
     """The lowest offset."""
     rows: int
     file: LakeRows = field(compare=False)
+    is_mixed: bool = field(default=False, compare=False)
+    """Whether its offsets go back, as where a merge took a later file first."""
+    last: int = field(default=-1, compare=False)
 
 
 def _plan(lake: LakeRows, span: Span) -> dict[tuple[str, int], list[Run]] | None:
@@ -119,9 +123,11 @@ def _plan(lake: LakeRows, span: Span) -> dict[tuple[str, int], list[Run]] | None
             if any(column.null_count for column in batch.columns):
                 return None
             grouped = pa.Table.from_batches([batch]).group_by(["_topic", "_partition"])
-            for row in grouped.aggregate([("_offset", "min"), ("_offset", "count")]).to_pylist():
+            for row in grouped.aggregate([("_offset", "min"), ("_offset", "max"), ("_offset", "count")]).to_pylist():
                 run = found.setdefault((row["_topic"], row["_partition"]), Run(row["_offset_min"], 0, file))
+                run.is_mixed |= row["_offset_min"] < run.last
                 run.first = min(run.first, row["_offset_min"])
+                run.last = max(run.last, row["_offset_max"])
                 run.rows += row["_offset_count"]
         for place, run in found.items():
             runs.setdefault(place, []).append(run)
@@ -135,7 +141,10 @@ def _in_order(runs: list[Run], place: tuple[str, int], columns: list[str], span:
     number = 0
     while waiting or opened:
         while waiting and (not opened or waiting[-1].first <= opened[0][0]):
-            batches = _of_place(waiting.pop().file.read(columns, span.since, span.until), place)
+            run = waiting.pop()
+            batches = _of_place(run.file.read(columns, span.since, span.until), place)
+            if run.is_mixed:  # in memory, but no more than one file
+                batches = iter(pa.Table.from_batches(batches).sort_by("_offset").to_batches(max_chunksize=BATCH_ROWS))
             number = _push(opened, batches, number)
         if not opened:
             continue

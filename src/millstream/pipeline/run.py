@@ -100,6 +100,7 @@ class _Running:
             if self.delivery is None:
                 self.delivery = self.deliver(str(self.query.id))
             self.written[batch] = self.delivery.deliver(rows, batch)
+            self.begun = 1  # it works: what is late weeks from now has all its tries again
         except Exception as error:
             self.failure = error
             # Short: Spark searches the text with a pattern that overflows Java's stack on a long one, and dies of it.
@@ -216,16 +217,16 @@ class Pipeline:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def watch(self, stop: threading.Event) -> Iterator[BatchReport]:
+    def watch(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchReport]:
         """Every batch as it is done, until all queries have ended or a stop is asked for. Raises what went wrong."""
         while True:
             ended = not any(running.query is not None and running.query.isActive for running in self._running)
             for running in self._running:
                 yield from _news(running)
                 ended = not self._begin_again(running) and ended
-            if ended or stop.is_set():
+            if ended or is_stopping():
                 return
-            stop.wait(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def news(self) -> Iterator[BatchReport]:
         """Batches that were not reported yet; after `stop`, those that ended meanwhile."""

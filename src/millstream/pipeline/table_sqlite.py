@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -190,14 +191,18 @@ def _affinity(declared: str) -> str:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs:
-    who finds it taken leaves it to the one that made the file at the same moment.
+    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs,
+    and two who make the file at the same moment may both find it taken: none of them may leave it to the other.
     """
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-            raise
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _quoted(name: str) -> str:

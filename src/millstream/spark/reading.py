@@ -101,8 +101,9 @@ class _Reading:
                 run = self._whole_batches(fetched, offset)
                 if run.next_offset == offset:
                     empty += 1
-                    if fetched.high_watermark <= offset or empty > EMPTY_ANSWERS_MAX:
-                        self._lost(offset, f"the partition ends at {fetched.high_watermark}")
+                    end = self._end(fetched, offset)
+                    if end <= offset or empty > EMPTY_ANSWERS_MAX:
+                        self._lost(offset, f"the partition ends at {end}")
                         return
                 else:
                     empty = 0
@@ -113,6 +114,11 @@ class _Reading:
 
     def _ask(self, thread: ThreadPoolExecutor, offset: int) -> Future[Fetched]:
         return thread.submit(self._cluster.fetch, self._wanted.place, offset, self._options.fetch_bytes, WAIT_MS_MAX)
+
+    def _end(self, fetched: Fetched, offset: int) -> int:
+        """A broker that shares its store may be behind the one that the range was planned with: it looks when asked."""
+        place = self._wanted.place
+        return fetched.high_watermark if fetched.high_watermark > offset else self._cluster.latest([place])[place]
 
     def _skip_lost(self, offset: int, fetched: Fetched) -> int:
         start = self._cluster.earliest([self._wanted.place])[self._wanted.place]

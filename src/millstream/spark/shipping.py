@@ -31,16 +31,21 @@ FOLDER = "millstream-code"
 
 SUFFIXES_LEFT_OUT = frozenset((".c", ".h", ".pyc", ".pyi", ".pyx", ".pxd", ".typed"))
 
+FOLDERS_LEFT_OUT = frozenset(("__pycache__",))
+"""In which files come and go under passing names, whenever some process imports something for the first time."""
+
 Entry = tuple[str, Path]
 """Where a file goes in the archive, and where it is."""
+Content = tuple[str, bytes]
 
 
 def pack() -> Path:
     """The archive of what tasks need, made if there is none of this state yet."""
-    entries = sorted({*_packages(), *_libraries()})
-    archive = _folder() / f"millstream-{_fingerprint(entries)}.zip"
+    # Read once: what is hashed and what is packed must be the same, though the code may change meanwhile.
+    contents = [(name, path.read_bytes()) for name, path in sorted({*_packages(), *_libraries()})]
+    archive = _folder() / f"millstream-{_fingerprint(contents)}.zip"
     if not archive.exists():
-        _write(archive, entries)
+        _write(archive, contents)
     return archive
 
 
@@ -78,13 +83,12 @@ def _libraries() -> Iterator[Entry]:
 
 
 def _is_wanted(path: PurePosixPath | Path) -> bool:
-    return path.suffix not in SUFFIXES_LEFT_OUT
+    return path.suffix not in SUFFIXES_LEFT_OUT and FOLDERS_LEFT_OUT.isdisjoint(path.parts)
 
 
-def _fingerprint(entries: list[Entry]) -> str:
+def _fingerprint(contents: list[Content]) -> str:
     digest = hashlib.sha256()
-    for name, path in entries:
-        content = path.read_bytes()
+    for name, content in contents:
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:24]
@@ -100,7 +104,7 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="millstream-"))
 
 
-def _write(archive: Path, entries: list[Entry]) -> None:
+def _write(archive: Path, contents: list[Content]) -> None:
     """Appears whole or not at all: another driver may start at the same moment."""
     handle, unfinished = tempfile.mkstemp(dir=archive.parent, suffix=".unfinished")
     try:
@@ -108,8 +112,8 @@ def _write(archive: Path, entries: list[Entry]) -> None:
             os.fdopen(handle, "wb") as out,
             zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
         ):
-            for name, path in entries:
-                packed.write(path, name)
+            for name, content in contents:
+                packed.writestr(name, content)
         os.replace(unfinished, archive)
     except BaseException:
         os.unlink(unfinished)

@@ -96,6 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[InputPartition]:
         began, ends = unpack(start), unpack(end)
         first = {**began, **self._first_offsets(began, ends)}
+        self._check_new(began, ends, first)
         ranges = [OffsetRange(*place, first[place], offset) for place, offset in ends.items()]
         parts = split(ranges, self._options.partitions_min, self._options.rows_per_partition_max)
         return [RangePartition(part, is_last=part.end == ends[part.place]) for part in parts]
@@ -116,6 +117,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where to begin with partitions that are new, or were made anew and end before what was read."""
         behind = [place for place, end in ends.items() if place not in began or began[place] > end]
         return self._cluster.earliest(behind) if behind else {}
+
+    def _check_new(self, began: Offsets, ends: Offsets, first: Offsets) -> None:
+        """Nothing says where a new partition began when its batch was planned, perhaps by a driver that crashed."""
+        short = sorted(place for place in ends if place not in began and first[place] > 0)
+        if short and self._options.fail_on_data_loss:
+            topic, partition = short[0]
+            raise StreamBroken(
+                f"{topic}-{partition} is new and starts at {first[short[0]]}: what was before is gone. "
+                "Set failOnDataLoss to false to read on with what is there"
+            )
 
     def _must_wait(self, rows: int) -> bool:
         """For `minOffsetsPerTrigger`, though not for ever, and not where nothing more will come."""

@@ -76,6 +76,7 @@ class LocalLogStore:
         except OSError as error:
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
         self._disk.make_directory(self._path("logs"))
+        self._disk.sync_directory(self.directory)  # a process that was killed may have made it and not come to this
         if os.path.isdir(self._path("trash")):
             self._disk.remove_tree(self._path("trash"))
 
@@ -155,9 +156,10 @@ class LocalLogStore:
         return [log for logs in self._logs.values() for log in logs.values()]
 
     async def close(self) -> None:
-        logs = self._every_log()
-        await asyncio.gather(*(log.flush() for log in logs if log.unsynced_bytes), return_exceptions=True)
-        for log in logs:
+        # Again for what came meanwhile: who appended before a log is closed gets an answer.
+        while busy := [log for log in self._every_log() if log.unsynced_bytes and not (log.failure or log.closed)]:
+            await asyncio.gather(*(log.flush() for log in busy), return_exceptions=True)
+        for log in self._every_log():
             log.close()
         self._flusher.close()
         if self._lock is not None:

@@ -86,8 +86,15 @@ class MemoryLog:
         return Promise.of(None)
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
-        newest = max((read_header(batch).max_timestamp for batch in self._batches), default=-1)
+        newest = max((self._newest_time(batch) for batch in self._batches), default=-1)
         return self.find_time(newest) if newest >= 0 else Promise.of(None)
+
+    def _newest_time(self, batch: bytes) -> int:
+        """Of what was not trimmed."""
+        header = read_header(batch)
+        if header.base_offset >= self.start:
+            return header.max_timestamp
+        return max((each.timestamp for each in codec.decode(batch) if each.offset >= self.start), default=-1)
 
     def trim(self, offset: int) -> Promise[int]:
         if offset > self.durable or offset < 0:

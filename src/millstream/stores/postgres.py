@@ -80,7 +80,11 @@ class PostgresDatabase:
         connection = await asyncpg.connect(
             self._url.dsn, timeout=self._url.connect_seconds, command_timeout=STATEMENT_SECONDS_MAX
         )
-        await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
+        try:
+            await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
     async def start(self) -> None:

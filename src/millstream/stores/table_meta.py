@@ -167,13 +167,16 @@ class TableMeta:
     async def _compare(self) -> None:
         """What was deleted is not known any more: everything that was told is held against everything there is."""
         revision = await self._database.revision()
+        prefixes = tuple(self._prefixes())  # who begins to watch from here on lists what is newer than the revision
         found: dict[str, Versioned] = {}
-        for prefix in self._prefixes():
+        for prefix in prefixes:
             found.update(await self._database.list_keys(prefix))
         self._told = max(self._told, revision)
         # What is known from later than that was told while the lists were read, which may be older.
-        for key in [key for key, known in self._known.items() if key not in found and known <= revision]:
-            self._tell_one(key, None)
+        gone = [key for key, known in self._known.items() if key not in found and known <= revision]
+        for key in gone:
+            if key.startswith(prefixes):
+                self._tell_one(key, None)
         for key, value in sorted(found.items(), key=lambda item: item[1].revision):
             if self._known.get(key, 0) < value.revision:
                 self._tell_one(key, value)

@@ -50,6 +50,8 @@ class TableLogStore:
         self._waiting_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
         self._is_behind = False
+        self._losses = 0
+        """Counts how often news were lost: a state that was asked for before may be behind for ever."""
         database.listen(self._learn, self.meta.news, self._lost)
 
     async def start(self) -> None:
@@ -61,7 +63,10 @@ class TableLogStore:
     async def _prepare(self, topic_id: str, partitions: int) -> None:
         self._preparing += 1
         try:
-            states = await self.database.open_logs(topic_id, partitions)
+            losses = -1
+            while losses != self._losses:
+                losses = self._losses
+                states = await self.database.open_logs(topic_id, partitions)
         finally:
             self._preparing -= 1
         if len(states) < partitions:
@@ -189,6 +194,7 @@ class TableLogStore:
     def _lost(self) -> None:
         """Some news did not come: the state of everything is asked for, until there is an answer."""
         self._is_behind = True
+        self._losses += 1
         if self._catching_up is None:
             self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
@@ -196,7 +202,8 @@ class TableLogStore:
         while self._is_behind:
             self._is_behind = False  # unless news are lost again while this asks
             try:
-                self._learn(await self.database.states(list(self._by_id)))
+                prepared = [state.id for state in self._prepared.values()]
+                self._learn(await self.database.states([*self._by_id, *prepared]))
                 await self.meta.catch_up()
             except Exception as error:
                 self._is_behind = True

@@ -96,7 +96,10 @@ class BrokerThread:
         try:
             self._call(self._open())
         except BaseException:
-            self._end()
+            try:
+                self._call(self._close(at_once=True))  # the store, if it was opened: else nobody could open it again
+            finally:
+                self._end()
             raise
 
     def stop(self) -> None:

@@ -61,3 +61,8 @@ class MovedClock:
                 timer.handle.cancel()
             timer.fire()
         self.ahead = target
+        loop = asyncio.get_running_loop()
+        for due, _, timer in self._timers:  # those that are left are due sooner, too
+            if timer.callback is not None and timer.handle is not None:
+                timer.handle.cancel()
+                timer.handle = loop.call_later(max(due - self.monotonic(), 0.0), timer.fire)

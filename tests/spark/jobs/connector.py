@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +62,7 @@ def run_pipeline(spark: SparkSession, file: str, broker: str) -> dict[str, int]:
     pipeline = Pipeline(check.load(Path(file)), spark, broker)
     pipeline.start(once=True)
     rows: Counter[str] = Counter()
-    for batch in pipeline.watch(threading.Event()):
+    for batch in pipeline.watch():
         rows[batch.sink] += batch.rows
     pipeline.stop()
     return rows

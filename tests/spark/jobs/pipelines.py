@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def watch(pipeline: Pipeline, stop: threading.Event) -> None:
-    for report in pipeline.watch(stop):
+    for report in pipeline.watch(stop.is_set):
         line = {"sink": report.sink, "batch": report.batch, "rows": report.rows, "lag": sum(report.lag.values())}
         print(json.dumps(line), flush=True)
 

@@ -75,6 +75,8 @@ class ClassicGroup:
         self._settings = settings
         self._plan = plan
         self._reserving = False
+        self._emptied = 0
+        """How often it became empty: a generation that was reserved before is taken back by the record of that."""
         self._opening = Deadline(clock, self._complete_if_ready)
         self._rebalance = Deadline(clock, self._rebalance_due)
 
@@ -305,6 +307,8 @@ class ClassicGroup:
         self.protocol_name = self.leader_id = None
         self._opening.stop()
         self._rebalance.stop()
+        self._reserving = False
+        self._emptied += 1
         self.emptied_ms = self._clock.now_ms()
         record = GroupRecord(self.type, self.generation, self.protocol_type, self.emptied_ms)
         self._journal.submit(Entry(lambda: [record.put(self.id)]))
@@ -352,8 +356,10 @@ class ClassicGroup:
         self._reserving = True
         self._rebalance.stop()
         generation = self.generation + 1
-        record = GroupRecord(self.type, generation, self.protocol_type)
-        self._journal.submit(Entry(lambda: [record.put(self.id)])).then(lambda done: self._reserved(generation, done))
+        record, emptied = GroupRecord(self.type, generation, self.protocol_type), self._emptied
+        self._journal.submit(Entry(lambda: [record.put(self.id)])).then(
+            lambda done: self._reserved(generation, done) if emptied == self._emptied else None
+        )
 
     def _reserved(self, generation: int, done: Promise[None]) -> None:
         """The generation is durable: who waits now is in it, whether or not it did when the write began."""

@@ -139,6 +139,8 @@ class Cursors:
         if not fanout_id or len(fanout_id.encode()) > FANOUT_ID_BYTES_MAX:
             raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
         self._cluster.check(fanout_id)
+        if self._topics.by_id(topic.id) is not topic:  # it would take the place of its successor's cursor
+            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
         place = fanout_id, topic.name
         cursor = self._cursors.get(place)
         if cursor is None or cursor.topic_id != topic.id:

@@ -50,16 +50,27 @@ Identity = tuple[bytes, ...]
 
 
 class DeadLetters:
-    def __init__(self, topics: Topics, clock: Clock, in_background: Callable[[Awaitable[None]], None]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        clock: Clock,
+        in_background: Callable[[Awaitable[None]], None],
+        check: Callable[[str], None] = lambda group_id: None,
+    ) -> None:
+        self._check = check
+        """Raises unless a group is looked after here."""
         self._topics = topics
         self._clock = clock
         self._in_background = in_background
         self._busy: set[QueuePartition] = set()
 
-    def end(self, name: str, index: int) -> int:
-        """Where the dead letters of a partition will be written at the earliest."""
-        topic = self._topics.get(name)
-        return 0 if topic is None else topic.partitions[index % topic.partition_count].log.end
+    def place(self, grave: Grave, index: int) -> Grave:
+        """With where the dead letter will be written at the earliest."""
+        topic = self._topics.get(grave.to)
+        if topic is None:
+            return grave._replace(after=0)
+        end = topic.partitions[index % topic.partition_count].log.end
+        return grave._replace(after=end, where=_where(topic, index))
 
     def bury(self, partition: QueuePartition) -> None:
         """Writes the dead letters of a partition, one step at a time, until there are none left."""
@@ -93,13 +104,15 @@ class DeadLetters:
             return
         target = await self._ensure(name)
         log = target.partitions[partition.index % target.partition_count].log
-        written = await self._find(log, partition, graves)
+        written = await self._find(target, partition, graves)
         if written:
             await partition.buried([grave for grave in graves if self._identity(partition, grave) in written])
         missing = sorted(grave for grave in graves if self._identity(partition, grave) not in written)
         while missing:
             letters, count = await self._letters(partition, missing)
             partition.check()
+            if not partition.is_private:  # this may have stood still for longer than its lease, and not know it yet
+                self._check(partition.group_id)
             if letters:
                 batch = memoryview(codec.encode(letters))
                 await log.append(batch, read_header(batch))
@@ -118,21 +131,29 @@ class DeadLetters:
                 return topic
             raise
 
-    async def _find(self, log: PartitionLog, partition: QueuePartition, graves: Sequence[Grave]) -> set[Identity]:
+    async def _find(self, target: Topic, partition: QueuePartition, graves: Sequence[Grave]) -> set[Identity]:
         """Which of them are in the dead-letter topic already: only a crash or a failed write can be the reason."""
         wanted = {self._identity(partition, grave) for grave in graves}
+        after = min(grave.after for grave in graves)
+        if after < 0:  # a private queue, which no crash outlives
+            return set()
+        if any(grave.where != _where(target, partition.index) for grave in graves):
+            # The topic has grown since, or was made anew: it may be anywhere.
+            found = [await self._find_in(each.log, 0) for each in target.partitions]
+            return set().union(*found) & wanted
+        return await self._find_in(target.partitions[partition.index % target.partition_count].log, after) & wanted
+
+    async def _find_in(self, log: PartitionLog, offset: int) -> set[Identity]:
         found: set[Identity] = set()
-        if min(grave.after for grave in graves) < 0:  # a private queue, which no crash outlives
-            return found
         await log.refresh()  # another broker may have written them
-        offset = max(min(grave.after for grave in graves), log.start)
+        offset = max(offset, log.start)
         while offset < log.durable:
             slice_ = await log.read(offset, READ_BYTES)
             for record in codec.iterate(slice_.to_bytes(), check_crc=False):
                 headers = dict(record.headers)
                 found.add(tuple(headers.get(HEADER + part) or b"" for part in IDENTITY))
             offset = slice_.next_offset
-        return found & wanted
+        return found
 
     async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> tuple[list[Record], int]:
         """As many as make a batch, and how many graves that is. A record that retention took has no dead letter."""
@@ -166,3 +187,7 @@ class DeadLetters:
     def _identity(self, partition: QueuePartition, grave: Grave) -> Identity:
         parts = partition.topic.name, str(partition.index), str(grave.offset), partition.group_id
         return tuple(part.encode() for part in parts)
+
+
+def _where(topic: Topic, index: int) -> str:
+    return f"{topic.id.hex}/{index % topic.partition_count}"

@@ -38,7 +38,7 @@ class Place(Protocol):
 
 class Keeper:
     def __init__(
-        self, shelf: Shelf | None, journal: Journal, clock: Clock, place: Place, dead_end: Callable[[Grave], int]
+        self, shelf: Shelf | None, journal: Journal, clock: Clock, place: Place, dead_end: Callable[[Grave], Grave]
     ) -> None:
         self._shelf = shelf
         self._journal = journal
@@ -96,12 +96,11 @@ class Keeper:
         entry, self._queued = self._queued, None
         changed, self.changed = self.changed, set()
         writes, self._grave_writes = self._grave_writes, {}
-        dug = [grave for grave in self.graves.values() if grave.after < 0]
+        dug = [self._dead_end(grave) for grave in self.graves.values() if grave.after < 0]
         for grave in dug:
-            self.graves[grave.offset] = placed = grave._replace(after=self._dead_end(grave))
-            writes[self._shelf.grave_key(grave.offset)] = self._shelf.grave(placed)
+            writes[self._shelf.grave_key(grave.offset)] = self._shelf.grave(grave)
         if entry is not None:
-            entry.promise.then(lambda done: self._failed(changed, writes, dug) if done.error is not None else None)
+            entry.promise.then(lambda done: self._written(changed, writes, dug, done))
         yield self._shelf.head(self._place.head())
         for number in changed:
             block = self._place.block(number)
@@ -113,13 +112,18 @@ class Keeper:
                 self._kept.discard(number)
         yield from writes.values()
 
-    def _failed(self, changed: set[int], writes: dict[str, Put | Delete], dug: list[Grave]) -> None:
+    def _written(
+        self, changed: set[int], writes: dict[str, Put | Delete], dug: list[Grave], done: Promise[None]
+    ) -> None:
+        """Only now may a grave be acted on: `durable_graves` goes by what is noted here."""
+        if done.error is None:
+            for grave in dug:
+                if grave.offset in self.graves:
+                    self.graves[grave.offset] = grave
+            return
         self._kept |= changed
         self.changed |= changed
         self._grave_writes = {**writes, **self._grave_writes}
-        for grave in dug:
-            if grave.offset in self.graves:
-                self.graves[grave.offset] = grave
 
     def removal(self) -> list[Delete]:
         """What deletes all that is kept."""

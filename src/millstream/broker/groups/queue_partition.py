@@ -627,8 +627,8 @@ class QueuePartition:
     def _bury(self) -> None:
         self._queue.dead_letters.bury(self)
 
-    def _dead_end(self, grave: Grave) -> int:
-        return self._queue.dead_letters.end(grave.to, self.index)
+    def _dead_end(self, grave: Grave) -> Grave:
+        return self._queue.dead_letters.place(grave, self.index)
 
     def graves(self) -> list[Grave]:
         """Records that are durably given up, and not done yet."""
@@ -693,6 +693,10 @@ class QueuePartition:
         """Raises `RequestError` if it has ended."""
         if self.ended is not None:
             raise RequestError(self.ended.code, self.ended.detail)
+
+    @property
+    def is_private(self) -> bool:
+        return self._keeper.is_private
 
     @property
     def is_closed(self) -> bool:

@@ -40,6 +40,8 @@ class Grave(NamedTuple):
     """The dead-letter topic."""
     after: int = -1
     """If the dead letter was written, it is there at or behind this offset; -1: it cannot have been."""
+    where: str = ""
+    """Of which partition that is an offset, by the topic's id: the topic may have grown, or been made anew, since."""
 
 
 class Shelf:

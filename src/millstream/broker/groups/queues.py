@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from millstream.broker.groups.dead_letters import DeadLetters
 from millstream.broker.groups.done_retention import DoneRetention
@@ -23,8 +25,12 @@ from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
-from millstream.stores.base import Delete, MetaStore
+from millstream.promise import Promise, promised
+from millstream.stores.base import Delete, MetaStore, Put, Versioned
 
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
 Committed = Callable[[], Iterable[tuple[str, str, int, int]]]
 """Group, topic, partition and offset of what stream groups have committed."""
 
@@ -48,7 +54,10 @@ class Queues:
         self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
         self._queues: dict[str, Queue] = {}
         self._deleting: set[str] = set()
-        self._dead_letters = DeadLetters(topics, clock, in_background)
+        self._era = 0
+        """Counts how often all queues were lost: what was being loaded then is not taken up."""
+        self._is_closed = False
+        self._dead_letters = DeadLetters(topics, clock, in_background, self._cluster.check)
         self._retention = DoneRetention(topics, clock, self.partitions, committed)
         self._unwatch = topics.watch(self._topics_changed)
         self.is_taken: Callable[[str], bool] = lambda group_id: False
@@ -64,9 +73,12 @@ class Queues:
         """Opens some of the queues that an earlier broker kept, or another one. What belongs to topics that are gone is
         dropped.
         """
+        self._open_stored(await self._meta.list(QUEUES_PREFIX), owns)
+
+    def _open_stored(self, listed: Iterable[tuple[str, Versioned]], owns: Owns) -> None:
         found: dict[tuple[str, str, int], Stored] = {}
         settings: dict[str, dict[str, str]] = {}
-        for key, stored in await self._meta.list(QUEUES_PREFIX):
+        for key, stored in listed:
             group_id, rest = split_key(key)
             if not owns(group_id):
                 continue
@@ -89,6 +101,7 @@ class Queues:
 
     def release(self) -> None:
         """Another broker looks after them now: nothing that is known here counts any more, and nothing is written."""
+        self._era += 1
         self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
         queues = [queue for queue in self._queues.values() if queue.is_durable]
         for queue in queues:
@@ -116,8 +129,20 @@ class Queues:
             raise RequestError(Code.POLICY_VIOLATION, detail)
         queue = self._make(group_id, clean(settings or {}), durable=durable)
         if durable:
-            self._journal.submit(Entry(lambda: [settings_put(group_id, queue.overrides)]))
+            self._keep_settings(queue)
         return queue
+
+    def _keep_settings(self, queue: Queue) -> None:
+        """Of a new queue, until they are kept: without them it would begin elsewhere after a restart."""
+
+        def prepare() -> list[Put]:
+            return [settings_put(queue.id, queue.overrides)] if self._queues.get(queue.id) is queue else []
+
+        def kept(done: Promise[None]) -> None:
+            if done.error is not None and self._queues.get(queue.id) is queue and not self._is_closed:
+                self._clock.call_later(RETRY_SECONDS, lambda: self._keep_settings(queue))
+
+        self._journal.submit(Entry(prepare)).then(kept)
 
     def _make(self, group_id: str, overrides: Mapping[str, str], *, durable: bool) -> Queue:
         old = self._queues.get(group_id)
@@ -145,7 +170,7 @@ class Queues:
             yield from queue.partitions()
 
     async def delete(self, group_id: str) -> None:
-        queue = self._queues.get(group_id)
+        queue, era = self._queues.get(group_id), self._era
         if queue is None:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"there is no queue {group_id}")
         if queue.members:
@@ -154,30 +179,64 @@ class Queues:
         del self._queues[group_id]
         self._deleting.add(group_id)  # one that is made anew meanwhile would be deleted with it
         try:
-            await self._remove(group_id, group_prefix(group_id))
-        finally:
-            self._deleting.discard(group_id)
+            stored = await self._meta.list(group_prefix(group_id))
+            await self._remove(group_id, [key for key, _ in stored], list(queue.partitions()))
+        except BaseException:
+            self._take_back(group_id, era)
+            raise
+        self._deleting.discard(group_id)
 
     async def forget(self, group_id: str, topic: str) -> None:
         """A queue's place in a topic goes; should it come back, it begins anew."""
-        queue = self._queues.get(group_id)
+        queue, era = self._queues.get(group_id), self._era
         if queue is None:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"there is no queue {group_id}")
         if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
-        for partition in queue.partitions():
-            if partition.topic.name == topic:
-                queue.forget(partition)
-        await self._remove(group_id, f"{group_prefix(group_id)}{topic}/")
+        stored = await self._meta.list(f"{group_prefix(group_id)}{topic}/")
+        # From here to the removal's place in line nothing may come between: what begins anew is written behind it.
+        self._cluster.check(group_id)
+        if self._queues.get(group_id) is not queue:
+            raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} was changed meanwhile; try again")
+        if queue.members:
+            raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
+        places = [partition for partition in queue.partitions() if partition.topic.name == topic]
+        for partition in places:
+            queue.forget(partition)
+        try:
+            await self._remove(group_id, [key for key, _ in stored], places)
+        except BaseException:
+            self._deleting.add(group_id)
+            if self._queues.get(group_id) is queue:
+                del self._queues[group_id]
+                queue.close()
+            self._take_back(group_id, era)
+            raise
 
-    async def _remove(self, group_id: str, prefix: str) -> None:
-        stored = await self._meta.list(prefix)
+    def _remove(self, group_id: str, keys: list[str], places: list[QueuePartition]) -> Promise[None]:
+        """Deletes what was listed, and what has been written at some places since."""
 
         def prepare() -> list[Delete]:
-            self._cluster.check(group_id)  # it may have been lost while the keys were listed
-            return [Delete(key) for key, _ in stored]
+            self._cluster.check(group_id)
+            later = (each.key for place in places for each in place.removal())
+            return [Delete(key) for key in dict.fromkeys((*keys, *later))]
 
-        await self._journal.submit(Entry(prepare))
+        return self._journal.submit(Entry(prepare))
+
+    def _take_back(self, group_id: str, era: int) -> None:
+        """What could not be deleted is there as before: a queue made anew would know nothing of it."""
+        promised(self._load(group_id, era)).then(partial(self._taken_back, group_id, era))
+
+    async def _load(self, group_id: str, era: int) -> None:
+        stored = await self._meta.list(group_prefix(group_id))
+        if era == self._era and not self._is_closed:
+            self._open_stored(stored, lambda each: each == group_id)
+
+    def _taken_back(self, group_id: str, era: int, done: Promise[None]) -> None:
+        if done.error is not None and era == self._era and not self._is_closed:
+            self._clock.call_later(RETRY_SECONDS, lambda: self._take_back(group_id, era))
+        else:
+            self._deleting.discard(group_id)
 
     async def configure(self, group_id: str, overrides: Mapping[str, str]) -> None:
         """Replaces all of a group's own settings; the group is made if it is new."""
@@ -206,7 +265,11 @@ class Queues:
     async def close(self) -> None:
         self._unwatch()
         self._retention.stop()
+        self._is_closed = True
         for partition in self.partitions():
-            await partition.flush()
+            try:
+                await partition.flush()
+            except RequestError as error:  # a delivery may come again; whatever else is to be closed still is
+                logger.warning("queue %s could not be written down: %s", partition.group_id, error)
         for queue in list(self._queues.values()):
             queue.close()

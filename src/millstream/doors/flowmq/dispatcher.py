@@ -352,8 +352,18 @@ class Dispatcher:
             self.close()
             for subscription in list(self.subscriptions):
                 subscription.connection.end(subscription)
-        elif not self._is_opening and len(self._lanes) < self.topic.partition_count:
+        else:
+            self._open_more()
+
+    def _open_more(self) -> None:
+        if not self.is_closed and not self._is_opening and len(self._lanes) < self.topic.partition_count:
             self.opened = begin(self._open(len(self._lanes)))
+            self.opened.then(self._opened_more)
+
+    def _opened_more(self, done: Promise[None]) -> None:
+        if done.error is not None and not self.is_closed:
+            logger.warning("group %s cannot open more of %s yet: %r", self.queue.id, self.topic.name, done.error)
+            self._door.clock.call_later(RETRY_SECONDS, self._open_more)
 
     def _end(self, reason: RequestError) -> None:
         """The queue is no longer this broker's. Where its topic is gone, that has been seen to by now."""

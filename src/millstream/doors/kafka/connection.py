@@ -550,8 +550,7 @@ class Connection:
         if self._context.cancel is not None:
             self._context.cancel()
             self._context.cancel = None
-        if self._context.share_keys or self._context.relays:
-            self._context.shares.disconnected(self._context)
+        self._context.shares.disconnected(self._context)
         if self._buffer is not None:
             self._door.give_buffer(self._buffer)
             self._buffer = None

@@ -67,9 +67,10 @@ SELECT producer_id, epoch, seen_ms, firsts, lasts, bases FROM millstream.produce
 DELETE FROM millstream.producers WHERE seen_ms < $1
 
 -- name: forget_surplus_producers
-DELETE FROM millstream.producers WHERE (log_id, producer_id) IN (
-    SELECT log_id, producer_id FROM (
-        SELECT log_id, producer_id, row_number() OVER (PARTITION BY log_id ORDER BY seen_ms DESC) AS place
+-- Not those that an append has used since they were ranked.
+DELETE FROM millstream.producers WHERE (log_id, producer_id, seen_ms) IN (
+    SELECT log_id, producer_id, seen_ms FROM (
+        SELECT log_id, producer_id, seen_ms, row_number() OVER (PARTITION BY log_id ORDER BY seen_ms DESC) AS place
         FROM millstream.producers
     ) AS ranked WHERE place > $1
 )

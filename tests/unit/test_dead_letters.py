@@ -1,0 +1,101 @@
+"""Dead letters in bad moments: written when giving up is durable, by the broker that has the queue, and once."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.groups.queue_verbs import Answer, Verb
+from millstream.config import Config
+from millstream.metrics import Metrics
+from millstream.promise import Promise
+from millstream.records import codec
+from millstream.stores.keys import MemoryMeta
+from millstream.stores.memory import MemoryLog, MemoryLogStore
+from millstream.testing.clock import VirtualClock
+from tests.unit.share_kit import Kit, kit
+from tests.unit.test_queue import EARLIEST, settle, take
+from tests.unit.test_queue_lost import Losing
+
+__all__ = ["kit"]
+
+DEAD = "__dlq__"
+
+
+def letters(broker: Broker) -> list[bytes | None]:
+    topic = broker.topics.get(DEAD)
+    assert topic is not None
+    slices = [partition.log.read(0, 1 << 20).value() for partition in topic.partitions]
+    return [record.value for each in slices for record in codec.iterate(each.to_bytes())]
+
+
+async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_given_up(kit: Kit) -> None:
+    """One record is given up while what says that another is buried is on its way."""
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"one", b"two")
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    await take(partition, member)
+    kit.meta.holding = True
+    partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    kit.meta.land()
+    await settle()
+    assert letters(kit.broker) == [b"one"]
+    while not any(each.key.endswith("/d0") for each in kit.meta.held[0][0]):
+        kit.meta.land()
+    partition.answer(member, [Answer(1, 1, Verb.REJECT)])
+    kit.meta.land()
+    await settle()
+    assert any(each.key.endswith("/d1") for each in kit.meta.held[0][0]), "it is on its way"
+    assert letters(kit.broker) == [b"one"], "after a crash now the other would be delivered again"
+    kit.meta.holding = False
+    while kit.meta.held:
+        kit.meta.land()
+    await settle()
+    assert letters(kit.broker) == [b"one", b"two"]
+
+
+async def test_a_letter_is_found_again_when_the_dead_letter_topic_has_grown_since(kit: Kit) -> None:
+    await kit.broker.topics.create(DEAD, 1, {})
+    topic = kit.broker.topics.get("jobs")
+    assert topic is not None
+    queue = kit.broker.queues.open("g")
+    await kit.broker.inlet(topic.partitions[1]).put(b"one")
+    partition = await queue.partition(topic, 1)
+    member = queue.join("m")
+    await take(partition, member)
+    kit.meta.holding = True
+    partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    kit.meta.land()
+    await settle()
+    assert letters(kit.broker) == [b"one"]
+    kit.meta.held.clear()  # a crash, before it is noted that the letter is there
+    kit.meta.holding = False
+    await kit.broker.topics.grow(DEAD, 2)
+    await kit.restart()
+    await settle()
+    assert letters(kit.broker) == [b"one"]
+
+
+async def test_a_broker_whose_lease_ran_out_while_it_stood_still_writes_no_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, cluster = VirtualClock(), Losing(0)
+    broker = Broker(Config(), MemoryLogStore(clock), MemoryMeta(), clock, Metrics(), cluster)
+    await broker.start()
+    topic = await broker.topics.create("jobs", 1, {})
+    await broker.topics.create(DEAD, 1, {})
+    await broker.inlet(topic.partitions[0]).put(b"one")
+    queue = broker.queues.open("workers", settings=EARLIEST)
+    partition = await queue.partition(topic, 0)
+    member = queue.join("m")
+    await take(partition, member)
+    refreshed: Promise[None] = Promise()
+    monkeypatch.setattr(MemoryLog, "refresh", lambda log: refreshed)
+    partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    await settle()  # it looks whether the letter is there already
+    cluster.has_lost = True  # by its own clock; nobody has told the queue
+    refreshed.settle(None)
+    await settle()
+    assert letters(broker) == [], "the broker that has the queue now writes it"
+    await broker.close()

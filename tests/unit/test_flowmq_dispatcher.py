@@ -1,0 +1,39 @@
+"""Messages of a group, from a queue to FlowMQ's subscribers, when the store is away for a moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.doors.flowmq.door import FlowmqDoor
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+from millstream.stores.base import Delete, Put
+from tests.unit.share_kit import Kit, kit
+from tests.unit.test_queue import settle
+
+__all__ = ["kit"]
+
+
+async def test_new_partitions_that_could_not_be_opened_are_opened_later(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = kit.broker.topics.get("jobs")
+    assert topic is not None
+    door = FlowmqDoor(kit.broker)
+    dispatcher = await door.join(topic, "g")
+    transact = kit.meta.transact
+
+    def without_queues(*operations: Put | Delete) -> Promise[int]:
+        if any(each.key.startswith("queues/") for each in operations):
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the store cannot be reached"))
+        return transact(*operations)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.meta, "transact", without_queues)
+        await kit.broker.topics.grow("jobs", 3)
+        await settle()
+    assert len(dispatcher._lanes) == 2
+    kit.clock.advance(5)
+    await settle()
+    assert len(dispatcher._lanes) == 3
+    assert await door.join(topic, "g") is dispatcher

@@ -1,0 +1,143 @@
+"""Compaction, where the contract suite does not reach: its bounds, its end, and what it takes for a change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream.log import compaction
+from millstream.log.config import LogConfig
+from millstream.log.log import Log
+from millstream.records import codec
+from millstream.records.batch import Buffer
+from millstream.records.compression import Codec, compress
+from millstream.records.record import Record
+from millstream.stores.local import LocalLogStore
+from millstream.testing.clock import VirtualClock
+from tests.batches import append, batch, read_all
+from tests.crash.machine import HandFlusher
+
+CONFIG = LogConfig(
+    segment_bytes=600, index_interval_bytes=100, delete=False, compact=True, min_cleanable_dirty_ratio=0.01,
+    delete_retention_ms=60_000,
+)  # fmt: skip
+EAGER = LogConfig(delete=False, compact=True, min_cleanable_dirty_ratio=0.01, delete_retention_ms=0, segment_ms=1)
+PLACE = "t", "0123456789abcdef", 0
+SKIPPABLE_FRAME = (0x184D2A50).to_bytes(4, "little")
+"""What a Zstandard frame to skip begins with; its length follows."""
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+def make_store(directory: Path, clock: VirtualClock) -> LocalLogStore:
+    flusher = HandFlusher()
+    flusher.is_willing = True
+    return LocalLogStore(str(directory), clock, flusher)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: VirtualClock) -> AsyncIterator[LocalLogStore]:
+    store = make_store(tmp_path, clock)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def log(store: LocalLogStore) -> Log:
+    return store.open(*PLACE, CONFIG)
+
+
+def put(log: Log, key: bytes, value: bytes | None) -> None:
+    append(log, batch(value, keys=[key], at=log.clock.now_ms()))
+
+
+def put_others(log: Log, name: bytes, count: int) -> None:
+    for number in range(count):
+        put(log, b"%b-%d" % (name, number), bytes(60))
+
+
+def newest(log: Log) -> dict[bytes | None, bytes | None]:
+    """The value of each key, as whoever reads all of it learns them."""
+    return {record.key: record.value for record in read_all(log)}
+
+
+async def test_a_deleted_key_stays_deleted_where_there_are_more_keys_than_fit(
+    store: LocalLogStore, log: Log, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "KEYS_MAX", 2)
+    put(log, b"gone", b"value")
+    put_others(log, b"before", 8)
+    put(log, b"gone", None)
+    put_others(log, b"behind", 8)
+    clock.advance(61)
+    for _ in range(len(log.segments)):
+        await store.housekeep()
+        assert newest(log).get(b"gone") is None
+    assert b"gone" not in newest(log), "a later pass comes to it"
+    assert len(newest(log)) == 16
+
+
+async def test_a_segment_that_stays_as_long_as_it_was_is_replaced_all_the_same(
+    store: LocalLogStore, log: Log, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compressor makes of one record as many bytes as the producer's made of two."""
+    now = clock.now_ms()
+    both = [Record(0, now, b"gone", bytes(range(100))), Record(0, now, b"stays", b"value")]
+    data = codec.encode(both, codec=Codec.ZSTD)
+    append(log, data)
+    put_others(log, b"before", 6)
+    put(log, b"gone", None)
+    put_others(log, b"behind", 12)
+    clock.advance(61)
+    missing = len(data) - len(codec.encode(both[1:], codec=Codec.ZSTD))
+
+    def compress_badly(kind: Codec, body: Buffer) -> bytes:
+        padding = bytes(missing - len(SKIPPABLE_FRAME) - 4)
+        return SKIPPABLE_FRAME + len(padding).to_bytes(4, "little") + padding + compress(kind, body)
+
+    monkeypatch.setattr(codec, "compress", compress_badly)
+    before_bytes = log.segments[0].size
+    await store.housekeep()
+    assert log.segments[0].size == before_bytes
+    assert b"gone" not in newest(log)
+    assert newest(log)[b"stays"] == b"value"
+
+
+class TestTheEnd:
+    """Of a log that has one key and its tombstone, which is old enough to go."""
+
+    @pytest.fixture
+    async def restarted(
+        self, store: LocalLogStore, log: Log, clock: VirtualClock, tmp_path: Path
+    ) -> AsyncIterator[LocalLogStore]:
+        """Only then the checkpoint reaches behind the last batch, and compaction as far."""
+        put(log, b"only", b"value")
+        put(log, b"only", None)
+        log.config = EAGER
+        clock.advance(10)
+        await store.housekeep()
+        await store.close()
+        restarted = make_store(tmp_path, clock)
+        yield restarted
+        await restarted.close()
+
+    async def test_keeps_a_batch_for_readers_to_get_there(self, restarted: LocalLogStore) -> None:
+        log = restarted.open(*PLACE, EAGER)
+        await restarted.housekeep()
+        assert log.read(1, 1 << 20).value().size
+        assert log.read(0, 1 << 20).value().next_offset == log.end == 2
+
+    async def test_is_where_a_read_goes_on_if_an_earlier_version_took_all(
+        self, restarted: LocalLogStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compaction, "_cleanable", lambda log: log.segments[:-1])
+        log = restarted.open(*PLACE, EAGER)
+        await restarted.housekeep()
+        assert log.size_bytes() == 0
+        for offset in range(3):
+            assert log.read(offset, 1 << 20).value().next_offset == log.end == 2
