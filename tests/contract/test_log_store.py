@@ -227,6 +227,13 @@ class TestTime:
         assert await log.find_time(NOW) == (2, NOW + 4)
         assert await log.find_max_time() == (3, NOW + 6)
 
+    async def test_what_was_trimmed_of_a_batch_does_not_count(self, open_log: OpenLog) -> None:
+        log = await open_log()
+        await append(log, codec.encode([(0, NOW + step, None, b"x") for step in (9, 4, 6)]))
+        await log.trim(1)
+        assert await log.find_time(NOW) == (1, NOW + 4)
+        assert await log.find_max_time() == (2, NOW + 6)
+
     async def test_what_is_not_durable_does_not_count(self, open_log: OpenLog) -> None:
         log = await open_log()
         await append(log, batch(b"x", at=NOW))

@@ -470,7 +470,7 @@ class TestNamesThatAKilledBrokerDidNotSync:
         place.disk = disk.crash(OnlyWhatWasSynced())
         assert place.open().end == 4
 
-    @pytest.mark.parametrize("name", ["logs", "logs/orders-01234567", "logs/orders-01234567/0"])
+    @pytest.mark.parametrize("name", [".", "logs", "logs/orders-01234567", "logs/orders-01234567/0"])
     async def test_of_a_directory(self, place: Place, disk: ForgetfulDisk, name: str) -> None:
         directory = place.directory / name
         disk.make_directory(str(directory.parent))

@@ -22,6 +22,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 
+from tests.dice import dice  # noqa: F401  (a fixture)
 from tests.serving import ServedBroker
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,10 @@ class Driver:
 
     def workers(self) -> Iterator[psutil.Process]:
         """The Python processes that run tasks."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        children: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # the driver may end just now
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        for child in children:
             with suppress(psutil.NoSuchProcess):
                 if any("pyspark.daemon" in part for part in child.cmdline()) and not child.children():
                     yield child
@@ -119,7 +123,10 @@ class Driver:
 @pytest.mark.xdist_group("exactly-once")
 @pytest.mark.timeout(420 + 60 * DRIVER_KILLS)
 def test_lake_and_table_have_every_record_once_after_kills_at_random_moments(
-    broker: ServedBroker, unique: Callable[[str], str], tmp_path: Path
+    broker: ServedBroker,
+    unique: Callable[[str], str],
+    tmp_path: Path,
+    dice: random.Random,  # noqa: F811
 ) -> None:
     topic = unique("events")
     trickle = Trickle(broker, topic)
@@ -127,7 +134,6 @@ def test_lake_and_table_have_every_record_once_after_kills_at_random_moments(
     for name, text in (("decoded", DECODED), ("moved", MOVED)):
         files.append(tmp_path / f"{name}.toml")
         files[-1].write_text(text.replace("TOPIC", topic))
-    dice = random.Random()
     driver_kills = task_kills = batches = 0
     while driver_kills < DRIVER_KILLS or task_kills < TASK_KILLS:
         driver = Driver(broker.address, "on", files, tmp_path)

@@ -164,6 +164,16 @@ async def test_of_two_that_are_asked_at_once_one_is_the_coordinator(meta: FlakyM
     assert all(pair.count(None) == 1 for pair in found)
 
 
+async def test_nothing_is_taken_from_a_broker_that_lives_though_another_has_lost_sight_of_it(
+    meta: FlakyMeta, clock: VirtualClock
+) -> None:
+    one, two = await both(meta, clock)
+    two.cluster._broker_changed("brokers/1", None)  # what told of its next sign of life was lost
+    await turn()
+    assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
+    assert (one.refusal("g"), two.refusal("g"), two.adopted) == (Code.NONE, Code.NOT_COORDINATOR, set())
+
+
 async def test_groups_of_a_silent_broker_move_when_its_lease_is_over(meta: FlakyMeta, clock: VirtualClock) -> None:
     one, two = await both(meta, clock)
     for group in GROUPS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -24,9 +25,10 @@ from deltalake import DeltaTable
 
 from millstream.log.disk import Disk
 from millstream.pipeline import lake_delta
-from millstream.pipeline.files import FileEntry, write_files
+from millstream.pipeline.files import FileEntry, FilesTooOld, write_files
 from millstream.pipeline.lake import Lake, LakeError, create_lake, open_lake
 from millstream.pipeline.lake_parquet import ParquetLake
+from tests.dice import dice  # noqa: F401  (a fixture)
 from tests.lake_driver import ROWS_PER_BATCH, SCHEMA, rows
 
 FORMATS = ("delta", "parquet")
@@ -157,10 +159,13 @@ def test_two_processes_with_the_same_batches_write_each_once(tmp_path: Path, for
     assert offsets(tmp_path / "lake") == all_of(10)
 
 
-def test_killed_at_random_moments_the_lake_has_every_row_once(tmp_path: Path, format: str) -> None:
+def test_killed_at_random_moments_the_lake_has_every_row_once(
+    tmp_path: Path,
+    format: str,
+    dice: random.Random,  # noqa: F811
+) -> None:
     batches, kills = 40, 6
     path = tmp_path / "lake"
-    chance = random.Random()
     for attempt in range(kills + 1):
         driver = subprocess.Popen(
             [sys.executable, "-m", "tests.lake_driver", path, format, str(batches)],
@@ -169,13 +174,13 @@ def test_killed_at_random_moments_the_lake_has_every_row_once(tmp_path: Path, fo
             cwd=Path(__file__).parents[2],
         )
         assert driver.stdout is not None
-        lines_left = chance.randint(1, 20) if attempt < kills else -1
+        lines_left = dice.randint(1, 20) if attempt < kills else -1
         last = ""
         for line in driver.stdout:
             last = line.strip()
             lines_left -= 1
             if lines_left == 0:
-                time.sleep(chance.random() * 0.03)  # into the middle of the step that follows
+                time.sleep(dice.random() * 0.03)  # into the middle of the step that follows
                 driver.kill()
         driver.stdout.close()
         driver.wait(60)
@@ -247,6 +252,48 @@ def test_a_parquet_lake_survives_a_crash_after_every_single_step(tmp_path: Path)
     assert steps > 10
 
 
+class DiesAtTheFirstFile(Disk):
+    """After the batch's list of files was written, before the first of them is in place."""
+
+    def rename(self, source: str, target: str) -> None:
+        if source.endswith(".staged"):
+            raise Crash
+        super().rename(source, target)
+
+
+def die_after_the_list(path: Path, app_id: str = APP) -> None:
+    lake = ParquetLake(str(path), SCHEMA, "day", app_id, DiesAtTheFirstFile())
+    with pytest.raises(Crash):
+        lake.commit(0, write(lake, [rows(0)]))
+
+
+def test_a_batch_that_another_driver_left_half_way_is_in_place_once_it_counts(tmp_path: Path) -> None:
+    successor = lake_at(tmp_path, "parquet")
+    die_after_the_list(tmp_path)
+    assert globbed(tmp_path) == []
+    assert successor.has(0)
+    assert globbed(tmp_path) == all_of(1)
+
+
+def test_folders_that_another_driver_made_are_synced_all_the_way_up(tmp_path: Path) -> None:
+    synced: set[str] = set()
+
+    class Spy(Disk):
+        def sync_directory(self, path: str) -> None:
+            synced.add(path)
+            super().sync_directory(path)
+
+    lake = ParquetLake(str(tmp_path), SCHEMA, "hour", APP, Spy())
+    entries = write(lake, [rows(0)], "hour")
+    for entry in entries:  # by one that died before it synced them
+        (tmp_path / entry.path).parent.mkdir(parents=True)
+    synced.clear()
+    lake.commit(0, entries)
+    folders = [tmp_path, *tmp_path.glob("day=*"), *tmp_path.glob("day=*/hour=*")]
+    assert len(folders) == 1 + 2 + 2
+    assert set(map(str, folders)) <= synced
+
+
 def test_a_torn_entry_at_the_end_of_the_log_is_set_aside_and_its_batch_comes_again(tmp_path: Path) -> None:
     lake = lake_at(tmp_path, "delta")
     for batch in range(3):
@@ -261,6 +308,49 @@ def test_a_torn_entry_at_the_end_of_the_log_is_set_aside_and_its_batch_comes_aga
         assert not restarted.has(2)
         restarted.commit(2, write(restarted, [rows(2)]))
         assert offsets(tmp_path) == all_of(3)
+
+
+def test_a_torn_entry_is_set_aside_once_though_two_drivers_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the renaming of the slow one, the quick one opens the lake and commits, unless it waits."""
+    lake = lake_at(tmp_path, "delta")
+    for batch in range(3):
+        lake.commit(batch, write(lake, [rows(batch)]))
+    [*_, torn] = sorted((tmp_path / "_delta_log").glob("*.json"))
+    torn.write_bytes(b"{")
+    is_whole, flock = lake_delta._is_whole, fcntl.flock
+    is_waiting_or_done = threading.Event()
+    opened: list[Lake] = []
+
+    def open_and_commit() -> None:
+        quick = lake_at(tmp_path, "delta")
+        quick.commit(2, write(quick, [rows(2)]))
+        opened.append(quick)
+        is_waiting_or_done.set()
+
+    thread = threading.Thread(target=open_and_commit, daemon=True)
+
+    def after_the_look(path: str) -> bool:
+        found = is_whole(path)
+        if threading.current_thread() is not thread:
+            thread.start()
+            assert is_waiting_or_done.wait(60)
+        return found
+
+    def at_the_lock(fd: int, operation: int) -> None:
+        if threading.current_thread() is thread:
+            is_waiting_or_done.set()
+        flock(fd, operation)
+
+    monkeypatch.setattr(lake_delta, "_is_whole", after_the_look)
+    monkeypatch.setattr(fcntl, "flock", at_the_lock)
+    slow = lake_at(tmp_path, "delta", app_id="other")
+    thread.join(60)
+    [quick] = opened
+    assert quick.has(2)
+    slow.commit(0, write(slow, [rows(3)]))
+    assert offsets(tmp_path) == all_of(4)
 
 
 def test_a_torn_checkpoint_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,6 +567,76 @@ def test_files_that_nobody_committed_go_after_a_week_and_others_stay(tmp_path: P
     assert all(file.exists() for file in [*young, foreign])
     foreign.unlink()
     assert offsets(path) == all_of(1)
+
+
+def test_tidying_leaves_the_files_that_another_sink_has_in_its_list(tmp_path: Path) -> None:
+    die_after_the_list(tmp_path, app_id="one")
+    for file in tmp_path.rglob("*.staged"):
+        age(file, 8)
+    lake_at(tmp_path, "parquet", app_id="two").tidy()
+    assert lake_at(tmp_path, "parquet", app_id="one").has(0)
+    assert offsets(tmp_path) == globbed(tmp_path) == all_of(1)
+
+
+def test_tidying_goes_on_when_files_go_into_place_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake, other = (lake_at(tmp_path, "parquet", app_id=app) for app in ("one", "two"))
+    orphans = [Path(lake.root) / entry.path for entry in write(lake, [rows(1)])]
+    for file in orphans:
+        age(file, 8)
+    entries = write(other, [rows(0)])
+    getmtime = os.path.getmtime
+
+    def late(path: str) -> float:
+        monkeypatch.setattr(os.path, "getmtime", getmtime)
+        other.commit(0, entries)
+        return getmtime(path)
+
+    monkeypatch.setattr(os.path, "getmtime", late)
+    lake.tidy()
+    assert "was not tidied" not in caplog.text
+    assert not any(file.exists() for file in orphans)
+    assert offsets(tmp_path) == all_of(1)
+
+
+def test_files_that_a_sweep_has_taken_are_not_committed(tmp_path: Path, format: str) -> None:
+    slow, other = (lake_at(tmp_path, format, app_id=app) for app in ("one", "two"))
+    entries = write(slow, [rows(0)])
+    for entry in entries:
+        age(Path(slow.root) / entry.path, 8)
+    other.tidy()
+    with pytest.raises(FilesTooOld, match="start the pipeline again"):
+        slow.commit(0, entries)
+    assert not slow.has(0)
+    slow.commit(0, write(slow, [rows(0)]))
+    assert offsets(tmp_path) == all_of(1)
+
+
+def test_files_are_committed_for_half_as_long_as_they_are_kept(tmp_path: Path, format: str) -> None:
+    lake = lake_at(tmp_path, format)
+    old, young = write(lake, [rows(0)]), write(lake, [rows(0)])
+    for days, entries in ((3.6, old), (3.4, young)):
+        for entry in entries:
+            age(Path(lake.root) / entry.path, days)
+    with pytest.raises(FilesTooOld, match="start the pipeline again"):
+        lake.commit(0, old)
+    lake.commit(0, young)
+    assert offsets(tmp_path) == all_of(1)
+
+
+def test_a_sweep_writes_no_entry_that_a_crash_could_tear(tmp_path: Path) -> None:
+    lake = lake_at(tmp_path, "delta")
+    for batch in range(20):
+        lake.commit(batch, write(lake, [rows(batch)]))
+    table = DeltaTable(str(tmp_path))
+    table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    before = table.version()
+    lake.tidy()
+    assert len(list(tmp_path.rglob("mill-*.parquet"))) == len(files_of(tmp_path)) == 2
+    assert offsets(tmp_path) == all_of(20)
+    merges = 2
+    assert DeltaTable(str(tmp_path)).version() == before + merges
 
 
 def test_merged_files_stay_for_readers_of_older_versions(tmp_path: Path) -> None:

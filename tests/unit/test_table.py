@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,40 @@ def test_pipelines_on_one_table_do_not_lock_each_other_out(database: Database, o
     assert len(hits(database)) == 500
 
 
-def test_drivers_that_make_the_table_at_once_all_get_it(opened: Callable[..., Table]) -> None:
+def test_drivers_that_make_the_table_at_once_all_get_it(database: Database, opened: Callable[..., Table]) -> None:
     results = race(4, lambda each: opened())
     assert [type(table).__name__ for table in results if isinstance(table, Exception)] == []
+    if database.kind == "sqlite":
+        assert database.ask("PRAGMA journal_mode") == [("wal",)]
+
+
+def test_an_sqlite_file_gets_its_write_ahead_log_though_another_has_the_lock_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tables.db"
+    connect = sqlite3.connect
+    tries: list[str] = []
+
+    class Second(sqlite3.Connection):
+        def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
+            if not statement.startswith("PRAGMA journal_mode"):
+                return super().execute(statement, *given)
+            tries.append(statement)
+            if len(tries) > 1:
+                return super().execute(statement)
+            with closing(connect(path, isolation_level=None)) as first:
+                first.execute("BEGIN IMMEDIATE")
+                first.execute("CREATE TABLE theirs (id)")
+                try:
+                    return super().execute(statement)
+                finally:
+                    first.execute("COMMIT")
+
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Second))
+    open_table(f"sqlite:{path}", "hits", KEY, SCHEMA, APP).close()
+    assert len(tries) == 2
+    with closing(connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
 
 # -- what can be stored ------------------------------------------------------------------------------------------------

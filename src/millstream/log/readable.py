@@ -10,6 +10,7 @@ from bisect import bisect_right
 
 from millstream.errors import Code, RequestError
 from millstream.log.answers import TimedOffset
+from millstream.log.index import NO_TIME
 from millstream.log.segment import Segment
 from millstream.log.slice import Slice
 from millstream.promise import Promise
@@ -107,7 +108,7 @@ class ReadableLog:
         return Promise.of(None)
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
-        newest = max((self._newest_time(segment) for segment in self.segments), default=-1)
+        newest = max((self._newest_time(segment) for segment in self.segments), default=NO_TIME)
         return self.find_time(newest) if newest >= 0 else Promise.of(None)
 
     def _newest_time(self, segment: Segment) -> int:
@@ -115,7 +116,15 @@ class ReadableLog:
         limit = self._limit(segment)
         if limit == segment.size and segment.base_offset >= self.start:
             return segment.max_timestamp
-        return segment.newest_time(self.start, limit) if limit else -1
+        if limit == 0:
+            return NO_TIME
+        first = segment.locate(self.start, limit) if segment.base_offset < self.start else None
+        if first is None or first[1].base_offset >= self.start:
+            return segment.newest_time(self.start, limit)
+        position, header = first  # of which only a part is left
+        records = codec.decode(self._batch(segment, position, header))
+        left = [record.timestamp for record in records if record.offset >= self.start]
+        return max(*left, segment.newest_time(header.next_offset, limit))
 
     def _batch(self, segment: Segment, position: int, header: BatchHeader) -> bytes:
         return Slice(header.size, 0, file=segment.file, position=position).to_bytes()

@@ -76,7 +76,10 @@ class LocalLogStore:
         except OSError as error:
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
         self._disk.make_directory(self._path("logs"))
-        self._disk.sync_directory(self.directory)  # a process that was killed may have made it and not come to this
+        # A process that was killed may have made them and not come to this.
+        self._disk.sync_directory(self.directory)
+        with contextlib.suppress(PermissionError):  # not ours to read: then this process has not made anything in it
+            self._disk.sync_directory(os.path.dirname(self.directory))
         if os.path.isdir(self._path("trash")):
             self._disk.remove_tree(self._path("trash"))
 
