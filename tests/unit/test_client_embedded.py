@@ -125,6 +125,22 @@ async def test_no_more_jobs_are_leased_than_asked_for(kit: Kit) -> None:
         assert queue is not None and queue.leases == 4
 
 
+async def test_a_job_that_nobody_fetched_before_its_lease_ended_is_given_out_once(kit: Kit) -> None:
+    ms = await kit.open()
+    await ms.send_many([("jobs", b"one"), ("jobs", b"two")])
+    async with (
+        ms.queue("jobs", group="workers", prefetch=2) as slow,
+        ms.queue("jobs", group="workers", prefetch=2) as quick,
+    ):
+        first = await now(slow.receive(0))
+        await kit.advance(20)
+        await first.renew()
+        await kit.advance(20)
+        second = await now(quick.receive(0))
+        assert (first.value, second.value, second.attempt) == (b"one", b"two", 2)
+        assert await now(slow.receive(0)) is None
+
+
 async def test_progress_is_committed_every_so_often_and_when_there_is_nothing_to_do(kit: Kit) -> None:
     ms = await kit.open()
     await ms.send_many([("orders", b"%d" % number) for number in range(10)])

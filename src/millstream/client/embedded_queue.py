@@ -113,8 +113,12 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                         return None
                     await self._signal.wait(left)
                     continue
-            if self._ready:
-                return self._job(*self._ready.popleft())
+            while self._ready:
+                partition, taken = self._ready.popleft()
+                assert self._member is not None
+                if partition.has_leased(self._member, taken.record.offset, taken.attempt):
+                    return self._job(partition, taken)
+                # Nobody asked for it before its lease ended: it is somebody else's by now.
             taking = self._taking
             if taking is None:
                 taking = self._taking = asyncio.ensure_future(self._take())

@@ -409,6 +409,11 @@ class QueuePartition:
             self._wake()
         return saved
 
+    def has_leased(self, member: Member, offset: int, attempt: int) -> bool:
+        """Whether a record is still out with a member, and has not been given out again since."""
+        block, at = self._blocks.get(offset // SIZE), offset % SIZE
+        return block is not None and block.is_leased(at, at + 1, member.id) and block.attempts[at] == min(attempt, 255)
+
     def release(self, member: Member, reason: str) -> None:
         """The member is gone: what it had leased may be given out again."""
         if self.ended is not None:
