@@ -27,16 +27,22 @@ from tests.compat.share_workers import (
 from tests.serving import ServedBroker
 
 TOPIC, GROUP, PARTITIONS, RECORDS = "jobs", "workers", 4, 400
-LEASE_MS = "4000"
+LEASE_MS = 30_000
+SHORT_LEASE_MS = 4000
 """Of a broker in the cluster: so long the others wait for one that died."""
 
 
+@pytest.fixture
+def lease_ms() -> int:
+    return LEASE_MS
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
+def pair(request: pytest.FixtureRequest, tmp_path: Path, lease_ms: int) -> Iterator[tuple[ServedBroker, ServedBroker]]:
     """The first one looks after all groups: it was alone when it came. The partitions are led by both."""
     url = stores.store_url(request.param, tmp_path, request)
     config = tmp_path / "config.toml"
-    config.write_text(f"lease_ms = {LEASE_MS}\n")
+    config.write_text(f"lease_ms = {lease_ms}\n")
     flags = ("--config", str(config), "--node-id")
     with (
         ServedBroker(tmp_path / "1", *flags, "1", store=url) as one,
@@ -104,6 +110,7 @@ def test_a_worker_that_leaves_gives_back_what_it_had_through_either_broker(
         }
 
 
+@pytest.mark.parametrize("lease_ms", [SHORT_LEASE_MS])
 def test_when_the_coordinator_dies_the_other_goes_on_and_nothing_is_lost(
     pair: tuple[ServedBroker, ServedBroker],
 ) -> None:

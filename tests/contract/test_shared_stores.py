@@ -439,7 +439,11 @@ class TestMetadata:
             async with connection.transaction():
                 await connection.execute("SELECT FROM millstream.meta_revision FOR NO KEY UPDATE")
                 forgetting = asyncio.ensure_future(two.database.forget_deleted(0))
-                while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                waiting = (
+                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+                    " WHERE NOT granted AND datname = current_database()"
+                )
+                while not await connection.fetchval(waiting):
                     pass  # it has not come that far
                 await connection.execute("UPDATE millstream.meta SET value = '' WHERE key = 'a'")
             await forgetting

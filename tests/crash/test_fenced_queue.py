@@ -16,26 +16,26 @@ import pytest
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.serving import ServedBroker
 
-LEASE_MS = 4000
+LEASE_MS = 12_000
+"""Somebody waits for it to run out once. It is so long because a broker must not lose it on a machine that is busy."""
 RECORDS = 100
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    """The first one looks after all groups: it was alone when it came."""
+    """The second one is to be started when the first stands still: until then nobody can take its groups."""
     (tmp_path / "millstream.toml").write_text(f"lease_ms = {LEASE_MS}\nflowmq_unacknowledged_max = 20\n")
     store = f"sqlite:{tmp_path / 'store.db'}"
     flags = ["--flowmq", "127.0.0.1:0", "--config", str(tmp_path / "millstream.toml"), "--node-id"]
-    with (
-        ServedBroker(tmp_path / "1", *flags, "1", store=store) as one,
-        ServedBroker(tmp_path / "2", *flags, "2", store=store) as two,
-    ):
+    with ServedBroker(tmp_path / "1", *flags, "1", store=store) as one, contextlib.ExitStack() as later:
+        two = ServedBroker(tmp_path / "2", *flags, "2", store=store)
+        later.push(two)
         yield one, two
 
 
 def subscribed(address: str, topic: str, group: str) -> FlowmqClient:
     """To a broker that may not know yet that the group is free."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         client = FlowmqClient(address)
         try:
@@ -92,6 +92,7 @@ def test_no_record_is_confirmed_by_both_when_one_stood_still(
             old.ack(message)
         stand_still(one, tmp_path / "store.db")
         try:
+            two.start()
             new = subscribed(two.doors["flowmq"], "jobs", "workers")
         finally:
             os.kill(one.pid, signal.SIGCONT)

@@ -488,9 +488,9 @@ def test_from_start_to_the_first_acknowledged_record(tmp_path: Path, capsys: pyt
         ready = time.perf_counter() - began
         producer = Producer({"bootstrap.servers": broker.address, "acks": "all", "linger.ms": 0})
         producer.produce("first", b"record", on_delivery=lambda error, message: delivered.append(error))
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         took = time.perf_counter() - began
     with capsys.disabled():
         print(f"\nstart: ready after {ready * 1000:.0f} ms, first record acknowledged after {took * 1000:.0f} ms")
     assert delivered == [None]
-    assert took < 10, "0.5 s on a quiet machine; this only notices what is broken"
+    assert took < 60, "0.5 s on a quiet machine; this only notices what is broken"

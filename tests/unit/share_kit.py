@@ -84,6 +84,7 @@ async def kit() -> AsyncIterator[Kit]:
     await kit.broker.topics.create("jobs", 2, {})
     await kit.broker.queues.configure("g", {"share.auto.offset.reset": "earliest"})
     yield kit
+    kit.meta.land_all()  # of a test that failed
     await kit.broker.close()
 
 

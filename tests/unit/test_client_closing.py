@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -189,14 +190,21 @@ async def test_one_poll_serves_two_who_wait() -> None:
 async def test_threads_that_need_a_producer_at_once_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was made twice would never be polled, and who sent over it would wait for ever."""
     made: list[object] = []
+    asking, making = threading.Barrier(2), threading.Barrier(2)
 
     def make(settings: object) -> object:
-        time.sleep(0.05)  # as long as the other thread needs to ask, too
+        with contextlib.suppress(threading.BrokenBarrierError):
+            making.wait(0.5)  # for the other thread, which must not come
         made.append(object())
         return made[-1]
 
     monkeypatch.setattr("millstream.client.remote.Producer", make)
     remote = Remote()
+
+    def ask() -> object:
+        asking.wait(5)
+        return remote._producer(Codec.NONE)
+
     with ThreadPoolExecutor(2) as threads:
-        given = list(threads.map(remote._producer, [Codec.NONE, Codec.NONE]))
+        given = [each.result() for each in [threads.submit(ask), threads.submit(ask)]]
     assert len(made) == 1 and given[0] is given[1]

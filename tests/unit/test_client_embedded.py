@@ -22,8 +22,11 @@ from millstream import (
     TooLarge,
     UnknownTopic,
 )
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.client.api import Batch
 from millstream.client.embedded import Embedded
 from millstream.records.batch import read_header
+from millstream.records.compression import Codec
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.stores.url import open_store
@@ -163,6 +166,36 @@ async def test_progress_is_committed_every_so_often_and_when_there_is_nothing_to
         assert await now(stream.receive(0)) is None
         await turn()
         assert committed() == 10
+
+
+async def test_a_take_from_a_queue_that_was_lost_is_none_from_the_one_that_came_after(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked has gone, the take goes on; meanwhile the queue is lost, and opened anew by the next who asks."""
+    take = QueuePartition.take
+    is_taking, may_take = asyncio.Event(), asyncio.Event()
+
+    async def take_later(self: QueuePartition, *arguments: Any) -> Any:
+        is_taking.set()
+        await may_take.wait()
+        return await take(self, *arguments)
+
+    ms = await kit.open()
+    await ms.send("jobs", b"x")
+    async with ms.queue("jobs", group="g") as jobs:
+        monkeypatch.setattr(QueuePartition, "take", take_later)
+        waiting = asyncio.ensure_future(jobs.receive())
+        await is_taking.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        lost = ms.broker.queues.get("g")
+        ms.broker.groups.release()
+        waiting = asyncio.ensure_future(jobs.receive())
+        await turn()
+        assert ms.broker.queues.get("g") not in (lost, None)
+        may_take.set()
+        job = await now(waiting)
+        await job.accept()
 
 
 # Exclusive, over one store
@@ -309,6 +342,14 @@ async def test_many_senders_at_once_each_get_their_own_offset(kit: Kit) -> None:
     await ms.create_topic("orders")
     sent = await asyncio.gather(*(ms.send("orders", b"%d" % number) for number in range(100)))
     assert sorted(each.offset for each in sent) == list(range(100))
+
+
+async def test_what_was_stored_before_it_was_closed_is_answered_afterwards(kit: Kit) -> None:
+    ms = await kit.open()
+    await ms.create_topic("orders")
+    answer = ms.append_each(Batch("orders", 0, [(0, None, None, b"x", ())]), Codec.NONE)
+    await ms.close()
+    assert list(await answer) == [0]
 
 
 # Opening

@@ -48,9 +48,7 @@ async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_give
     await settle()
     assert any(each.key.endswith("/d1") for each in kit.meta.held[0][0]), "it is on its way"
     assert letters(kit.broker) == [b"one"], "after a crash now the other would be delivered again"
-    kit.meta.holding = False
-    while kit.meta.held:
-        kit.meta.land()
+    kit.meta.land_all()
     await settle()
     assert letters(kit.broker) == [b"one", b"two"]
 

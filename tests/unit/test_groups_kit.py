@@ -77,6 +77,12 @@ class HeldMeta(MemoryMeta):
         operations, promise = self.held.pop(0)
         promise.settle(super().transact(*operations).value())
 
+    def land_all(self) -> None:
+        """And nothing waits any more."""
+        self.holding = False
+        while self.held:
+            self.land()
+
     def lose(self) -> None:
         self.held.pop(0)[1].fail(OSError("disk full"))
 

@@ -248,8 +248,7 @@ async def test_a_queue_that_is_lost_while_its_deletion_waits_is_not_taken_back(s
     deleting = begin(shares.broker.queues.delete("g"))
     await turn()
     shares.broker.queues.release()
-    shares.meta.holding = False
-    shares.meta.land()
+    shares.meta.land_all()
     await settle()
     assert isinstance(deleting.error, RequestError) and deleting.error.code == Code.NOT_COORDINATOR
     assert shares.broker.queues.get("g") is None
@@ -272,9 +271,7 @@ async def test_a_beginning_that_could_not_be_written_is_forgotten(shares: share_
     third = start(queue.partition(topic, 0))
     await turn()
     assert not third.done(), "it begins anew, and waits for that"
-    shares.meta.holding = False
-    while shares.meta.held:
-        shares.meta.land()
+    shares.meta.land_all()
     partition = await asyncio.wait_for(third, 20)
     assert len(await take(partition, queue.join("one"))) == 1
 

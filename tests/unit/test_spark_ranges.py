@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from millstream.client.cluster import Cluster
 from millstream.spark.options import BadOption, SourceOptions, parse_source
-from millstream.spark.ranges import OffsetRange, connect, find_places, find_starts, resolve, split
-from millstream.spark.stream import pack, ration, unpack
+from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, resolve, split
+from millstream.spark.schema import full_schema
+from millstream.spark.stream import StreamBroken, StreamReader, pack, ration, unpack
+from millstream.wire.kafka.requests import Place
 from tests.serving import ServedBroker
 from tests.spark.topics import Sent, Topics
 
@@ -80,6 +83,37 @@ def test_offsets_are_written_as_sparks_kafka_source_writes_them() -> None:
     offsets = {("b", 10): 7, ("a", 0): 1, ("b", 2): 5}
     assert pack(offsets) == {"a": {"0": 1}, "b": {"2": 5, "10": 7}}
     assert unpack(pack(offsets)) == offsets
+
+
+class Grown:
+    """A cluster whose topic has got a second partition."""
+
+    start = 0
+
+    def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
+        return {"t": [0, 1]}
+
+    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+        return dict.fromkeys(places, self.start)
+
+    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+        return dict.fromkeys(places, 100)
+
+
+def test_a_new_partition_that_has_lost_its_beginning_fails_a_stream_or_is_read_from_what_is_left() -> None:
+    cluster, began = Grown(), {"t": {"0": 100}}
+
+    def starts(**given: str) -> list[int]:
+        reader = StreamReader(options("none:1", streaming=True, subscribe="t", **given), full_schema(False))
+        reader._open = cluster  # type: ignore[assignment]
+        parts = reader.partitions(began, reader.latestOffset(began, ReadAllAvailable()))
+        return [part.range.start for part in parts if isinstance(part, RangePartition)]
+
+    assert starts() == [0]
+    cluster.start = 50
+    with pytest.raises(StreamBroken, match="t-1 is new and starts at 50: what was before is gone"):
+        starts()
+    assert starts(failOnDataLoss="false") == [50]
 
 
 # -- what the broker says --------------------------------------------------------------------------------------------

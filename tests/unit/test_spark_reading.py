@@ -194,6 +194,27 @@ def test_a_broker_that_never_gets_on_is_not_asked_for_ever() -> None:
     assert log.asked <= reading.EMPTY_ANSWERS_MAX + 2
 
 
+def test_a_broker_that_has_not_heard_of_the_last_batch_is_asked_to_look() -> None:
+    class Behind(Log):
+        """Of two brokers over one store the one that did not write: it looks when it is asked where the log ends."""
+
+        has_looked = False
+
+        def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+            known = self if self.has_looked else Log(self.batches[:-1], end=self.end - 1)
+            return Log.fetch(known, place, offset, bytes_max, wait_ms_max)
+
+        def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+            self.has_looked = True
+            return super().latest(places)
+
+    for loss in ("true", "false"):
+        log = Behind()
+        for value in (b"a", b"b", b"c"):
+            log.add(value)
+        assert values(read(log, 0, 3, failOnDataLoss=loss)) == [b"a", b"b", b"c"]
+
+
 def test_a_damaged_batch_is_named_and_what_comes_before_it_is_read() -> None:
     log = Log(per_answer=10)
     for number in range(8):

@@ -203,9 +203,9 @@ def test_an_sqlite_file_gets_its_write_ahead_log_though_another_has_the_lock_at_
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Second))
     open_table(f"sqlite:{path}", "hits", KEY, SCHEMA, APP).close()
-    assert len(tries) == 2
     with closing(connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
+    assert len(tries) == 2
 
 
 # -- what can be stored ------------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from millstream.errors import Code
+from millstream.doors.kafka.door import KafkaDoor
+from millstream.errors import Code, StartupError
 from millstream.testing.broker_thread import BrokerThread
 
 QUIET = {"log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
@@ -63,6 +65,20 @@ def test_it_is_up_in_a_fifth_of_a_second() -> None:
         with BrokerThread():
             times.append(time.perf_counter() - start)
     assert min(times) < 0.2
+
+
+def test_a_broker_that_could_not_start_lets_go_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise StartupError("cannot listen")
+
+    broker = BrokerThread(f"file:{tmp_path}")
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDoor, "start", refuse)
+        with pytest.raises(StartupError, match="cannot listen"):
+            broker.start()
+    assert not broker.is_running
+    with broker:
+        assert produce(broker, "orders", b"x") == [None]
 
 
 def test_what_was_acknowledged_outlives_a_kill(millstream: BrokerThread) -> None:

@@ -1,0 +1,174 @@
+"""The client of a server where its threads and the event loop meet."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, TopicPartition
+
+import millstream as package
+from millstream.client.records import Job
+from millstream.client.remote import Remote
+from millstream.client.remote_jobs import LeasedJobs
+from millstream.client.remote_share import SharedJobs
+from millstream.client.remote_stream import RemoteStream
+from millstream.client.remote_worker import Worker
+from millstream.errors import MillstreamError
+from millstream.testing.broker_thread import BrokerThread
+
+SECONDS = 20.0
+
+
+def leased_jobs(queue: Any) -> LeasedJobs[bytes]:
+    assert isinstance(queue._jobs, LeasedJobs)
+    return queue._jobs
+
+
+async def renew_and_accept(job: Job[Any], leased: LeasedJobs[bytes]) -> list[asyncio.Task[None]]:
+    said = [asyncio.ensure_future(job.renew()), asyncio.ensure_future(job.accept())]
+    await asyncio.sleep(0)
+    assert len(leased._sayings) == 2
+    return said
+
+
+async def test_a_job_that_is_renewed_and_accepted_at_once_is_both(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send_many([("jobs", b"0"), ("jobs", b"1")])
+        async with ms.queue("jobs", group="workers") as jobs:
+            job = await jobs.receive(SECONDS)
+            assert job is not None and job.offset == 0
+            with leased_jobs(jobs)._told:  # so that the member's thread hears both at once
+                said = await renew_and_accept(job, leased_jobs(jobs))
+            await asyncio.gather(*said)
+        async with ms.queue("jobs", group="workers") as jobs:
+            following = await jobs.receive(SECONDS)
+            assert following is not None and following.offset == 1
+
+
+async def test_all_that_was_said_of_a_job_before_the_end_is_heard(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("jobs", b"0")
+        jobs = await ms.queue("jobs", group="workers").__aenter__()
+        job = await jobs.receive(SECONDS)
+        assert job is not None
+        leased = leased_jobs(jobs)
+        with leased._told:
+            said = await renew_and_accept(job, leased)
+            closing = asyncio.ensure_future(jobs.close())
+            while not leased._is_stopping:  # noqa: ASYNC110  (nobody says when)
+                await asyncio.sleep(0)
+        await asyncio.gather(closing, *said)
+
+
+async def test_who_asks_a_worker_again_that_failed_is_told_again(
+    millstream: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop hears of the failure, and somebody asks again, before the thread that tells it gets on."""
+    may_get_on = threading.Event()
+    call = LeasedJobs._call
+
+    def call_and_wait(self: LeasedJobs[bytes], function: object, *arguments: object) -> None:
+        call(self, function, *arguments)
+        if function == self._fail:
+            may_get_on.wait(SECONDS)
+
+    def fail(self: LeasedJobs[bytes]) -> None:
+        raise ValueError("damaged")
+
+    monkeypatch.setattr(LeasedJobs, "_call", call_and_wait)
+    monkeypatch.setattr(LeasedJobs, "_open", fail)
+    async with package.connect(millstream.bootstrap) as ms, ms.queue("jobs", group="workers") as jobs:
+        try:
+            for _ in range(2):
+                with pytest.raises(MillstreamError, match="the worker failed: ValueError: damaged"):
+                    await jobs.receive(5)
+        finally:
+            may_get_on.set()
+
+
+class Consumer:
+    """Brings one record; the poll after it loses the partition, to a member that commits 20 at once."""
+
+    def __init__(self, stream: RemoteStream[bytes]) -> None:
+        self.is_polling = threading.Event()
+        self.may_lose_it = threading.Event()
+        self.commits: list[int] = []
+        self._stream = stream
+        self._messages = [Message(topic="orders", partition=0, offset=9, value=b"x")]
+        self._places = [TopicPartition("orders", 0)]
+
+    def poll(self, seconds: float) -> Message | None:
+        if self._messages:
+            self._stream._assigned(self, self._places)  # type: ignore[arg-type]
+            return self._messages.pop()
+        self.is_polling.set()
+        self.may_lose_it.wait(SECONDS)
+        self._stream._revoked(self, self._places)  # type: ignore[arg-type]
+        self.commits.append(20)
+        return None
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        return []
+
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        self.commits += [place.offset for place in offsets]
+        return []
+
+
+async def test_a_commit_that_waits_behind_a_poll_leaves_out_what_the_poll_gave_up() -> None:
+    stream: RemoteStream[bytes] = RemoteStream(Remote(), ("orders",), "g", "earliest", 1000.0, None)
+    consumer = Consumer(stream)
+    stream._consumer = consumer  # type: ignore[assignment]
+    stream._is_open = True
+    record = await stream.receive()
+    assert record is not None and record.offset == 9
+    waiting = asyncio.ensure_future(stream.receive())
+    assert await asyncio.to_thread(consumer.is_polling.wait, SECONDS)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    committing = asyncio.ensure_future(stream.commit())
+    await asyncio.sleep(0)
+    consumer.may_lose_it.set()
+    await committing
+    assert consumer.commits == [10, 20]
+    await stream._worker.end()
+
+
+class Answered(dict[Any, Any]):
+    """Jobs of which the loop's thread takes the last one right after another thread has looked."""
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        self.clear()
+        return found
+
+    def __iter__(self) -> Any:
+        found = list(super().__iter__())
+        self.clear()
+        return iter(found)
+
+
+async def test_leases_are_let_go_while_the_last_job_is_answered() -> None:
+    committed: list[float] = []
+    remote: Any = SimpleNamespace(timeout=1.0)
+    jobs: SharedJobs[bytes] = SharedJobs(remote, ("jobs",), "g", 1, None)
+    jobs._consumer = SimpleNamespace(commit_sync=committed.append)  # type: ignore[assignment]
+    jobs._unanswered = Answered({("jobs", 0, 0): Message(topic="jobs", partition=0, offset=0)})
+    jobs._let_go()
+    assert committed == [1.0]
+
+
+async def test_a_count_of_partitions_that_was_found_while_the_topic_went_is_forgotten() -> None:
+    remote = Remote()
+    remote._is_open = True
+    remote._worker = Worker("test")
+    deleted = SimpleNamespace(result=lambda: remote._counts.update(orders=4))  # by somebody who sends
+    admin: Any = SimpleNamespace(delete_topics=lambda names, request_timeout: {"orders": deleted})
+    remote._admin = admin
+    await remote.delete_topic("orders")
+    assert "orders" not in remote._counts
+    await remote.worker.end()
