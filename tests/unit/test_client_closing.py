@@ -202,7 +202,7 @@ async def test_threads_that_need_a_producer_at_once_get_the_same_one(monkeypatch
     remote = Remote()
 
     def ask() -> object:
-        asking.wait(5)
+        asking.wait(20)
         return remote._producer(Codec.NONE)
 
     with ThreadPoolExecutor(2) as threads:
