@@ -38,6 +38,16 @@ NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG", "PURE"})
 """Variables with our prefix that are for the command line, or for the choice of a kernel, and not for the broker."""
 RECORD_PREFIX = "MILLSTREAM_RECORD_"
 """Variables that `queue consume` sets for the commands it runs: one of these may well start a broker."""
+_SERVICE = re.compile(
+    r"MILLSTREAM_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_[A-Z]+)?)"
+)
+_SERVICE_PORT = re.compile(r"MILLSTREAM_(?:[A-Z0-9_]+_)?PORT")
+_SERVICE_URL = re.compile(r"(?:tcp|udp|sctp)://")
+"""Variables that Kubernetes, and links between containers, give to every container beside a service whose name begins
+with `millstream`: MILLSTREAM_SERVICE_HOST, MILLSTREAM_PORT=tcp://10.0.0.1:9092, MILLSTREAM_PORT_9092_TCP_ADDR.
+"""
+NODE_ID_MAX = (1 << 31) - 1
+"""Kafka's protocol has 32 bits for it."""
 
 HOUR_MS = 3600 * 1000
 ALIASES = {"log.retention.hours": ("retention_ms", HOUR_MS), "log.retention.size": ("retention_bytes", 1)}
@@ -53,9 +63,15 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 
 
 def _setting(
-    default: Any, doc: str, *, low: int | None = None, choices: tuple[str, ...] = (), secret: bool = False
+    default: Any,
+    doc: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
 ) -> Any:
-    metadata = {"doc": doc, "low": low, "choices": choices, "secret": secret}
+    metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "secret": secret}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -103,7 +119,9 @@ class Config:
     flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
     advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
-    node_id: int = _setting(1, "this broker's number in the cluster; brokers that share a store need different", low=0)
+    node_id: int = _setting(
+        1, "this broker's number in the cluster; brokers that share a store need different", low=0, high=NODE_ID_MAX
+    )
     lease_ms: int = _setting(
         6_000, "how long after its last sign of life a broker that shares its store counts as gone", low=100
     )
@@ -157,6 +175,8 @@ class Config:
                 _check_address(door, getattr(self, door), port)
         if self.advertise:
             _check_address("advertise", self.advertise)
+            if not Address.parse(self.advertise).port:
+                raise StartupError(f"advertise: {self.advertise} has no port that clients could connect to; name it")
         FlushPolicy.parse(self.flush)
         if self.store == "file:" or not self.store:
             raise StartupError("store names no directory: use file:DIR, sqlite:FILE, postgresql://… or memory:")
@@ -203,6 +223,14 @@ _PASSWORD_OPTION = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
 def without_secrets(url: str) -> str:
     """A store's URL as it may be shown. Where a password was not encoded as it should be, rather more is left out."""
     return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
+
+
+def configure(**settings: Any) -> Config:
+    """A configuration in a program's own words: as `Config`, and what is no setting is said as everywhere else."""
+    for name in settings:
+        if name not in FIELDS:
+            raise StartupError(f"{name} is not a setting{_closest(name, FIELDS)}")
+    return Config(**settings)
 
 
 def doc(name: str) -> str:
@@ -294,7 +322,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     aliases = {PREFIX + alias.replace(".", "_").upper(): alias for alias in ALIASES}
     for variable, text in sorted(environ.items()):
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX):
+        if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX) or _is_service(variable, text):
             continue
         if variable in aliases:
             with contextlib.suppress(ValueError):  # _take_aliases says it better
@@ -307,6 +335,13 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
             raise StartupError(f"the environment variable {variable} is not a setting{_closest(variable, known)}")
         values[name] = text if name == "data" else _convert(FIELDS[name], text, f"the environment variable {variable}")
     return _take_aliases(values, "the environment: ")
+
+
+def _is_service(variable: str, text: str) -> bool:
+    """A port is one only with such a value: MILLSTREAM_PORT=9092 is somebody's mistake, and stops the start."""
+    if _SERVICE.fullmatch(variable):
+        return True
+    return _SERVICE_PORT.fullmatch(variable) is not None and _SERVICE_URL.match(text) is not None
 
 
 def _variable(name: str, environ: Mapping[str, str]) -> str:
@@ -362,9 +397,11 @@ def _check(field: dataclasses.Field[Any], value: object, where: str) -> None:
     if type(value) is not wanted:
         name = {bool: "true or false", int: "a whole number", str: "a string"}[wanted]
         raise StartupError(f"{where} must be {name}, not {_toml_type(value)}")
-    low, choices = field.metadata["low"], field.metadata["choices"]
+    low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
     if isinstance(value, int) and low is not None and value < low:
         raise StartupError(f"{where} must be at least {low}, not {value}")
+    if isinstance(value, int) and high is not None and value > high:
+        raise StartupError(f"{where} must be at most {high}, not {value}")
     if choices and value not in choices:
         raise StartupError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
 

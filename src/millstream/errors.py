@@ -61,7 +61,7 @@ class Code(enum.IntEnum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45, False, "the producer skipped a sequence number"
     DUPLICATE_SEQUENCE_NUMBER = 46, False, "the producer's batch is older than what the broker remembers"
     INVALID_PRODUCER_EPOCH = 47, False, "a newer producer with the same id is at work"
-    KAFKA_STORAGE_ERROR = 56, True, "the partition's storage failed; it is read-only until the broker restarts"
+    KAFKA_STORAGE_ERROR = 56, True, "the partition's storage failed: read-only until a restart, or its database is away"
     UNKNOWN_PRODUCER_ID = 59, False, "the broker does not know this producer id"
     SECURITY_DISABLED = 54, False, "security features are not enabled"
     OPERATION_NOT_ATTEMPTED = 55, False, "nothing was done, because another part of the request failed"

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from millstream.cli.failure import explain
 from millstream.cli.position import Kind, Position
 from millstream.cli.template import compile_template
 from tests.command_line import CLEAN, Cli
@@ -70,6 +71,26 @@ def test_topic_settings_are_set_changed_and_unset(cli: Cli) -> None:
     assert settings()["retention.ms"] == ("90000", "topic")
     assert settings()["cleanup.policy"][0] == "delete"
     assert len(cli.json("topic", "describe", name)["partitions"]) == 4
+
+
+def test_a_setting_that_is_not_there_is_not_said_to_be_at_its_default(cli: Cli, topic: str) -> None:
+    assert "has no setting retention; did you mean retention.ms?" in cli.fails(
+        "topic", "alter", topic, "--unset", "retention"
+    )
+    assert f"{topic}: retention.ms is at its default now" in cli("topic", "alter", topic, "--unset", "retention.ms")
+
+
+def test_output_that_has_no_room_is_no_bug_of_ours(cli: Cli, topic: str) -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "millstream", "topic", "describe", topic],
+            env=CLEAN | {"MILLSTREAM_BROKER": cli.address},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert b"the output cannot be written (No space left on device)" in process.stderr, process.stderr
 
 
 def test_trim_deletes_the_oldest_records(cli: Cli, topic: str) -> None:
@@ -248,6 +269,7 @@ def test_ctrl_c_ends_a_group_member_whose_broker_does_not_answer(tmp_path: Path,
         (("topic", "list", "-b", "no.such.host.invalid:9092"), "no broker answers"),
         (("topic", "list", "-b", "9092"), "is not HOST:PORT"),
         (("produce", "x", "--file", "/nowhere"), "/nowhere cannot be read"),
+        (("produce", "x", "--file", "/"), "/ cannot be read (Is a directory); name another file with --file"),
     ],
 )
 def test_what_cannot_be_done_ends_in_one_sentence_and_exit_code_1(
@@ -265,6 +287,8 @@ def test_what_cannot_be_done_ends_in_one_sentence_and_exit_code_1(
         ("topic", "create"),
         ("topic", "create", "x", "-c", "novalue"),
         ("topic", "alter", "x"),
+        ("topic", "create", "x", "-p", "100001"),
+        ("topic", "alter", "x", "-p", "100001"),
         ("consume", "x", "-f", "%q"),
         ("consume", "x", "--from", "sometime"),
         ("consume", "x", "--from", "group"),
@@ -369,6 +393,14 @@ class Record:
 
     def value(self) -> bytes:
         return b"\xffv"
+
+
+def test_a_broker_that_stores_nothing_is_not_said_to_be_away() -> None:
+    """As with a database that is away: clients get a retriable error until their time is over."""
+    sentence = str(explain(KafkaError(KafkaError._MSG_TIMED_OUT), "127.0.0.1:9092"))
+    assert sentence.startswith("the broker at 127.0.0.1:9092 did not store them in time")
+    sentence = str(explain(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "127.0.0.1:9092"))
+    assert "its database is away; the broker's log says which" in sentence
 
 
 def test_a_template_knows_kcats_letters_and_escapes() -> None:

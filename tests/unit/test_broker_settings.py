@@ -65,6 +65,21 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
         check_overrides({"retention.hours": "1"})
 
 
+def test_what_was_likely_meant_is_said_first() -> None:
+    """librdkafka keeps 512 bytes of a broker's sentence, and not all names are in them."""
+    with pytest.raises(RequestError, match=r"known are group\.share\.record\.lock\.duration\.ms, "):
+        check_overrides({"group.share.lock.duration.ms": "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("retention.ms", "must be a whole number"), ("min.cleanable.dirty.ratio", "must be a number between 0 and 1")],
+)
+def test_what_is_no_number_is_told_in_our_words(name: str, sentence: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}=1d is not valid: {sentence}$"):
+        check_overrides({name: "1d"})
+
+
 def test_a_topics_own_value_goes_over_the_brokers_and_that_over_the_default() -> None:
     settings = TopicSettings({"retention.ms": "5"}, {"retention.ms": "7", "segment.ms": "9"})
     assert settings.value("retention.ms") == "5" and settings.default("retention.ms") == "7"

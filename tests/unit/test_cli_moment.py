@@ -43,4 +43,6 @@ def test_what_is_no_moment_is_named_with_its_option(text: str) -> None:
 def test_the_past_may_be_a_moment_or_so_long_ago() -> None:
     assert past_ms("2h", "--since", 10_000_000) == 2_800_000
     assert past_ms("@5", "--since", 10_000_000) == 5
+    with pytest.raises(typer.BadParameter, match=r"--since tomorrow is not a time, .* nor so long ago, as in 90s"):
+        past_ms("tomorrow", "--since", 0)
     assert past_ms("2023-11-14T22:13:20Z", "--since", 0) == 1_700_000_000_000

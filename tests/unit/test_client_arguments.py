@@ -11,6 +11,7 @@ import pytest
 import millstream as package
 import millstream.sync
 from millstream import Millstream, MillstreamError
+from millstream.client.embedded import Embedded
 from millstream.testing.broker_thread import BrokerThread
 
 
@@ -91,3 +92,31 @@ def test_addresses_as_kafkas_clients_take_them(address: str) -> None:
 def test_a_fault_that_does_not_exist_is_named(server: BrokerThread) -> None:
     with pytest.raises(ValueError, match="NOPE is not the code of an error"):
         server.fail_next("Produce", "NOPE")
+
+
+async def test_settings_are_stored_as_text_whatever_they_were_given_as(ms: Millstream) -> None:
+    """A number that was stored as one could not be told to any Kafka client: DescribeConfigs has texts only."""
+    given: dict[str, Any] = {
+        "retention.ms": 60_000,
+        "min.cleanable.dirty.ratio": 0.25,
+        "group.millstream.key.order": True,
+    }
+    await ms.create_topic("with-numbers", settings=given)
+    limit: dict[str, Any] = {"share.delivery.count.limit": 5}
+    async with ms.queue("with-numbers", group="numbered", settings=limit) as jobs:
+        assert await jobs.receive(timeout=0) is None
+    if isinstance(ms, Embedded):
+        assert ms.broker.topics.get("with-numbers").settings.overrides == {
+            "retention.ms": "60000",
+            "min.cleanable.dirty.ratio": "0.25",
+            "group.millstream.key.order": "true",
+        }
+    wrong: dict[str, Any] = {"cleanup.policy": ["compact"]}
+    with pytest.raises(MillstreamError, match="a setting is a name and its value as text"):
+        await ms.create_topic("with-a-list", settings=wrong)
+
+
+def test_a_setting_of_the_broker_that_does_not_exist_is_named() -> None:
+    for make in (lambda: package.open("memory:", default_partition=4), lambda: BrokerThread(default_partition=4)):
+        with pytest.raises(package.StartupError, match=r"not a setting; did you mean default_partitions\?"):
+            make()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream import logs
-from millstream.config import FIELDS, Address, Config, check_listeners, doc, load, shown
+from millstream.config import FIELDS, Address, Config, check_listeners, configure, doc, load, shown
 from millstream.errors import StartupError
 
 
@@ -93,6 +93,35 @@ def test_variables_of_a_record_are_no_settings(tmp_path: Path) -> None:
     """A command that `queue consume` runs may start a broker."""
     settings, _ = load({}, {"MILLSTREAM_RECORD_KEY": "k", "MILLSTREAM_RECORD_HEADER_X": "1"}, tmp_path)
     assert settings == Config()
+
+
+def test_variables_of_a_service_of_the_same_name_are_no_settings(tmp_path: Path) -> None:
+    """Kubernetes puts them into every container beside a service that is called millstream, or millstream-kafka."""
+    environ = {
+        "MILLSTREAM_SERVICE_HOST": "10.0.0.1",
+        "MILLSTREAM_SERVICE_PORT": "9092",
+        "MILLSTREAM_SERVICE_PORT_KAFKA": "9092",
+        "MILLSTREAM_PORT": "tcp://10.0.0.1:9092",
+        "MILLSTREAM_PORT_9092_TCP": "tcp://10.0.0.1:9092",
+        "MILLSTREAM_PORT_9092_TCP_PROTO": "tcp",
+        "MILLSTREAM_PORT_9092_TCP_PORT": "9092",
+        "MILLSTREAM_PORT_9092_TCP_ADDR": "10.0.0.1",
+        "MILLSTREAM_KAFKA_SERVICE_HOST": "10.0.0.2",
+        "MILLSTREAM_KAFKA_PORT": "tcp://10.0.0.2:9092",
+    }
+    assert load({}, environ, tmp_path)[0] == Config()
+    assert "MILLSTREAM_PORT is not a setting" in refusal({}, {"MILLSTREAM_PORT": "9092"}, tmp_path)
+
+
+def test_a_number_or_an_address_that_no_client_could_use_stops_the_start(tmp_path: Path) -> None:
+    assert load({"node_id": 2**31 - 1}, {}, tmp_path)[0].node_id == 2**31 - 1
+    assert "--node-id must be at most 2147483647" in refusal({"node_id": 2**31}, {}, tmp_path)
+    assert "has no port that clients could connect to" in refusal({"advertise": "broker.example:0"}, {}, tmp_path)
+
+
+def test_a_program_that_misspells_a_setting_is_told_which_it_means() -> None:
+    with pytest.raises(StartupError, match=r"default_partitons is not a setting; did you mean default_partitions\?"):
+        configure(default_partitons=4)
 
 
 def test_booleans_in_the_environment_are_words(tmp_path: Path) -> None:

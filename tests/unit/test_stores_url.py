@@ -291,6 +291,19 @@ def test_the_command_says_one_sentence_and_exits_with_1(postgres: PrivatePostgre
     assert SECRET not in done.stderr
 
 
+def test_a_root_certificate_that_is_missing_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [MILLSTREAM, "serve", "--store", f"postgresql://me:{SECRET}@127.0.0.1:1/db?sslmode=verify-full"],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and SECRET not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert f'root certificate file "{tmp_path}/.postgresql/root.crt" does not exist' in done.stderr
+    assert done.stderr.endswith("; name the one to trust with sslrootcert=FILE\n")
+
+
 def test_config_show_hides_the_password(tmp_path: Path) -> None:
     environment = {**os.environ, "MILLSTREAM_STORE": f"postgresql://me:{SECRET}@host/db"}
     for output in ("table", "json"):

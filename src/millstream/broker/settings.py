@@ -6,6 +6,7 @@ follows the broker's configuration, and changes with it.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 def integer(low: int, high: int) -> Check:
     def check(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
         if not low <= value <= high:
             raise ValueError(f"must be between {low} and {high}")
         return value
@@ -39,7 +43,10 @@ def integer(low: int, high: int) -> Check:
 
 
 def _ratio(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number between 0 and 1") from None
     if not 0 <= value <= 1:
         raise ValueError("must be between 0 and 1")
     return value
@@ -246,7 +253,8 @@ def check_overrides(
     for name, text in overrides.items():
         setting = settings.get(name)
         if setting is None:
-            known = ", ".join(settings)
+            likely = difflib.get_close_matches(name, settings)  # first: clients show 512 bytes of this at most
+            known = ", ".join([*likely, *(other for other in settings if other not in likely)])
             raise RequestError(Code.INVALID_CONFIG, f"{name} is not a {of} setting; known are {known}")
         try:
             setting.check(text if text is not None else "")

@@ -10,6 +10,7 @@ A traceback is for us, not for users: MILLSTREAM_DEBUG=1 shows it.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -36,6 +37,8 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _end(f"millstream: the output cannot be written ({error.strerror}); make room for it, and try again", 1)
         _end(f"millstream: {type(error).__name__}: {error} (this is a bug; MILLSTREAM_DEBUG=1 shows where)", 1)
 
 

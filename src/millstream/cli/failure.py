@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millstream.client.share import ShareError
 
 NEXT_STEPS = {
+    Code.KAFKA_STORAGE_ERROR: "the broker's log says which; a database that is back is found again without a restart",
     Code.UNKNOWN_TOPIC_OR_PARTITION: "`millstream topic list` shows the topics, `millstream topic create` makes one",
     Code.TOPIC_ALREADY_EXISTS: "`millstream topic describe` shows it, `millstream topic alter` changes it",
     Code.GROUP_ID_NOT_FOUND: "`millstream group list` shows the groups there are",
@@ -40,9 +41,10 @@ def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
         error._ALL_BROKERS_DOWN,
         error._RESOLVE,
         error._TIMED_OUT,
-        error._MSG_TIMED_OUT,
     ):
         return unreachable(address)
+    if error.code() == error._MSG_TIMED_OUT:  # it was there when the command began, and perhaps still is
+        return Failure(f"the broker at {address} did not store them in time; see whether it runs, and what it logs")
     text = error.str().removeprefix("Local: ")
     code = CODES.get(error.code())
     if error.code() in (error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):

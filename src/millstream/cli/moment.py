@@ -44,4 +44,7 @@ def past_ms(text: str, option: str, now_ms: int) -> int:
     """A moment, or so long ago."""
     if _PART.match(text) and re.search("[smhd]$", text):
         return now_ms - duration_ms(text, option)
-    return moment_ms(text, option)
+    try:
+        return moment_ms(text, option)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error}; nor so long ago, as in 90s, 10m, 2h or 1d12h") from None

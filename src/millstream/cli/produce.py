@@ -15,6 +15,7 @@ at once. It counts from when a line was read, not from when the command began.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import stat
 import sys
@@ -262,7 +263,11 @@ def _open(path: Path | None) -> int:
     if path is None:
         return sys.stdin.fileno()
     try:
-        return os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return descriptor
     except OSError as error:
         raise Failure(f"{path} cannot be read ({error.strerror}); name another file with --file") from None
 

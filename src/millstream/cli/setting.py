@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.connection import Connection
+from millstream.cli.failure import Failure
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import ResourceType
@@ -44,10 +46,26 @@ def change_settings(
         connection.settle(connection.admin.incremental_alter_configs([resource])[resource], name)
 
 
+def _check_names(connection: Connection, kind: ResourceType, name: str, unset: Sequence[str]) -> None:
+    from confluent_kafka.admin import ConfigResource
+
+    resource = ConfigResource(kind, name)
+    known = connection.settle(connection.admin.describe_configs([resource])[resource], name)
+    for key in unset:
+        if key not in known:
+            likely = difflib.get_close_matches(key, known, n=1)
+            raise Failure(
+                f"{name} has no setting {key}; "
+                + (f"did you mean {likely[0]}?" if likely else f"known are {', '.join(known)}")
+            )
+
+
 def alter_settings(
     connection: Connection, kind: ResourceType, name: str, changes: Mapping[str, str], unset: Sequence[str]
 ) -> None:
-    """The same, and says so."""
+    """The same, and says so. Kafka puts a name that it does not know back to its default without a word."""
+    if unset:
+        _check_names(connection, kind, name, unset)
     change_settings(connection, kind, name, changes, unset)
     for key, value in changes.items():
         print(f"{name}: {key} is {value} now")

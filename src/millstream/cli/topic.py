@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True)
 
+PARTITIONS_MAX = 100_000
+"""The client takes no more."""
+
 Name = Annotated[str, typer.Argument(show_default=False)]
 
 
@@ -24,7 +27,10 @@ Name = Annotated[str, typer.Argument(show_default=False)]
 def create(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, show_default="the broker's default", help="How many.")
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, max=PARTITIONS_MAX, show_default="the broker's default", help="How many."
+        ),
     ] = None,
     config: ConfigOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -119,7 +125,8 @@ def _source(entry: ConfigEntry) -> str:
 def alter(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="Raise the number of partitions to this.")
+        int | None,
+        typer.Option("--partitions", "-p", min=1, max=PARTITIONS_MAX, help="Raise the number of partitions to this."),
     ] = None,
     config: ConfigOption = None,
     unset: UnsetOption = None,

@@ -422,7 +422,7 @@ class Millstream(abc.ABC):
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
         reset = {"share.auto.offset.reset": _start(start)}
-        return self._queue(_names(topics), _group(group), prefetch, {**reset, **(settings or {})}, decode)
+        return self._queue(_names(topics), _group(group), prefetch, {**reset, **setting_texts(settings)}, decode)
 
     @overload
     def exclusive(
@@ -569,6 +569,18 @@ def _group(group: str) -> str:
     if not 0 < size <= GROUP_BYTES_MAX or "\0" in group:
         raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no NUL among them")
     return group
+
+
+def setting_texts(settings: Mapping[str, str] | None) -> dict[str, str]:
+    """Settings as they are stored and sent, which is as text; numbers and truths are taken as well."""
+    texts = {}
+    for name, value in (settings or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise MillstreamError(
+                f"a setting is a name and its value as text, as 'retention.ms': '60000', not {value!r}"
+            )
+        texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return texts
 
 
 def _start(start: str) -> Start:

@@ -17,7 +17,7 @@ from typing import Any
 
 from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
-from millstream.client.api import Batch, Millstream, Row, Start
+from millstream.client.api import Batch, Millstream, Row, Start, setting_texts
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
@@ -28,7 +28,7 @@ from millstream.client.partitioners import Partitioner
 from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Solo
 from millstream.cluster.shared import SharedCluster
-from millstream.config import Config
+from millstream.config import configure
 from millstream.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
 from millstream.log.answers import Appended
 from millstream.metrics import Metrics
@@ -64,10 +64,7 @@ class Embedded(Millstream):
         super().__init__(partitioner=partitioner, compression=compression, clock=clock)
         if is_shared(store):
             settings = {"node_id": random.randrange(*NODE_IDS), **settings}
-        try:
-            self._config = Config(store=store, **settings)
-        except TypeError as error:
-            raise MillstreamError(f"{error}; settings are those that `millstream config show` lists") from None
+        self._config = configure(store=store, **settings)
         self._given = stores
         self._broker: Broker | None = None
         self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
@@ -130,7 +127,9 @@ class Embedded(Millstream):
     ) -> None:
         topics = self.broker.topics
         async with refusals():
-            await topics.create(name, topics.default_partitions if partitions is None else partitions, settings or {})
+            await topics.create(
+                name, topics.default_partitions if partitions is None else partitions, setting_texts(settings)
+            )
 
     async def delete_topic(self, name: str) -> None:
         async with refusals():

@@ -18,12 +18,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from millstream.client.addresses import check_addresses
-from millstream.client.api import Batch, Millstream, Row, Start
+from millstream.client.api import Batch, Millstream, Row, Start, setting_texts
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
-from millstream.errors import BufferFull, Code, UnknownTopic, Unsupported
+from millstream.errors import BufferFull, Code, UnknownTopic, Unreachable, Unsupported
 from millstream.records.compression import Codec
 
 FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
@@ -112,6 +112,8 @@ class Remote(Millstream):
             self._admin = None
             if isinstance(error, KafkaException):
                 raise failure(error) from None
+            if isinstance(error, Unreachable):
+                raise Unreachable(f"{error} ({self.bootstrap})") from None
             raise
         self._is_polled = True
         self._poller = threading.Thread(target=self._poll, name="millstream-producer", daemon=True)
@@ -161,7 +163,7 @@ class Remote(Millstream):
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         count = -1 if partitions is None else partitions
-        topic = NewTopic(name, num_partitions=count, replication_factor=-1, config=dict(settings or {}))
+        topic = NewTopic(name, num_partitions=count, replication_factor=-1, config=setting_texts(settings))
         futures = self.admin.create_topics([topic], request_timeout=self.timeout)
         await self.worker.call(futures[name].result)
 

@@ -373,4 +373,6 @@ def _why(error: Exception) -> str:
         return "it does not answer"
     if isinstance(error, OSError):
         return error.strerror or "nobody answers there"
+    if isinstance(error, asyncpg.ClientConfigurationError) and str(error).startswith("root certificate file "):
+        return f"{error.args[0]}; name the one to trust with sslrootcert=FILE"
     return f"its URL or the server's answer cannot be understood ({type(error).__name__})"

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from millstream.broker.broker import Broker
-from millstream.config import Address, Config
+from millstream.config import Address, configure
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.errors import Code
 from millstream.metrics import Metrics
@@ -55,7 +55,7 @@ class ClockHandle:
 class BrokerThread:
     def __init__(self, store: str = "memory:", **settings: Any) -> None:
         """`settings` are fields of `millstream.config.Config`."""
-        self.config = Config(**{"kafka": "127.0.0.1:0", "http": "off", **settings, "store": store})
+        self.config = configure(**{"kafka": "127.0.0.1:0", "http": "off", **settings, "store": store})
         self.clock = ClockHandle(self)
         self.moved_clock = MovedClock()
         self.faults = Faults()
