@@ -65,6 +65,7 @@ class Code(enum.IntEnum):
     UNKNOWN_PRODUCER_ID = 59, False, "the broker does not know this producer id"
     SECURITY_DISABLED = 54, False, "security features are not enabled"
     OPERATION_NOT_ATTEMPTED = 55, False, "nothing was done, because another part of the request failed"
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, False, "transactions are not served"
     LOG_DIR_NOT_FOUND = 57, False, "there is no such log directory"
     NON_EMPTY_GROUP = 68, False, "the group still has members"
     GROUP_ID_NOT_FOUND = 69, False, "there is no such group"

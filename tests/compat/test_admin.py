@@ -180,6 +180,9 @@ def test_settings_change_one_by_one(admin: AdminClient, topic: str) -> None:
     found = configs(admin, topic)
     assert found["retention.ms"].value == "120000"
     assert set(found["cleanup.policy"].value.split(",")) == {"delete", "compact"}
+    change("cleanup.policy", "delete,compact", AlterConfigOpType.APPEND)
+    assert configs(admin, topic)["cleanup.policy"].value == found["cleanup.policy"].value
+    change("cleanup.policy", "compact, delete", AlterConfigOpType.SET)
     change("cleanup.policy", "delete", AlterConfigOpType.SUBTRACT)
     change("retention.ms", None, AlterConfigOpType.DELETE)
     found = configs(admin, topic)
@@ -187,6 +190,8 @@ def test_settings_change_one_by_one(admin: AdminClient, topic: str) -> None:
     for name, value in (("retention.ms", "soon"), ("segment.bytes", "1"), ("unheard.of", "1")):
         code, text = refusal(lambda name=name, value=value: change(name, value, AlterConfigOpType.SET))  # type: ignore[misc]
         assert code == KafkaError.INVALID_CONFIG and name in text
+    code, _ = refusal(lambda: change("cleanup.policy", "compact,delete", AlterConfigOpType.SUBTRACT))
+    assert code == KafkaError.INVALID_CONFIG, "a topic needs one of them"
     assert configs(admin, topic)["retention.ms"].value == "604800000"
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import ConsumerGroupState
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.compat import clients
@@ -127,6 +127,14 @@ def test_an_idempotent_producer_stores_every_record_once(client: Client, unique:
     client.produce(topic, numbered(500), idempotent=True)
     with client.reader(topic, [0], FROM_START) as reader:
         assert_exactly(reader.read(500), 500, 1)
+
+
+def test_librdkafka_gives_transactions_up_at_once(broker: ServedBroker) -> None:
+    producer = Producer({"bootstrap.servers": broker.address, "transactional.id": "tx", "log_level": 0})
+    with pytest.raises(KafkaException) as refused:
+        producer.init_transactions(30)
+    error = refused.value.args[0]
+    assert error.fatal() and error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def test_reads_from_an_offset(client: Client, unique: Unique) -> None:

@@ -204,6 +204,32 @@ def test_the_commit_of_a_member_that_lost_its_place_is_refused_by_the_client_too
     late.close()
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("more", [{}, {"group.instance.id": "one"}])
+def test_whoever_assigns_partitions_to_itself_may_commit(
+    protocol: str, more: dict[str, str], broker: ServedBroker, unique: Unique
+) -> None:
+    """It joins no group. Its commit names an instance or a member all the same, and -1 for the generation."""
+    topic = unique("assigned")
+    raw.create_topic(broker.address, topic)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": unique("assigned"),
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+            **more,
+        }
+    )
+    try:
+        place = TopicPartition(topic, 0, 7)
+        consumer.assign([place])
+        consumer.commit(offsets=[place], asynchronous=False)
+        assert consumer.committed([place], timeout=10)[0].offset == 7
+    finally:
+        consumer.close()
+
+
 def test_a_static_instance_that_was_replaced_is_fenced(broker: ServedBroker, unique: Unique) -> None:
     client, topic, group = Confluent(broker.address), unique("fenced"), unique("fenced-group")
     client.create_topic(topic, 1)

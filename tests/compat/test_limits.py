@@ -303,7 +303,7 @@ def test_a_repeated_batch_of_an_idempotent_producer_is_stored_once(wire: Raw, to
     assert offsets == list(range(6))
     assert [produced(wire, raw.produce(topic, one)).base_offset for one in batches[1:]] == offsets[1:]
     too_old = produced(wire, raw.produce(topic, batches[0]))
-    assert too_old.error_code == Code.DUPLICATE_SEQUENCE_NUMBER
+    assert too_old.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     skipping = produced(wire, raw.produce(topic, raw.batch(b"x", base_sequence=9, **ids)))
     assert skipping.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     newer = raw.batch(b"x", base_sequence=0, producer_id=ids["producer_id"], producer_epoch=1)
@@ -323,7 +323,7 @@ def init_producer(transactional_id: str | None = None) -> dict[str, Any]:
 
 def test_a_transactional_producer_is_refused(wire: Raw) -> None:
     answer = wire.ask(raw.request(22, 4, init_producer("tx")))
-    assert answer.error_code == Code.INVALID_REQUEST and answer.producer_id == -1
+    assert answer.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and answer.producer_id == -1
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------

@@ -409,8 +409,17 @@ class TestIdempotence:
         for sequence in range(2, 7):
             again = await append(log, batch(b"x", producer=7, sequence=sequence))
             assert again == (sequence, 0, True)
-        assert await refusal(append(log, batch(b"x", producer=7, sequence=1))) is Code.DUPLICATE_SEQUENCE_NUMBER
+        assert await refusal(append(log, batch(b"x", producer=7, sequence=1))) is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert log.end == 7
+
+    async def test_never_calls_a_duplicate_what_it_may_not_have_stored(self, open_log: OpenLog) -> None:
+        """Clients take that for success. The first of several batches was refused, by a log that has a producer's later
+        ones as the first it hears of it.
+        """
+        log = await open_log()
+        await append(log, batch(b"c", b"d", producer=7, sequence=2))
+        assert await refusal(append(log, batch(b"a", b"b", producer=7))) is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert (await append(log, batch(b"e", producer=7, sequence=4))).base_offset == 2
 
     async def test_refuses_a_gap(self, open_log: OpenLog) -> None:
         log = await open_log()
@@ -471,6 +480,19 @@ class TestRetention:
         await driver.logs.housekeep()
         assert (log.start, log.end, log.size_bytes()) == (20, 20, 0)
         assert (await append(log, batch(b"x"))).base_offset == 20
+
+    async def test_does_not_take_for_old_what_has_no_time(self, driver: Driver, clock: VirtualClock) -> None:
+        log = await driver.open(LogConfig(retention_ms=DAY_MS))
+        for _ in range(3):
+            await append(log, batch(b"some time", at=-1))
+        await driver.logs.housekeep()
+        assert len(await read_back(log)) == 3
+        await append(log, batch(b"now", at=clock.now_ms()))
+        await driver.logs.housekeep()
+        assert len(await read_back(log)) == 4
+        clock.advance(DAY_MS / 1000 + 1)
+        await driver.logs.housekeep()
+        assert log.start == log.end == 4, "they go with what follows them"
 
     async def test_keeps_at_least_what_retention_bytes_says(self, driver: Driver) -> None:
         log = await driver.open(LogConfig(segment_bytes=1000, retention_ms=-1, retention_bytes=3000))

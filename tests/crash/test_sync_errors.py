@@ -17,11 +17,12 @@ from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
+from millstream.log.slice import OpenFile
 from millstream.promise import Promise
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk
-from tests.batches import append, batch, read_all
+from tests.batches import append, append_run, batch, read_all
 from tests.crash.machine import HandFlusher, InlineExecutor
 
 KEEP = LogConfig(segment_bytes=1500, index_interval_bytes=200, retention_ms=-1)
@@ -261,6 +262,26 @@ class TestNoRoom:
         machine.open()
         machine.check()
 
+    def test_for_an_index_leaves_nothing_of_a_run_behind(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = machine.logs[0]
+        log.config = LogConfig(index_interval_bytes=500, retention_ms=-1)
+
+        def no_room(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        machine._append(0, log, b"first")
+        monkeypatch.setattr(os, "posix_fallocate", no_room)
+        refused = append_run(log, *[batch(b"refused-%d" % number + bytes(100)) for number in range(10)])
+        assert isinstance(refused.error, RequestError) and "No space left" in str(refused.error)
+        monkeypatch.undo()
+        machine._append(0, log, b"second")
+        assert machine.check()[0] == {0: b"first", 1: b"second"}
+        machine.open()
+        assert machine.check()[0] == {0: b"first", 1: b"second"}
+        assert machine.store.cut_bytes == 0
+
     def test_makes_the_log_read_only_if_the_file_cannot_be_cut_back(
         self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -280,6 +301,42 @@ class TestNoRoom:
         machine.check()
         assert machine.store.cut_bytes == 100
 
+    @pytest.mark.parametrize("way", ["retention", "trim"])
+    def test_at_all_does_not_keep_old_segments_from_going(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        machine.work(rounds=40)
+        disk, log = machine.disk, machine.logs[0]
+        old, room = [segment.path for segment in log.segments[:-1]], 0
+
+        def write(file: OpenFile, data: bytes) -> None:
+            nonlocal room
+            room -= len(data)
+            if room < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            ForgetfulDisk.append(disk, file, data)
+
+        def remove(path: str) -> None:
+            nonlocal room
+            room = max(room, 0) + os.stat(path).st_size
+            ForgetfulDisk.remove(disk, path)
+
+        monkeypatch.setattr(disk, "append", write)
+        monkeypatch.setattr(disk, "remove", remove)
+        assert machine.append(log, batch(b"no room")).error is not None
+        if way == "retention":
+            log.config = LogConfig(segment_bytes=1500, retention_ms=-1, retention_bytes=1)
+            machine.housekeep()
+        else:
+            log.trim(log.segments[-1].base_offset).value()
+        assert old and not any(map(os.path.exists, old))
+        machine.trimmed = log.start
+        machine._append(0, log, b"room again")
+        machine.check()
+        machine.disk = disk.crash(Random(1))
+        machine.open()
+        machine.check()
+
     def test_in_housekeeping_of_one_log_does_not_keep_it_from_the_others(
         self, machine: Failing, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -288,7 +345,7 @@ class TestNoRoom:
         for log in machine.logs:
             log.config = config
         machine.clock.advance(3600)
-        machine.disk.fail_write(errno.ENOSPC, after_bytes=0)
+        machine.disk.fail_write(errno.EFBIG, after_bytes=0)
         with caplog.at_level(logging.ERROR):
             machine.housekeep()
         assert "kept-0 could not be tidied up" in caplog.text

@@ -75,7 +75,11 @@ class HeldMeta(MemoryMeta):
 
     def land(self) -> None:
         operations, promise = self.held.pop(0)
-        promise.settle(super().transact(*operations).value())
+        done = super().transact(*operations)
+        if done.error is not None:
+            promise.fail(done.error)
+        else:
+            promise.settle(done.value())
 
     def land_all(self) -> None:
         """And nothing waits any more."""
@@ -131,10 +135,17 @@ class Bench:
         return Code.NONE
 
     def commit(
-        self, offset: int, member_id: str = "", epoch: int = -1, *, group: str = "g", topic: Any = "orders"
+        self,
+        offset: int,
+        member_id: str = "",
+        epoch: int = -1,
+        *,
+        group: str = "g",
+        topic: Any = "orders",
+        instance_id: str | None = None,
     ) -> asyncio.Task[list[list[Code]]]:
         commits = [TopicCommit(topic, [PartitionCommit(0, offset)])]
-        return start(self.groups.commit(group, member_id, None, epoch, commits))
+        return start(self.groups.commit(group, member_id, instance_id, epoch, commits))
 
     def committed(self, group: str = "g", topic: str = "orders") -> int | None:
         [fetched] = self.groups.fetch(group, [(topic, [0])])

@@ -147,6 +147,24 @@ async def test_without_a_member_id_only_an_empty_group_may_be_committed_to() -> 
     assert await bench.commit(2) == [[Code.NONE]]
 
 
+async def test_whoever_assigns_partitions_to_itself_may_say_who_it_is() -> None:
+    """librdkafka names its instance, and with `group.protocol=consumer` a member id, though it never joins."""
+    bench = Bench()
+    assert await bench.commit(1, "somebody", group="new") == [[Code.NONE]]
+    assert await bench.commit(2, instance_id="i") == [[Code.NONE]]
+    (leader,) = await stable_group(bench, 1)
+    assert await code_of(bench.commit(3, "somebody")) == Code.UNKNOWN_MEMBER_ID
+    assert await code_of(bench.commit(3, instance_id="i")) == Code.UNKNOWN_MEMBER_ID
+    assert await code_of(bench.commit(3, leader)) == Code.ILLEGAL_GENERATION
+    bench.groups.leave("g", [(leader, None)])
+    assert await code_of(bench.commit(3, leader, 1)) == Code.UNKNOWN_MEMBER_ID
+    assert await bench.commit(3, "somebody") == [[Code.NONE]]
+    await bench.beat("a", 0)
+    assert await code_of(bench.commit(4, "somebody", instance_id="i")) == Code.UNKNOWN_MEMBER_ID
+    await bench.beat("a", -1)
+    assert await bench.commit(4, "somebody", instance_id="i") == [[Code.NONE]]
+
+
 async def test_offsets_go_with_their_topic_and_a_new_topic_of_that_name_starts_without() -> None:
     bench = Bench(orders=4, bills=1)
     await bench.commit(5)

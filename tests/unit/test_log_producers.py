@@ -28,7 +28,7 @@ def test_a_batch_that_begins_alike_and_ends_elsewhere_is_no_repeat() -> None:
     table.note(header(1, 0, count=3), 0, 0)
     with pytest.raises(RequestError) as caught:
         table.find_repeat(header(1, 0, count=2))
-    assert caught.value.code is Code.DUPLICATE_SEQUENCE_NUMBER
+    assert caught.value.code is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_a_batch_over_the_wrap_ends_below_where_it_began() -> None:

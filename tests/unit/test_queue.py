@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups.exclusive import ExclusiveSettings
 from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
@@ -23,6 +24,7 @@ from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 
+DAY_MS = 24 * 3_600_000
 EARLIEST = {"share.auto.offset.reset": "earliest"}
 
 
@@ -532,6 +534,75 @@ async def test_a_topic_made_anew_is_a_new_queue(kit: Kit) -> None:
     assert values(await take(partition, member)) == [b"c"]
 
 
+async def test_a_dead_letter_is_kept_for_its_time_however_old_its_record_was(kit: Kit) -> None:
+    await kit.topic(**{"retention.ms": "-1"})
+    queue, partition = await kit.queue()
+    long_ago = kit.clock.now_ms() - 40 * DAY_MS
+    await kit.broker.inlet(partition.topic.partitions[0]).put(b"old", None, (), long_ago)
+    member = queue.join("one")
+    say(partition, member, Verb.REJECT, *await take(partition, member))
+    assert [letter.value for letter in await kit.dead()] == [b"old"]
+    kit.clock.advance(29 * DAY_MS / 1000)
+    await kit.logs.housekeep()
+    dead = kit.broker.topics.get("__dlq__")
+    assert dead is not None
+    assert (dead.partitions[0].log.start, dead.partitions[0].log.end) == (0, 1)
+    kit.clock.advance(2 * DAY_MS / 1000)
+    await kit.logs.housekeep()
+    assert dead.partitions[0].log.start == 1
+
+
+async def test_a_clock_that_is_set_back_does_not_make_leases_longer_than_one_more(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kit.topic()
+    await kit.put(b"a")
+    queue, partition = await kit.queue()
+    hung, other = queue.join("hung"), queue.join("other")
+    await take(partition, hung)
+    now_ms = kit.clock.now_ms
+    monkeypatch.setattr(kit.clock, "now_ms", lambda: now_ms() - DAY_MS)
+    kit.clock.advance(29)
+    assert await take(partition, other) == []
+    kit.clock.advance(32)
+    assert values(await take(partition, other)) == [b"a"]
+
+
+async def test_a_log_that_lost_its_end_gives_its_offsets_to_records_that_nobody_has_seen(kit: Kit) -> None:
+    """With flush=os the machine may stop before the last records are on disk; what groups have said of them is."""
+    await kit.topic()
+    kept = [b"kept-%d" % number for number in range(5)]
+    await kit.put(*kept)
+    await kit.put(*(b"lost-%d" % number for number in range(595)))
+    queue, partition = await kit.queue()
+    member = queue.join("one")
+    taken = await take(partition, member, 600)
+    accept(partition, member, *taken[10:])
+    say(partition, member, Verb.RELEASE, *taken[:10])
+    fanned = await kit.broker.cursors.read("fanout", partition.topic, 1 << 20)
+    slow = kit.broker.exclusive("projector", partition.topic, ExclusiveSettings())
+    await slow.open()
+    await slow.commit({0: 600})
+    await slow.leave()
+    assert len(taken) == len(fanned) == 600
+    await settle()
+    partition.log.truncate(5).value()
+    await kit.restart()
+    await kit.restart()  # it is durable before anything new is taken
+    await kit.put(*(b"new-%d" % number for number in range(700)))
+    new = [b"new-%d" % number for number in range(700)]
+    queue, partition = await kit.queue()
+    assert (partition.figures().available, partition.low) == (705, 0)
+    again = await take(partition, queue.join("two"), 1000)
+    assert values(again) == kept + new
+    assert [each.attempt for each in again] == [2] * 5 + [1] * 700
+    assert [record.value for record in await kit.broker.cursors.read("fanout", partition.topic, 1 << 20)] == new
+    slow = kit.broker.exclusive("projector", partition.topic, ExclusiveSettings())
+    await slow.open()
+    assert slow.position(0) == 5
+    slow.abandon()
+
+
 async def test_what_every_group_is_done_with_goes_after_its_time(kit: Kit) -> None:
     await kit.topic(**{"millstream.retention.done.ms": "60000"})
     await kit.put(b"a", b"b", b"c")
@@ -547,6 +618,34 @@ async def test_what_every_group_is_done_with_goes_after_its_time(kit: Kit) -> No
     assert partition.log.start == 0
     kit.clock.advance(11)
     assert partition.log.start == 2
+
+
+async def test_what_an_exclusive_group_or_a_cursor_has_not_read_stays(kit: Kit) -> None:
+    await kit.topic(**{"millstream.retention.done.ms": "0"})
+    await kit.put(b"a", b"b", b"c", b"d")
+    queue, partition = await kit.queue()
+    topic = partition.topic
+    slow = kit.broker.exclusive("projector", topic, ExclusiveSettings())
+    await slow.open()
+    await slow.commit({0: 1})
+    assert [record.value for record in await kit.broker.cursors.read("fanout", topic, 1 << 20, 2)] == [b"a", b"b"]
+    member = queue.join("one")
+    accept(partition, member, *await take(partition, member))
+    await settle()
+    kit.clock.advance(11)
+    assert partition.log.start == 1, "the exclusive group has only seen the first"
+    slow.abandon()
+    await kit.restart()
+    kit.clock.advance(11)
+    assert partition.log.start == 1, "also when none of its members is here"
+    again = kit.broker.exclusive("projector", kit.broker.topics.get("jobs"), ExclusiveSettings(takeover_ms=28_001))
+    await again.open()
+    kit.clock.advance(60)
+    await settle()
+    await again.commit({0: 4})
+    kit.clock.advance(11)
+    assert partition.log.start == 2, "the cursor is behind now"
+    again.abandon()
 
 
 async def test_deleting_a_queue_needs_it_empty_and_forgets_everything(kit: Kit) -> None:

@@ -9,10 +9,11 @@ import logging
 import uuid
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractContextManager
+from itertools import chain
 
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.cursor import Cursors
-from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, fall_back
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
@@ -77,7 +78,13 @@ class Broker:
             offsets_retention_ms=config.offsets_retention_ms,
         )
         self.queues = Queues(
-            meta, clock, self.topics, settings, self.in_background, lambda: self.groups.committed(), self.cluster
+            meta,
+            clock,
+            self.topics,
+            settings,
+            self.in_background,
+            lambda: chain(self.groups.committed(), self.cursors.positions()),
+            self.cluster,
         )
         self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
         self.queues.is_taken = self.groups.is_stream
@@ -85,12 +92,18 @@ class Broker:
         self.cursors = Cursors(meta, self.topics, self.outlet, self.cluster)
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
+        self.changing = asyncio.Lock()
+        """Held from reading settings to having stored what they became: changes go one after the other, as those that
+        Kafka's controller makes. Two at once would each be made of what the other is about to replace.
+        """
 
     async def start(self) -> None:
         await self._logs.start()
         await self._meta.start()
         self.cluster_id = await self._load_cluster_id()
         await self.topics.start()
+        if isinstance(self.cluster, Solo):
+            await fall_back(self._meta, self.topics)
         await self.queues.start()
         await self.groups.start()
         self._schedule_housekeeping()

@@ -288,10 +288,14 @@ class Topics:
     async def delete(self, name: str) -> Awaitable[None]:
         """Gone when this returns; what is answered is the removal of its files, which may take longer."""
         topic = self._require(name)
-        try:
-            await self._meta.transact(Delete(PREFIX + name, topic.revision))
-        except RevisionConflict:
-            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was changed meanwhile") from None
+        while True:
+            try:
+                await self._meta.transact(Delete(PREFIX + name, topic.revision))
+                break
+            except RevisionConflict:
+                await self._follow(name)  # it was changed meanwhile, here or by another broker, and is there still?
+            if self._require(name) is not topic:
+                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was made anew meanwhile")
         if self._by_name.get(name) is not topic:  # the watch was faster
             return _nothing()
         removal = self._drop(topic)

@@ -73,9 +73,13 @@ class Index:
         relative, position, timestamp = _ENTRY.unpack_from(self._map, at * ENTRY_BYTES)  # type: ignore[arg-type]
         return relative, position, timestamp
 
+    def reserve(self, more: int) -> None:
+        """Has room for so many entries; what cannot be had (a full disk) fails here and not between two of them."""
+        if self.count + more > self._capacity:
+            self._open(max(_FIRST_CAPACITY, self.count * 2, self.count + more))
+
     def add(self, relative: int, position: int, timestamp: int) -> None:
-        if self.count >= self._capacity:
-            self._open(max(_FIRST_CAPACITY, self.count * 2))
+        self.reserve(1)
         assert self._map is not None
         _ENTRY.pack_into(self._map, self.count * ENTRY_BYTES, relative, position, timestamp)
         self.count += 1

@@ -24,6 +24,7 @@ import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 from millstream.callbacks import tell
 from millstream.clock import Clock
@@ -321,7 +322,7 @@ class Log(ReadableLog):
         if offset > self.start:
             before, self.start = self.start, offset
             try:
-                self.write_checkpoint()
+                self._checkpoint_to_drop(offset)
             except OSError as error:
                 self.start = before
                 detail = f"{self.name} cannot be trimmed to {offset}: {error}"
@@ -348,9 +349,30 @@ class Log(ReadableLog):
         # First the checkpoint. It makes durable the name of the segment that stays, which tells the end of an emptied
         # log; its start keeps removed segments from coming back one by one; and producers outlive their batches.
         self.start = max(self.start, offset)
-        self.write_checkpoint()
+        self._checkpoint_to_drop(offset)
         self.drop_segments_below(offset)
         return before - self.size_bytes()
+
+    def _checkpoint_to_drop(self, offset: int) -> None:
+        """The checkpoint that comes before a removal. On a full disk the indexes of what is about to go make room for
+        it: else nothing could ever be removed again.
+        """
+        try:
+            self.write_checkpoint()
+        except OSError as error:
+            doomed = [segment for segment, after in pairwise(self.segments) if after.base_offset <= offset]
+            indexed = [segment for segment in doomed if os.path.exists(segment.index.path)]
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not indexed:
+                raise
+            for segment in indexed:
+                segment.let_go()
+                self._disk.remove(segment.index.path)
+                anew = Segment(self._disk, self.directory, segment.base_offset, segment.size)
+                self.segments[self.segments.index(segment)] = anew
+                if segment in self._unsynced_segments:
+                    self._unsynced_segments[self._unsynced_segments.index(segment)] = anew
+            self.forget_cursors()
+            self.write_checkpoint()
 
     def remove_files(self, segment: Segment) -> None:
         segment.let_go()

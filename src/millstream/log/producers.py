@@ -7,8 +7,9 @@ Rules
 -----
 1. A batch that matches one of the five is a repeat: it is not stored again, and answered with the offset it got then.
 2. A batch whose first sequence follows the last one is new. Sequences wrap from 2^31 - 1 to 0.
-3. A batch below the five is a repeat that is too old to find (DUPLICATE_SEQUENCE_NUMBER); one that skips is refused
-   (OUT_OF_ORDER_SEQUENCE_NUMBER), since what it skipped may still arrive.
+3. Any other is refused (OUT_OF_ORDER_SEQUENCE_NUMBER), as in Kafka. One that skips, since what it skipped may still
+   arrive. And one that lies before the five: clients take DUPLICATE_SEQUENCE_NUMBER for success, and by rule 5 it need
+   not have been stored. It may be the first of several that were on their way, refused when the others were not.
 4. An older epoch is fenced (INVALID_PRODUCER_EPOCH); a newer one must start at sequence 0.
 5. A producer that the partition does not know may start anywhere: it may have been forgotten for being idle.
 
@@ -68,10 +69,6 @@ class Producers:
         for known_first, known_last, offset in producer.batches:
             if known_first == first and known_last == last:
                 return offset
-        if (newest - first) % SEQUENCES < SEQUENCES // 2:
-            raise RequestError(
-                Code.DUPLICATE_SEQUENCE_NUMBER, f"sequence {first} is older than the last {WINDOW} batches"
-            )
         raise RequestError(
             Code.OUT_OF_ORDER_SEQUENCE_NUMBER, f"expected sequence {(newest + 1) % SEQUENCES}, got {first}"
         )

@@ -15,7 +15,7 @@ def expire(log: Log) -> None:
         return
     config, now = log.config, log.clock.now_ms()
     active = log.segments[-1]
-    if active.size and now - active.first_timestamp >= config.segment_ms:
+    if active.size and 0 <= active.first_timestamp <= now - config.segment_ms:
         active = log.roll()
     if not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
         return
@@ -25,7 +25,7 @@ def expire(log: Log) -> None:
     for segment in log.segments:
         if segment is active and segment.size == 0:
             break
-        too_old = oldest is not None and segment.max_timestamp < oldest
+        too_old = oldest is not None and segment.newest_ms < oldest
         too_much = 0 <= config.retention_bytes <= total - segment.size
         if not (too_old or too_much):
             break

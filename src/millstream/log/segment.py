@@ -77,10 +77,13 @@ class Segment:
         self.note(header.max_timestamp, base_offset, len(batch), interval)
 
     def append_run(self, run: BatchRun, base_offset: int, interval: int) -> None:
-        self._disk.append(self.file, run.data)
         if len(run.data) < interval:
+            self._disk.append(self.file, run.data)
             self.note(run.max_timestamp, base_offset, len(run.data), interval)
             return
+        # First the room in the index: a run of which only a part was noted could not be taken back.
+        self.index.reserve(len(run.data) // interval + 1)
+        self._disk.append(self.file, run.data)
         for batch, header in split(run.data):
             self.note(header.max_timestamp, header.base_offset, len(batch), interval)
 
@@ -103,6 +106,13 @@ class Segment:
         if self._max_timestamp is None:
             self._max_timestamp = self.newest_time(self.base_offset, self.size)
         return self._max_timestamp
+
+    @property
+    def newest_ms(self) -> int:
+        """How old it is: by its largest timestamp, or by the file's where no record says when it was made."""
+        if self.max_timestamp > NO_TIME or self.size == 0:
+            return self.max_timestamp
+        return os.fstat(self.file.fd).st_mtime_ns // 1_000_000
 
     def newest_time(self, offset: int, limit: int) -> int:
         """The largest timestamp among the batches from an offset on and below a position."""

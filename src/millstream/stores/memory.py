@@ -140,13 +140,15 @@ class MemoryLog:
         """Retention by age and size, batch by batch."""
         oldest = self._clock.now_ms() - self.config.retention_ms
         size, gone = self.size_bytes(), 0
-        for batch in self._batches if self.config.delete else ():
-            too_old = self.config.retention_ms >= 0 and read_header(batch).max_timestamp < oldest
+        for number, batch in enumerate(self._batches if self.config.delete else (), 1):
+            newest = read_header(batch).max_timestamp
+            too_old = self.config.retention_ms >= 0 and newest < oldest
             too_much = 0 <= self.config.retention_bytes < size
             if not (too_old or too_much):
                 break
             size -= len(batch)
-            gone += 1
+            if newest >= 0 or too_much:  # one that has no time is as old as the next that has
+                gone = number
         if gone:
             self.trim(self._last_offsets[gone - 1] + 1)
 

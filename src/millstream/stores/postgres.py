@@ -46,8 +46,7 @@ LEADER_EPOCH = bytes(4)
 _SQL = queries.named("postgres_queries.sql")
 _REFUSALS = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: "the topic was deleted",
-    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "producer {0} skipped a sequence number: {1} does not follow",
-    Code.DUPLICATE_SEQUENCE_NUMBER: "sequence {1} of producer {0} is older than its last batches",
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "sequence {1} of producer {0} neither follows nor repeats its last batches",
     Code.INVALID_PRODUCER_EPOCH: "a newer epoch of producer {0} is at work",
 }
 
@@ -226,6 +225,8 @@ class PostgresDatabase:
                 outcomes.append(Stored(bases[at], code == DUPLICATE))
             else:
                 refusal = code_of(code) or Code.UNKNOWN_SERVER_ERROR
+                if refusal is Code.DUPLICATE_SEQUENCE_NUMBER:  # a guess of the function's: see rule 3 of `Producers`
+                    refusal = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
                 detail = _REFUSALS[refusal].format(header.producer_id, header.base_sequence)
                 outcomes.append(RequestError(refusal, detail))
             at += len(each.headers)

@@ -256,9 +256,12 @@ class TableLog:
                     is_done = True
                     break
                 size -= row.size
-                keep_from = max(keep_from, row.last_offset + 1)
+                if row.max_timestamp >= 0 or too_much:  # one that has no time is as old as the next that has
+                    keep_from = max(keep_from, row.last_offset + 1)
             if keep_from > start or (rows and rows[0].last_offset < start):
                 self.learn(await self._store.database.trim(self.id, keep_from))
+            elif count == EXPIRE_ROWS:  # so many without a time
+                return
             if is_done:
                 return
             count = EXPIRE_ROWS

@@ -17,7 +17,7 @@ Rules
 5. A static member that comes back with a new member id takes the old one's place. The group does not notice if it
    still wants the same; the old id is fenced.
 6. Commits are taken from members of the current generation, not between its announcement and its plan (COMPLETING).
-   Without a member id only while the group is empty.
+   Without a generation only while the group is empty.
 7. Members of doors whose protocol has no plan (`planned`) do not sync: where one is in the group, the broker plans, the
    leader is the first of them in alphabetical order, and a change of their topics makes all of them join again.
 """
@@ -149,10 +149,10 @@ class ClassicGroup:
 
     def fence(self, member_id: str, instance_id: str | None, generation: int) -> None:
         """Raises unless this caller may commit offsets now."""
+        if generation < 0 and not self.members:
+            return  # whoever assigns partitions to itself may say its member or instance id all the same
         if generation < 0 and not member_id and instance_id is None:
-            if self.members:
-                raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
-            return
+            raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
         self._find_current(member_id, instance_id, generation).touch()
         if self.state == COMPLETING:
             raise RequestError(Code.REBALANCE_IN_PROGRESS)

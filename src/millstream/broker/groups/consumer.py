@@ -121,10 +121,10 @@ class ConsumerGroup:
 
     def fence(self, member_id: str, instance_id: str | None, epoch: int) -> None:
         """Raises unless this caller may commit offsets now."""
+        if epoch < 0 and not self.members:
+            return  # whoever assigns partitions to itself may say its member or instance id all the same
         if epoch < 0 and not member_id and instance_id is None:
-            if self.members:
-                raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
-            return
+            raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
         self.fence_read(member_id, epoch)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:

@@ -10,7 +10,8 @@ Rules
 2. A position is durable before what lies below it is answered, so it never goes back: what was answered once is not
    answered again, a crash in between or not. The price is the other side: what was to be answered when the broker died
    counts as read. Who cannot have that reads by index and keeps the index.
-3. A fanout id starts at the oldest record there is. What retention removes before it is read is skipped.
+3. A fanout id starts at the oldest record there is. What retention removes before it is read is skipped. Only where
+   the log itself has lost its end (`flush=os`, and the machine stopped) does it go back, to there.
 4. A position is written only for a cursor that is still looked after here: a round may have waited for its records
    while another broker took over, and moved on.
 5. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
 
@@ -86,6 +88,16 @@ class Cursors:
                 self._cursors[fanout_id, topic] = _Cursor(fanout_id, UUID(hex=value["topic_id"]), value["position"])
         if isinstance(self._cluster, Solo):
             self._drop_orphans()
+            await self._fall_back()
+
+    async def _fall_back(self) -> None:
+        """Where the machine stopped before the log's last records were on disk (`flush=os`), others will have their
+        offsets: nobody has read those.
+        """
+        for (_, name), cursor in list(self._cursors.items()):
+            topic = self._topics.get(name)
+            if topic is not None and cursor.position > topic.partitions[0].log.end:
+                await self._store(cursor, topic, topic.partitions[0].log.end)
 
     def release(self) -> None:
         """Another broker looks after them now: nothing that is known here counts any more."""
@@ -113,6 +125,12 @@ class Cursors:
         cursor = self._cursors.get((fanout_id, topic.name))
         start = topic.partitions[0].log.start
         return start if cursor is None or cursor.topic_id != topic.id else max(cursor.position, start)
+
+    def positions(self) -> Iterator[tuple[str, str, int, int]]:
+        """Fanout id, topic, partition and position of all that is read: for retention of what all are done with."""
+        for (fanout_id, name), cursor in self._cursors.items():
+            if self._topics.by_id(cursor.topic_id) is not None:
+                yield fanout_id, name, 0, cursor.position
 
     def read(self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None) -> Promise[list[Record]]:
         """What comes next, as many as fit but at least one; none where there is nothing left."""

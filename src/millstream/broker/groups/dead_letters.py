@@ -6,6 +6,8 @@ A dead letter is the record with its key, value and headers, and then:
     millstream-dead-group                          who gave it up
     millstream-dead-attempts, -reason, -at         how often it was tried, why it is here, since when
 
+Its timestamp is that of its writing: it is kept for as long as its topic says from then on, however old the record was.
+
 Rules
 -----
 1. What is here is marked as dying in the queue, durably, with where the dead-letter topic ended then (`Grave.after`).
@@ -167,7 +169,7 @@ class DeadLetters:
                 if record is not None:
                     size += len(record.value or b"") + len(record.key or b"")
                     headers = record.headers + self._headers(partition, grave)
-                    letters.append(Record(0, record.timestamp, record.key, record.value, headers))
+                    letters.append(Record(0, self._clock.now_ms(), record.key, record.value, headers))
                 break
         return letters, len(graves)
 

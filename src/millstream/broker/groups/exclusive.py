@@ -14,7 +14,7 @@ Rules
 1. Every change is a compare-and-set on the key's revision. Of two members that both take themselves for the active one
    at most one can commit: the other meets a revision that is not its own, learns so, and stands by. Nothing else is
    needed, so members may live in as many processes as share the store.
-2. A commit never moves a position back.
+2. A commit never moves a position back. Only a log that lost its end does (`fall_back`).
 3. The active member repeats its claim `heartbeat_ms` after the last change, a standby takes over `takeover_ms` after
    it; both only while there is something left to consume. A group that is idle writes nothing and moves nowhere.
 4. Idle time does not count: both clocks start anew when something arrives. A member that did not see it arrive goes by
@@ -418,6 +418,23 @@ class ExclusiveMember:
         if self.is_gone:
             return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name}")
         return NotActive(self.group, self.topic.name)
+
+
+async def fall_back(meta: MetaStore, topics: Topics) -> None:
+    """For a broker alone, when it starts: where the machine stopped before a log's last records were on disk
+    (`flush=os`), others will have their offsets, and nobody has processed those.
+    """
+    by_id = {topic.id.hex: topic for topic in topics}
+    for key, stored in await meta.list(PREFIX):
+        state = State.decode(stored.value)
+        topic = by_id.get(state.topic_id)
+        if topic is None:
+            continue
+        ends = {partition.index: partition.log.end for partition in topic.partitions}
+        positions = {index: min(offset, ends.get(index, offset)) for index, offset in state.positions.items()}
+        if positions != state.positions:
+            logger.error("%s is ahead of topic %s: records are gone", key, topic.name)
+            await meta.transact(Put(key, state._replace(positions=positions).encode(), stored.revision))
 
 
 def _ms(seconds: float) -> int:

@@ -223,7 +223,7 @@ class Groups:
         def fence() -> None:
             group = self._find(group_id)
             if group is None:
-                if epoch >= 0 or member_id:
+                if epoch >= 0:
                     raise RequestError(Code.ILLEGAL_GENERATION, f"there is no group {group_id}")
                 group = self._make(self._kinds.classic, group_id)
             group.fence(member_id, instance_id, epoch)

@@ -102,12 +102,13 @@ class Queue:
         found = self._partitions.get((topic.name, index))
         return found if found is not None and found.topic is topic and found not in self._opening else None
 
-    def restore(self, topic: Topic, index: int, stored: Stored | None) -> QueuePartition:
+    def restore(self, topic: Topic, index: int, stored: Stored | None, is_alone: bool = False) -> QueuePartition:
+        """`is_alone`: nobody else appends, so that the end of the log is known here for certain."""
         shelf = Shelf(self.id, topic.name, index) if self.is_durable else None
         old = self._partitions.get((topic.name, index))
         if old is not None:
             old.close()
-        partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, shelf, stored)
+        partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, shelf, stored, is_alone)
         return partition
 
     def partitions(self) -> Iterator[QueuePartition]:

@@ -110,6 +110,14 @@ class Block:
     def renew(self, start: int, stop: int, until: int) -> None:
         self.when[start:stop] = array("q", [until]) * (stop - start)
 
+    def shorten(self, until: int) -> bool:
+        """Lets no lease end later than that; whether one would have."""
+        late = [at for at in range(SIZE) if self.states[at] == LEASED and self.when[at] > until]
+        for at in late:
+            self.when[at] = until
+        self.due = min(self.due, until) if late else self.due
+        return bool(late)
+
     def put(self, at: int, state: int, when: int = 0) -> None:
         """Moves one record that is not done to another state, which is not DONE either."""
         self.ready += (state == READY) - (self.states[at] == READY)

@@ -9,6 +9,8 @@ from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.queue_block import Block
 from millstream.clock import Clock
 
+SLACK_MS = 1_000
+
 
 class Calendar:
     __slots__ = ("_alarm", "_clock", "_due")
@@ -36,6 +38,10 @@ class Calendar:
         if self._due:
             self._alarm.push(max(self._due[0][0] - now, 0))
         return sorted(numbers)
+
+    def is_early(self, now: int) -> bool:
+        """Whether the next block is not due for long, when the alarm for it has just rung: the clock was set back."""
+        return bool(self._due) and self._due[0][0] - now > SLACK_MS
 
     def clear(self) -> None:
         self._due.clear()

@@ -64,7 +64,15 @@ AGAIN_BYTES = 64 * 1024
 
 
 class QueuePartition:
-    def __init__(self, queue: Queue, topic: Topic, index: int, shelf: Shelf | None, stored: Stored | None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        topic: Topic,
+        index: int,
+        shelf: Shelf | None,
+        stored: Stored | None,
+        is_alone: bool = False,
+    ) -> None:
         self.group_id = queue.id
         self.topic = topic
         self.index = index
@@ -92,7 +100,7 @@ class QueuePartition:
         """Why nobody gets anything here any more."""
         self._wakers: dict[int, Callable[[], None]] = {}
         self._next_waker = 0
-        self._restore(stored)
+        self._restore(stored, is_alone)
         self._unwake = self.log.wake(self._wake)
 
     @property
@@ -477,7 +485,10 @@ class QueuePartition:
 
     def _look_at_due(self) -> None:
         now = self._clock.now_ms()
-        for number in self._calendar.take_due(now):
+        numbers = self._calendar.take_due(now)
+        if not numbers and self._calendar.is_early(now):
+            self._shorten_leases(now + self.settings.lease_ms)
+        for number in numbers:
             block = self._blocks.get(number)
             if block is None:
                 continue
@@ -494,6 +505,12 @@ class QueuePartition:
             self._calendar.watch(number, block)
         if self._keeper.changed:
             self._keeper.save_soon()
+
+    def _shorten_leases(self, until: int) -> None:
+        """The machine's clock was set back: what was leased by the old time would be out for so much longer."""
+        for number, block in self._blocks.items():
+            if block.shorten(until):
+                self._calendar.watch(number, block)
 
     def _offer(self, number: int, block: Block, at: int) -> None:
         block.put(at, READY)
@@ -561,7 +578,7 @@ class QueuePartition:
     def block(self, number: int) -> Block | None:
         return self._blocks.get(number)
 
-    def _restore(self, stored: Stored | None) -> None:
+    def _restore(self, stored: Stored | None, is_alone: bool) -> None:
         head = stored.head if stored is not None else None
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
             from_end = self._keeper.is_private or self.settings.reset == "latest"
@@ -582,8 +599,23 @@ class QueuePartition:
                     block.put(at, READY)
         if self.next > self.log.end:
             logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
+            if is_alone:
+                self._fall_back(self.log.end)
         if self._keeper.graves:
             self._bury()
+
+    def _fall_back(self, end: int) -> None:
+        """The machine stopped before the log's last records were on disk (`flush=os`): others will have their offsets,
+        and whatever is known of the lost ones must not be taken for theirs.
+        """
+        for offset in [offset for offset in self._keeper.graves if offset >= end]:
+            self._keeper.forget_grave(offset)
+            block, at = self._blocks.get(offset // SIZE), offset % SIZE
+            if block is not None and block.states[at] == DYING:
+                block.put(at, READY)
+        self._pass_over(self.next, end)
+        self.next = end
+        self._keeper.changed.add(end // SIZE)
 
     async def _restore_keys(self) -> None:
         """Order by key was switched on, or the broker was restarted: open records find their places again.

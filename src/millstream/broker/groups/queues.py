@@ -58,7 +58,7 @@ class Queues:
         """Counts how often all queues were lost: what was being loaded then is not taken up."""
         self._is_closed = False
         self._dead_letters = DeadLetters(topics, clock, in_background, self._cluster.check)
-        self._retention = DoneRetention(topics, clock, self.partitions, committed)
+        self._retention = DoneRetention(meta, topics, clock, self.partitions, committed)
         self._unwatch = topics.watch(self._topics_changed)
         self.is_taken: Callable[[str], bool] = lambda group_id: False
         """Whether a group id belongs to a group of another discipline."""
@@ -67,7 +67,9 @@ class Queues:
         """A broker alone opens every queue there is; one of several those that the cluster gives it."""
         if isinstance(self._cluster, Solo):
             await self.adopt(lambda group_id: True)
-            self._retention.start()  # one of several does not see how far the others' groups are
+            for partition in self.partitions():
+                await partition.flush()  # where one is behind its log again, before the log grows past where it was
+            await self._retention.start()  # one of several does not see how far the others' groups are
 
     async def adopt(self, owns: Owns) -> None:
         """Opens some of the queues that an earlier broker kept, or another one. What belongs to topics that are gone is
@@ -96,7 +98,7 @@ class Queues:
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
                 orphans += kept.keys
             else:
-                self._queues[group_id].restore(topic, index, kept)
+                self._queues[group_id].restore(topic, index, kept, isinstance(self._cluster, Solo))
         self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
 
     def release(self) -> None:

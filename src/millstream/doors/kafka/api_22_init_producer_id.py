@@ -1,7 +1,7 @@
 """InitProducerId (key 22), versions 0 to 6.
 
 Gives an idempotent producer its id. A producer that lost its place asks again with its old id and gets a new epoch.
-Gaps: no transactions: a transactional id is refused with INVALID_REQUEST.
+Gaps: no transactions: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ async def handle(request: Message, context: Context) -> Fields:
         "ongoing_txn_producer_epoch": -1,
     }
     if request.transactional_id is not None:
-        return {**answer, "error_code": Code.INVALID_REQUEST}
+        # librdkafka tries again for two minutes after any error that it does not take for final; this one it does.
+        return {**answer, "error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     known, epoch = request.producer_id, request.producer_epoch
     if known is not None and known >= 0 and epoch is not None and 0 <= epoch < EPOCH_MAX:
         return {**answer, "producer_id": known, "producer_epoch": epoch + 1}

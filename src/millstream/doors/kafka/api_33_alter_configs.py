@@ -20,7 +20,8 @@ async def handle(request: Message, context: Context) -> Fields:
     for resource in request.resources:
         overrides = {config.name: config.value for config in resource.configs if config.value is not None}
         try:
-            await config_resources.apply(resource, overrides, request.validate_only, context)
+            async with context.broker.changing:
+                await config_resources.apply(resource, overrides, request.validate_only, context)
             responses.append(config_resources.result(resource))
         except RequestError as error:
             responses.append(config_resources.result(resource, error))

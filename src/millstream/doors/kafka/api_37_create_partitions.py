@@ -19,14 +19,20 @@ async def handle(request: Message, context: Context) -> Fields:
     for wanted in request.topics:
         code, detail = Code.NONE, None
         try:
-            topic = context.broker.topics.get(wanted.name)
-            added = wanted.count - (topic.partition_count if topic is not None else 0)
-            if wanted.assignments is not None and len(wanted.assignments) != added:
-                raise RequestError(
-                    Code.INVALID_REPLICA_ASSIGNMENT, f"{len(wanted.assignments)} assignments for {added} new partitions"
-                )
-            await context.broker.topics.grow(wanted.name, wanted.count, request.validate_only)
+            async with context.broker.changing:
+                await _grow(wanted, request.validate_only, context)
         except RequestError as error:
             code, detail = error.code, error.detail
         results.append({"name": wanted.name, "error_code": code, "error_message": detail})
     return {"throttle_time": 0, "results": results}
+
+
+async def _grow(wanted: Message, validate_only: bool, context: Context) -> None:
+    topics = context.broker.topics
+    topic = topics.get(wanted.name)
+    added = wanted.count - (topic.partition_count if topic is not None else 0)
+    if wanted.assignments is not None and len(wanted.assignments) != added:
+        raise RequestError(
+            Code.INVALID_REPLICA_ASSIGNMENT, f"{len(wanted.assignments)} assignments for {added} new partitions"
+        )
+    await topics.grow(wanted.name, wanted.count, validate_only)

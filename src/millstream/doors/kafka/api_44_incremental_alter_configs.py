@@ -23,8 +23,9 @@ async def handle(request: Message, context: Context) -> Fields:
     responses = []
     for resource in request.resources:
         try:
-            overrides = _changed(resource, context)
-            await config_resources.apply(resource, overrides, request.validate_only, context)
+            async with context.broker.changing:
+                overrides = _changed(resource, context)
+                await config_resources.apply(resource, overrides, request.validate_only, context)
             responses.append(config_resources.result(resource))
         except RequestError as error:
             responses.append(config_resources.result(resource, error))
@@ -47,10 +48,16 @@ def _changed(resource: Message, context: Context) -> dict[str, str]:
         setting = configured.table.get(name)
         if operation not in (APPEND, SUBTRACT) or setting is None or setting.type != LIST:
             raise RequestError(Code.INVALID_CONFIG, f"operation {operation} does not fit {name}, which is no list")
-        items = [item for item in configured.value(name).split(",") if item]
+        items = _items(overrides[name] if name in overrides else configured.default(name))
+        named = _items(config.value)
         if operation == SUBTRACT:
-            items = [item for item in items if item != config.value]
-        elif config.value not in items:
-            items.append(config.value)
+            items = [item for item in items if item not in named]
+        else:
+            items = list(dict.fromkeys(items + named))
         overrides[name] = ",".join(items)
     return overrides
+
+
+def _items(text: str) -> list[str]:
+    """Of a list as it may be written: with blanks behind its commas, and an operation may name several at once."""
+    return [item.strip() for item in text.split(",") if item.strip()]
