@@ -24,7 +24,7 @@ class BrokerInThread:
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         doors = {"kafka": "127.0.0.1:0", "http": "off"}
-        self.config = Config(store=f"file:{directory}", **{**doors, **settings})
+        self.config = Config(**{"store": f"file:{directory}", **doors, **settings})
         self.clock = VirtualClock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None

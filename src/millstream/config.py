@@ -217,7 +217,8 @@ def shown(name: str, value: object) -> object:
 
 
 _PASSWORD = re.compile(r"(://[^:@/?#]*):.*@", re.DOTALL)
-_PASSWORD_OPTION = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
+_PASSWORD_OPTION = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=)[^&]*", re.IGNORECASE)
+"""In a URL, or in the words that libpq takes in place of one and somebody may try here."""
 
 
 def without_secrets(url: str) -> str:
@@ -285,6 +286,8 @@ def _read_file(path: Path) -> dict[str, object]:
         raise StartupError(f"{path} cannot be read ({error.strerror}); name another file with --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"{path} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise StartupError(f"{path} cannot be read: it has numbers too long, or tables too deep") from None
     table = _take_aliases(table, f"{path}: ")
     for name, value in table.items():
         field = FIELDS.get(name)

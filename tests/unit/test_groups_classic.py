@@ -358,6 +358,27 @@ async def test_members_and_groups_have_bounds() -> None:
     assert await code_of(bench.join(group_id="x" * 513)) == Code.INVALID_GROUP_ID
 
 
+async def test_what_all_members_say_about_themselves_has_a_bound() -> None:
+    """Each is kept for as long as its session, which its client chooses: a few small ones would not matter."""
+    bench = Bench(GroupSettings(protocols_bytes_max=1000, all_protocols_bytes_max=2000, small_protocols_bytes=100))
+    large = (("range", bytes(900)),)
+    assert await code_of(bench.join(protocols=(("range", bytes(1000)),))) == Code.INVALID_REQUEST
+    first = bench.join(group_id="first", protocols=large)
+    await turn()
+    bench.join(group_id="second", protocols=large)
+    await turn()
+    assert await code_of(bench.join(group_id="third", protocols=large)) == Code.GROUP_MAX_SIZE_REACHED
+    assert await code_of(bench.beat("a", 0, topics=frozenset({"x" * 900}))) == Code.GROUP_MAX_SIZE_REACHED
+    again = bench.join(first.result().member_id, group_id="first", protocols=large)
+    small = bench.join(group_id="third")
+    await turn()
+    assert again.result().generation == 1 and small.result().generation == 1
+    bench.groups.leave("first", [(first.result().member_id, None)])
+    later = bench.join(group_id="fourth", protocols=large)
+    await turn()
+    assert later.result().generation == 1
+
+
 async def test_an_unused_group_gives_its_place_to_a_new_one() -> None:
     bench = Bench(GroupSettings(groups_max=1))
     joined = bench.join()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.doors.http import HttpDoor, Response, pages
-from millstream.doors.http.door import BODY_BYTES_MAX, HEADER_BYTES_MAX
+from millstream.doors.http.door import BODY_BYTES_MAX, HEADER_BYTES_MAX, _Connection
 from millstream.errors import StartupError
 from millstream.metrics import Histogram, Metrics, QueueShare, Scrape
 
@@ -161,6 +161,74 @@ async def test_a_slow_reader_holds_one_answer_in_memory_and_still_gets_all() -> 
         answers = await asyncio.wait_for(reader.read(), 30)
         writer.close()
     assert len(answers) > 60_000_000 and answers.count(b"HTTP/1.1 200 OK") == 4
+
+
+class Wire(asyncio.Transport):
+    """What a connection reads from and writes to, without a socket behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = True
+        self.sent = b""
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    @property
+    def answers(self) -> int:
+        return self.sent.count(b"HTTP/1.1 200")
+
+
+KEPT = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_nothing_is_read_while_a_page_is_made() -> None:
+    """A client that sends requests faster than pages are made would fill the memory with them."""
+    made = asyncio.Event()
+
+    async def slow() -> Response:
+        await made.wait()
+        return Response.text(200, "made")
+
+    door = HttpDoor("127.0.0.1", 0, {"/slow": slow, "/healthz": lambda: Response.text(200, "ok")})
+    wire, connection = Wire(), _Connection(door)
+    connection.connection_made(wire)
+    connection.data_received(KEPT.replace(b"healthz", b"slow"))
+    await asyncio.sleep(0)
+    assert wire.is_read, "so that a client who goes is noticed"
+    connection.data_received(KEPT * 2)
+    assert not wire.is_read and wire.answers == 0
+    made.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert wire.is_read and wire.answers == 3
+    connection.connection_lost(None)
+
+
+async def test_requests_that_come_together_have_a_turn_of_the_loop_each() -> None:
+    """A read brings thousands: the broker's other clients would wait for all of them."""
+    door = HttpDoor("127.0.0.1", 0, {"/healthz": lambda: Response.text(200, "ok")})
+    wire, connection = Wire(), _Connection(door)
+    connection.connection_made(wire)
+    connection.data_received(KEPT * 100)
+    assert wire.answers == 1
+    connection.data_received(KEPT)
+    assert not wire.is_read and wire.answers == 1
+    for turn in range(2, 102):
+        await asyncio.sleep(0)
+        assert wire.answers == turn
+    await asyncio.sleep(0)
+    assert wire.is_read
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(

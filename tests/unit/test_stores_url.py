@@ -44,6 +44,8 @@ class TestUrls:
         "url",
         [
             "mysql://user:hunter2@host/db",
+            "host=127.0.0.1 user=me password=hunter2",
+            "password = hunter2 host=127.0.0.1",
             "postgres+ssl://user:hunter2@host/db",
             "files:data",
             "sqlite",

@@ -29,6 +29,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 3.0
 REQUEST_SECONDS = 15.0
 
+INT32_MAX = 0x7FFF_FFFF
+"""What a number of partitions, or the number of one, can be on the wire."""
 BrokerOption = Annotated[
     str,
     typer.Option(

@@ -16,6 +16,7 @@ import typer
 from millstream.cli.connection import DEFAULT_BROKER, Connection
 from millstream.cli.connection import BrokerOption as GivenBroker
 from millstream.cli.failure import Failure
+from millstream.cli.moment import moment_ms
 from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import Kind, Position
 from millstream.cli.produce import Compression
@@ -237,7 +238,7 @@ def _time(text: str | None, option: str) -> datetime | None:
     position = Position.parse(text)
     if position.kind is not Kind.TIME:
         raise typer.BadParameter(f"{option} {text} is not a time, as in 2025-11-04T14:00 or @1762264800000")
-    return datetime.fromtimestamp(position.number / 1000, UTC)
+    return datetime.fromtimestamp(moment_ms(text, option) / 1000, UTC)
 
 
 # -- telling ---------------------------------------------------------------------------------------------------------

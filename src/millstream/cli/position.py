@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Partition = tuple[str, int]
 
 
+MOMENT_MS_MAX = (1 << 63) - 1
+
+
 class Kind(enum.Enum):
     START = enum.auto()
     END = enum.auto()
@@ -49,15 +52,18 @@ class Position:
             return cls(Kind.OFFSET, int(text))
         if re.fullmatch(r"[+-][0-9]+", text):
             return cls(Kind.RELATIVE, int(text))
-        if re.fullmatch(r"@[0-9]+", text):
-            return cls(Kind.TIME, int(text[1:]))
         try:
-            moment = datetime.datetime.fromisoformat(text)
-        except ValueError:
+            if re.fullmatch(r"@[0-9]+", text):
+                moment_ms = int(text[1:])
+            else:
+                moment_ms = int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
+            if not 0 <= moment_ms <= MOMENT_MS_MAX:
+                raise typer.BadParameter(f"{text} is not a time after 1969 that records can have")
+        except (ValueError, OverflowError):
             raise typer.BadParameter(
                 f"{text!r} is neither start, end, an offset, a time (2025-11-04T14:00 or @MILLISECONDS) nor +N or -N"
             ) from None
-        return cls(Kind.TIME, int(moment.timestamp() * 1000))
+        return cls(Kind.TIME, moment_ms)
 
 
 def spans(connection: Connection, partitions: Iterable[Partition]) -> dict[Partition, tuple[int, int]]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
+from millstream.cli.connection import DEFAULT_BROKER, INT32_MAX, BrokerOption, Connection
 from millstream.cli.failure import Failure, explain
 from millstream.cli.moment import duration_ms, moment_ms
 from millstream.cli.progress import Progress
@@ -60,7 +60,7 @@ def produce(
     values: Annotated[list[str] | None, typer.Argument(help="A record each; without any, lines are read.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.")] = None,
     header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="K=V", help="Repeatable.")] = None,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=-1, help="-1: chosen by key.")] = -1,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=-1, max=INT32_MAX, help="-1: chosen by key.")] = -1,
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.NONE,
     acks: Annotated[Acks, typer.Option(help="What to wait for: all means durable.")] = Acks.ALL,
     file: Annotated[Path | None, typer.Option(help="Read lines from this file instead of standard input.")] = None,

@@ -76,6 +76,10 @@ class BufferPool:
     clients.
     """
 
+    FREE = 4 << 10
+    """Whoever has sent no more of a frame than half of this gets so much, and nobody counts it: many who send a byte
+    and stop must not use up the budget.
+    """
     SMALL = 64 << 10
     LARGE = (1 << 20) + (64 << 10)
     KEPT_MAX = 8

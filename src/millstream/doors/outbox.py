@@ -27,6 +27,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
+    @property
+    def held(self) -> int:
+        """How many of the bytes that wait are in memory."""
+        return sum(len(chunk) for chunk in self._chunks if not isinstance(chunk, Slice))
+
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
         self.size += len(chunk) if type(chunk) is bytes else chunk.size  # type: ignore[union-attr]

@@ -91,6 +91,10 @@ class Member:
         self.planned = join.planned
 
     @property
+    def said_bytes(self) -> int:
+        return sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
+    @property
     def names(self) -> list[str]:
         return [name for name, _ in self.protocols]
 

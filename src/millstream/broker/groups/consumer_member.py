@@ -120,6 +120,10 @@ class ConsumerMember:
         self.session = Deadline(clock, lambda: on_expiry(self))
         self.revocation = Deadline(clock, lambda: on_expiry(self))
 
+    @property
+    def said_bytes(self) -> int:
+        return sum(map(len, self.topics))
+
     def update(self, beat: Beat, pattern: Pattern | None) -> bool:
         """Takes over what is new; says whether the group's plan must change for it."""
         before = (self.topics, self.pattern, self.assignor)

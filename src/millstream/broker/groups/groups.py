@@ -176,6 +176,7 @@ class Groups:
     async def consumer_heartbeat(self, beat: Beat) -> BeatAnswer:
         self._check_id(beat.group_id)
         beat.check()
+        self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
         group = self._find(beat.group_id)
         if isinstance(group, ClassicGroup) and group.members:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {beat.group_id} has members of the classic protocol")
@@ -193,6 +194,7 @@ class Groups:
     async def share_heartbeat(self, beat: ShareBeat) -> BeatAnswer:
         self._check_id(beat.group_id)
         beat.check()
+        self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
         group = self._find(beat.group_id)
         if not isinstance(group, ShareGroup):
             if self.is_stream(beat.group_id):
@@ -355,8 +357,26 @@ class Groups:
             raise RequestError(Code.INVALID_SESSION_TIMEOUT)
         if not request.protocol_type or not request.protocols:
             raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, "the member names no protocol")
-        if sum(len(name) + len(metadata) for name, metadata in request.protocols) > settings.protocols_bytes_max:
+        self._check_said(sum(len(name) + len(metadata) for name, metadata in request.protocols), request.member_id)
+
+    def _check_said(self, size: int, member_id: str) -> None:
+        """What a member says about itself is kept for as long as it lives, so all that is kept has a bound."""
+        settings = self._settings
+        if size > settings.protocols_bytes_max:
             raise RequestError(Code.INVALID_REQUEST, "the member's metadata is too large")
+        if size <= settings.small_protocols_bytes:
+            return
+        others = (
+            member.said_bytes
+            for group in self._groups.values()
+            for member in group.members.values()
+            if member.id != member_id
+        )
+        if size + sum(others) > settings.all_protocols_bytes_max:
+            detail = (
+                f"the members of all groups say more than {settings.all_protocols_bytes_max} bytes about themselves"
+            )
+            raise RequestError(Code.GROUP_MAX_SIZE_REACHED, detail)
 
     def _classic(self, group_id: str) -> ClassicGroup:
         self._check_id(group_id)

@@ -19,7 +19,11 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 0
     """How long the first member of an empty group waits for company. 0: tests and small groups start at once."""
     protocols_bytes_max: int = 4 << 20
-    """Of one classic member's metadata: about 100,000 subscribed topics."""
+    """Of one classic member's metadata, or of the names that another subscribes to: about 100,000 topics."""
+    all_protocols_bytes_max: int = 256 << 20
+    """Of all members of all groups together."""
+    small_protocols_bytes: int = 64 << 10
+    """A member that says no more than this is not held to what all say: there are not that many members."""
 
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000

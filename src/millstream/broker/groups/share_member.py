@@ -56,6 +56,10 @@ class ShareMember:
         """What the last answer that listed partitions listed."""
         self.session = Deadline(clock, lambda: on_expiry(self))
 
+    @property
+    def said_bytes(self) -> int:
+        return sum(map(len, self.topics))
+
     def update(self, beat: ShareBeat) -> bool:
         """Takes over what is new; says whether the member reads something else now."""
         self.client_id, self.client_host = beat.client_id, beat.client_host

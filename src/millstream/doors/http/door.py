@@ -9,7 +9,9 @@ Bounds
 - A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
 - A request must be complete, and an answer taken, within `IDLE_SECONDS`. The timer starts when the last answer was
   written and bytes do not restart it, so neither a silent client nor one that drips keeps a connection.
-- While an answer waits for a slow reader nothing more is read, so a connection holds one answer at most.
+- While an answer waits for a slow reader, or is being made, nothing more is read: a connection holds one answer and
+  what one read brought at most.
+- One request is answered in a turn of the event loop, however many came together: there are others on it.
 """
 
 from __future__ import annotations
@@ -101,6 +103,8 @@ class _Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._paused = False
         self._page: asyncio.Future[Response] | None = None
+        self._next: asyncio.Handle | None = None
+        """Set while the request behind the one that was answered waits for its turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
@@ -116,12 +120,17 @@ class _Connection(asyncio.Protocol):
         self._door.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._next is not None:
+            self._next.cancel()
         if self._page is not None:
             self._page.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._http.receive_data(data)
-        self._advance()
+        if self._page is None and self._next is None:
+            self._advance()
+        else:  # until all that came before is answered
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -130,8 +139,8 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._restart_timer()
-        self._transport.resume_reading()
-        self._advance()
+        if self._next is None:
+            self._advance()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -142,7 +151,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._door.idle_seconds, self.abort)
 
     def _advance(self) -> None:
-        """Answers every request that is complete, until there is none, a page takes time or the reader is behind."""
+        """Answers a request that is complete, unless the reader is behind; the one after it has the next turn."""
         while not self._paused and self._page is None and not self._transport.is_closing():
             try:
                 event = self._http.next_event()
@@ -157,12 +166,20 @@ class _Connection(asyncio.Protocol):
                     self._refuse(Response.text(413, f"the request's body is larger than {BODY_BYTES_MAX} bytes"))
             elif isinstance(event, h11.EndOfMessage) and self._request is not None:
                 self._serve(self._request)
+                if self._page is None:
+                    self._next = asyncio.get_running_loop().call_soon(self._take_turn)
+                return
             elif isinstance(event, h11.ConnectionClosed):
                 self._transport.close()
             else:  # more data is needed, or the next request must wait
                 if self._http.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                self._transport.resume_reading()
                 return
+
+    def _take_turn(self) -> None:
+        self._next = None
+        self._advance()
 
     def _serve(self, request: h11.Request) -> None:
         target = request.target.decode("ascii", "replace")

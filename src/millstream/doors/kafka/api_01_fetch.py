@@ -45,7 +45,8 @@ def _fetch(
 ) -> list[Chunk] | Promise[list[Chunk]]:
     version, broker = context.version, context.broker
     is_full = request.session_epoch <= 0
-    work = broker.fetch(wanted, request.bytes_min, min(request.bytes_max, ANSWER_BYTES_MAX))
+    bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, context.unread.room)
+    work = broker.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max)
     if work.run(broker.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
         return _encode(work.answer.value(), session, is_full, version)
     broker.metrics.fetch_waits += 1

@@ -69,7 +69,7 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
         session.fetch.cancel()  # on another connection, which the client gave up
     fetches = request.session_epoch != FINAL_EPOCH and not request.is_renewal
     places = list(session.places) if fetches and request.records_max > 0 and request.bytes_max > 0 else []
-    bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX)
+    bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, max(context.unread.room, 1))
     queue, seat, lines, topics = session.queue, session.seat, session.group.lines, context.broker.topics
     return ShareFetch(queue, seat, lines, topics, places, request.records_max, bytes_max)
 

@@ -86,6 +86,7 @@ class Connection:
         "_sends_large",
         "_socket",
         "closed",
+        "frame_began",
         "last_used",
     )
 
@@ -115,6 +116,8 @@ class Connection:
         self._running: asyncio.Task[None] | None = None
         self.closed = False
         self.last_used = door.now
+        self.frame_began = door.now
+        """When the frame that is being put together was begun."""
         door.loop.add_reader(connected.fileno(), self._on_readable)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
@@ -197,10 +200,12 @@ class Connection:
         size = _SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
         pool = self._door.pool
         # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
-        room = pool.size_for(min(size, pool.LARGE if self._sends_large else len(beginning) * 2))
-        if not self._reserve(room):
+        room = min(size, pool.LARGE if self._sends_large else len(beginning) * 2)
+        room = pool.FREE if room <= pool.FREE else pool.size_for(room)
+        if room > pool.FREE and not self._reserve(room):
             self._backlog = bytes(beginning)
             return
+        self.frame_began = self._door.now
         self._frame_is_large = size > len(self._door.shared) // 4
         self._expected = size
         self._filled = len(beginning)
@@ -235,6 +240,7 @@ class Connection:
             self._unpark()
 
         self._leave_line = self._door.budget.wait(size, grant)
+        self._door.look_for_memory()
         return False
 
     def _fill_frame(self) -> None:
@@ -473,6 +479,7 @@ class Connection:
             self._is_written = True
             self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
             self.stop_reading()
+            self._door.wait_for_reader(self, self._outbox.held)
 
     def _on_writable(self) -> None:
         try:
@@ -481,7 +488,10 @@ class Connection:
             self.close()
             return
         self.last_used = self._door.now
-        if not self._outbox:
+        if self._outbox:
+            self._door.unread.has_taken(self)
+        else:
+            self._door.unread.done(self)
             self._door.loop.remove_writer(self._socket.fileno())
             self._is_written = False
             if not self._is_parked:
@@ -527,8 +537,10 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way but perhaps half a frame, or the wait for memory to put it in."""
-        return not (self._is_written or self._in_line or (self._is_parked and self._leave_line is None))
+        """Whether the next step is the client's: to send, to send the rest of a frame for which there may be no memory
+        yet, or to take what it was answered.
+        """
+        return self._is_written or not (self._in_line or (self._is_parked and self._leave_line is None))
 
     @property
     def is_owed(self) -> bool:
@@ -539,10 +551,20 @@ class Connection:
     def is_inside_frame(self) -> bool:
         return self._buffer is not None
 
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the door's memory is kept for a frame that the client has yet to send the rest of."""
+        return self._buffer is not None and len(self._buffer) > self._door.pool.FREE and self._leave_line is None
+
+    @property
+    def host(self) -> str:
+        return self._context.client_host
+
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
+        self._door.unread.done(self)
         self.stop_reading()
         if self._is_written:
             self._door.loop.remove_writer(self._socket.fileno())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millstream.doors.kafka.share_sessions import Key, ShareSessions
+from millstream.doors.kafka.unread import Unread
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -46,6 +47,8 @@ class Context:
     """Set by a produce request for a single partition that is answered: its shape is worth remembering."""
     shares: ShareSessions = field(default_factory=ShareSessions)
     """Of the door: all connections have the same."""
+    unread: Unread = field(default_factory=Unread)
+    """Of the door, too."""
     via: str = ""
     """The number of the broker that passes a client's share requests on through this connection, if one does."""
     relays: dict[Node, Relay] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
+from millstream.doors.kafka.unread import Unread
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
@@ -30,6 +31,8 @@ SWEEP_SECONDS = 10
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame."""
+CONTESTED_SECONDS_MAX = 10
+"""How long a client may take for a frame while others wait for the memory that it holds."""
 CLOSE_SECONDS_MAX = 2.0
 REFUSALS_LOGGED_MAX = 20
 """Between two sweeps; the rest is only counted."""
@@ -45,6 +48,7 @@ class KafkaDoor:
         self.shared = memoryview(bytearray(SHARED_BYTES))
         self.pool = BufferPool()
         self.budget = Budget(broker.config.inflight_bytes_max)
+        self.unread = Unread(broker.config.inflight_bytes_max)
         self.known = KnownProduces(broker.topics)
         self.shares = ShareSessions()
         self._sessions = FetchSessions()
@@ -52,6 +56,7 @@ class KafkaDoor:
         self._listener = Listener("kafka", "Kafka", self._let_in)
         self._sweeper: Timer | None = None
         self._refusals = 0
+        self._is_looking_for_memory = False
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
         """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
         self.now = self.clock.monotonic()
@@ -66,7 +71,9 @@ class KafkaDoor:
             logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
             return False
         local_host, local_port = connected.getsockname()[:2]
-        context = Context(self.broker, self._sessions, peer, local_host, local_port, shares=self.shares)
+        context = Context(
+            self.broker, self._sessions, peer, local_host, local_port, shares=self.shares, unread=self.unread
+        )
         self._connections.add(Connection(self, connected, context))
         self.metrics.connections_opened += 1
         self.metrics.connections_active += 1
@@ -80,7 +87,40 @@ class KafkaDoor:
 
     def give_buffer(self, buffer: bytearray) -> None:
         self.pool.give(buffer)
-        self.budget.give(len(buffer))
+        if len(buffer) > self.pool.FREE:
+            self.budget.give(len(buffer))
+
+    def wait_for_reader(self, connection: Connection, size: int) -> None:
+        """A connection does not take its answers: so much is in memory."""
+        self.unread.wait(connection, size)
+        if self.unread.is_over:
+            self.loop.call_soon(self._shed)
+
+    def _shed(self) -> None:
+        while self.unread.is_over:
+            connection = self.unread.longest
+            size = self.unread.done(connection)
+            self.note_refusal(connection.host, ProtocolError(f"{size} bytes wait for it and it does not read them"))
+            connection.close()
+
+    def look_for_memory(self) -> None:
+        """Somebody waits for it."""
+        if not self._is_looking_for_memory:
+            self._is_looking_for_memory = True
+            self.loop.call_soon(self._take_memory_back)
+
+    def _take_memory_back(self) -> None:
+        """From those who have been sending one frame for too long, the longest first, until nobody waits."""
+        self._is_looking_for_memory = False
+        self.now = self.clock.monotonic()
+        slow = [connection for connection in self._connections if connection.holds_memory]
+        for connection in sorted(slow, key=lambda each: each.frame_began):
+            seconds = self.now - connection.frame_began
+            if not self.budget.is_contested or seconds <= CONTESTED_SECONDS_MAX:
+                return
+            detail = f"{seconds:.0f} s for one frame, while others wait for the memory that it holds"
+            self.note_refusal(connection.host, ProtocolError(detail))
+            connection.close()
 
     def note_refusal(self, host: str, error: ProtocolError) -> None:
         """Says why a connection is closed, but not a thousand times a second."""
@@ -89,7 +129,7 @@ class KafkaDoor:
             logger.warning("closing the connection from %s: %s", host, error)
 
     def _sweep(self) -> None:
-        """Closes connections that have been idle too long, or stuck in the middle of a frame."""
+        """Closes connections that have been idle too long, or stuck in the middle of a frame or of taking an answer."""
         if self._refusals > REFUSALS_LOGGED_MAX:
             more = self._refusals - REFUSALS_LOGGED_MAX
             logger.warning("closed %d more connections for requests that cannot be understood", more)
@@ -101,6 +141,8 @@ class KafkaDoor:
             if connection.is_idle and quiet > limit:
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
+        if self.budget.is_contested:
+            self.look_for_memory()
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:
