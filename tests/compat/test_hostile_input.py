@@ -29,7 +29,7 @@ from tests.compat.raw import Raw
 from tests.compat.share_frames import topic_id
 from tests.serving import ServedBroker
 
-FRAMES = [20_000, pytest.param(100_000, marks=pytest.mark.slow)]
+FRAMES = [10_000, pytest.param(100_000, marks=pytest.mark.slow)]
 THREADS = 4
 FRAMES_A_TURN = 1000
 """Of each thread; every turn begins with other valid requests."""

@@ -1,0 +1,458 @@
+"""Which record of a partition is in which state, for one queue, and when it leaves that state.
+
+                       acquire                     accept
+    (never seen) ----> LEASED ------------------------------------------> DONE
+                        |  ^                                                ^
+        release, or     v  | acquire                                       | dead letter written
+        the lease ends  READY / WAITING (backoff, delay) / HELD (key)      |
+                        |                                                  |
+                        +--- rejected, or failed too often ---> DYING -----+
+
+Rules
+-----
+1. Records are looked at in order of offset, up to `next`; what lies before `next` and in no block is done. Memory and
+   disk are bounded by the records that are not done, however long the log.
+2. Leases do not outlive the broker, attempts do. A delivery that a restart cut short counts, but never as the last one:
+   the record gets one more.
+3. A record that is given up is DYING, durably and with the reason, before its dead letter is written, and done only
+   when that is durable. After a crash in between it is looked for among the dead letters: there is one, whatever
+   happens.
+
+`QueuePartition` gives out and takes answers, by these states.
+"""
+
+from __future__ import annotations
+
+import abc
+import heapq
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.broker.groups.deadline import Deadline
+from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, NEVER, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue_calendar import Calendar
+from millstream.broker.groups.queue_figures import QueueFigures
+from millstream.broker.groups.queue_keeper import Keeper
+from millstream.broker.groups.queue_keys import KeyOrder
+from millstream.broker.groups.queue_reading import Reading, first_due
+from millstream.broker.groups.queue_settings import OPEN_MAX, QueueSettings
+from millstream.broker.groups.queue_shelf import Grave, Head, Shelf, Stored
+from millstream.broker.groups.queue_verbs import Member, Run
+from millstream.broker.topics import Topic
+from millstream.errors import RequestError
+from millstream.promise import Promise
+from millstream.records.batch import BatchHeader
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+REASON_CHARS_MAX = 1000
+RETRY_MS = 1_000
+"""Before a grave that could not be written down is again."""
+
+
+class QueueStates(abc.ABC):
+    def __init__(
+        self,
+        queue: Queue,
+        topic: Topic,
+        index: int,
+        shelf: Shelf | None,
+        stored: Stored | None,
+        is_alone: bool = False,
+    ) -> None:
+        self.group_id = queue.id
+        self.topic = topic
+        self.index = index
+        self._partition = topic.partitions[index]
+        self.log = self._partition.log
+        self.next = 0
+        """The first record that was never looked at."""
+        self.done = self.dead = self.redelivered = 0
+        self.leases = 0
+        self._queue = queue
+        self._clock = queue.clock
+        self._keeper = Keeper(shelf, queue.journal, queue.clock, self, self._dead_end)
+        self.reading = Reading(self.log)
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._open = 0
+        self._listed: list[int] = []
+        """A heap of blocks that may have something ready."""
+        self._calendar = Calendar(self._clock, self._look_at_due)
+        self._digging = Deadline(self._clock, self._dig)
+        self._keys: KeyOrder | None = None
+        self.ended: RequestError | None = None
+        """Why nobody gets anything here any more."""
+        self._wakers: dict[int, Callable[[], None]] = {}
+        self._next_waker = 0
+        self._restore(stored, is_alone)
+
+    @property
+    def settings(self) -> QueueSettings:
+        return self._queue.settings_for(self.topic)
+
+    @property
+    def low(self) -> int:
+        """All below is done."""
+        for number, block in self._blocks.items():
+            if block.open:
+                return number * SIZE + block.first_open()
+        return self.next
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when something may have become available; the answer ends it."""
+        number = self._next_waker
+        self._next_waker += 1
+        self._wakers[number] = callback
+        return lambda: self._wakers.pop(number, None) and None
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers.values()):
+            waker()
+
+    def figures(self) -> QueueFigures:
+        blocks = self._blocks.values()
+        leased, waiting, dying, held = (
+            sum(block.states.count(state) for block in blocks) for state in (LEASED, WAITING, DYING, HELD)
+        )
+        fresh = max(self.log.durable - max(self.next, self.log.start), 0)
+        available = sum(block.ready for block in blocks) + held + fresh
+        first = self._first()
+        oldest = None if first is None else self.reading.timestamp_at(first)
+        age_ms = 0 if oldest is None else max(self._clock.now_ms() - oldest, 0)
+        counts = self.done, self.dead, dying, self.redelivered
+        return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
+
+    def ahead(self, runs_max: int) -> list[tuple[int, int]]:
+        """First and last of neighbours that would be given out next. Records never looked at may turn out delayed."""
+        runs: list[tuple[int, int]] = []
+        for number, block in self._blocks.items():
+            if len(runs) > runs_max:
+                break
+            for at in block.all_in(READY) if block.ready else ():
+                _extend(runs, number * SIZE + at, number * SIZE + at)
+        fresh = max(self.next, self.log.start)
+        if fresh < self.log.durable:
+            _extend(runs, fresh, self.log.durable - 1)
+        return runs[:runs_max]
+
+    # The first state, and the next
+
+    def _first(self) -> int | None:
+        """The lowest offset that may be given out."""
+        while self._listed:
+            number = self._listed[0]
+            block = self._blocks.get(number)
+            if block is not None and block.ready:
+                return number * SIZE + block.states.find(READY)
+            heapq.heappop(self._listed)
+            if block is not None:
+                block.is_listed = False
+        return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
+
+    def _look_at(self, header: BatchHeader, batch: memoryview, count_max: int) -> None:
+        """Gives records that were never seen their first state: as many as are wanted, where they are alike."""
+        first, last = max(header.base_offset, self.next), header.last_offset
+        if last < self.next:
+            return
+        settings = self.settings
+        is_plain = header.count == last - header.base_offset + 1 and not settings.key_order and not settings.delay_ms
+        if header.is_control:
+            self._go_on(last + 1)
+        elif is_plain and not self.reading.has_delays(batch):
+            last = min(last, first + count_max - 1)
+            for number, start, stop in pieces(first, last):
+                block = self._block(number)
+                block.fill(start, stop, READY)
+                self._open += stop - start
+                self._keeper.changed.add(number)
+                self._list(number, block)
+            self._go_on(last + 1)
+        else:
+            self._look_at_each(header, batch, first)
+            self._go_on(last + 1)
+
+    def _go_on(self, offset: int) -> None:
+        number, self.next = self.next // SIZE, offset
+        block = self._blocks.get(number)
+        if block is not None:
+            self._tidy(number, block)
+
+    def _look_at_each(self, header: BatchHeader, batch: memoryview, first: int) -> None:
+        settings = self.settings
+        now = self._clock.now_ms()
+        for offset, record in self.reading.records(header, batch).items():
+            if offset < first:
+                continue
+            number, at = divmod(offset, SIZE)
+            block = self._block(number)
+            block.fill(at, at + 1, READY)
+            self._open += 1
+            self._keeper.changed.add(number)
+            due = first_due(record, settings.delay_ms)
+            if due > now:
+                self._wait(number, at, due)
+                if self._keys is not None:
+                    self._keys.delay(offset, record.key)
+            elif self._keys is not None and not self._keys.join(offset, record.key):
+                block.put(at, HELD)
+            else:
+                self._list(number, block)
+
+    def _lease(self, member: Member, first: int, last: int, count_max: int) -> list[Run]:
+        until = self._clock.now_ms() + self.settings.lease_ms
+        runs: list[Run] = []
+        for number, start, stop in pieces(first, last):
+            block = self._blocks.get(number)
+            if block is None or not block.ready:
+                continue
+            base = number * SIZE
+            for step in list(block.lease(start, stop, count_max, member.id, until)):
+                count = step.stop - step.start
+                count_max -= count
+                self._count_leases(member, count)
+                if step.attempt > 1:
+                    self.redelivered += count
+                if runs and runs[-1].last == base + step.start - 1 and runs[-1].attempt == step.attempt:
+                    runs[-1] = runs[-1]._replace(last=base + step.stop - 1)
+                else:
+                    runs.append(Run(base + step.start, base + step.stop - 1, step.attempt))
+                self._keeper.changed.add(number)
+            self._calendar.watch(number, block)
+            if count_max <= 0:
+                break
+        if runs:
+            self._keeper.save_soon()
+        return runs
+
+    def _count_leases(self, member: Member | None, count: int) -> None:
+        self.leases += count
+        self._queue.leases += count
+        if member is not None:
+            member.leases += count
+
+    def has_leased(self, member: Member, offset: int, attempt: int) -> bool:
+        """Whether a record is still out with a member, and has not been given out again since."""
+        block, at = self._blocks.get(offset // SIZE), offset % SIZE
+        return block is not None and block.is_leased(at, at + 1, member.id) and block.attempts[at] == min(attempt, 255)
+
+    def _finish(self, number: int, block: Block, start: int, stop: int) -> None:
+        block.finish(start, stop)
+        self._open -= stop - start
+        self.done += stop - start
+        if self._keys is not None:
+            for at in range(start, stop):
+                self._let_follow(number * SIZE + at)
+        self._tidy(number, block)
+
+    def _fail(self, number: int, block: Block, at: int, delay_ms: int, reason: str, is_final: bool = False) -> None:
+        """A delivery did not end in an acceptance. The caller has counted the lease off."""
+        settings = self.settings
+        attempts = block.attempts[at]
+        if is_final or attempts >= settings.attempts_max:
+            block.put(at, DYING)
+            reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
+            grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
+            self._keeper.graves[grave.offset] = grave
+            self._dig()
+            return
+        rest_ms = max(delay_ms, settings.rest_ms(attempts))
+        if rest_ms > 0:
+            self._wait(number, at, self._clock.now_ms() + rest_ms)
+        else:
+            self._offer(number, block, at)
+
+    # Time
+
+    def _wait(self, number: int, at: int, until: int) -> None:
+        block = self._blocks[number]
+        block.put(at, WAITING, until)
+        self._calendar.watch(number, block)
+
+    def _look_at_due(self) -> None:
+        now = self._clock.now_ms()
+        numbers = self._calendar.take_due(now)
+        if not numbers and self._calendar.is_early(now):
+            self._shorten_leases(now + self.settings.lease_ms)
+        for number in numbers:
+            block = self._blocks.get(number)
+            if block is None:
+                continue
+            block.alarm = NEVER
+            for at in block.overdue(now):
+                self._keeper.changed.add(number)
+                if block.states[at] == LEASED:
+                    self._count_leases(self._queue.owner(block.owners[at]), -1)
+                    self._fail(number, block, at, 0, "its lease ran out")
+                elif self._keys is not None and not self._keys.due(number * SIZE + at):
+                    block.put(at, HELD)
+                else:
+                    self._offer(number, block, at)
+            self._calendar.watch(number, block)
+        if self._keeper.changed:
+            self._keeper.save_soon()
+
+    def _shorten_leases(self, until: int) -> None:
+        """The machine's clock was set back: what was leased by the old time would be out for so much longer."""
+        for number, block in self._blocks.items():
+            if block.shorten(until):
+                self._calendar.watch(number, block)
+
+    def _offer(self, number: int, block: Block, at: int) -> None:
+        block.put(at, READY)
+        self._list(number, block)
+        self._wake()
+
+    def _list(self, number: int, block: Block) -> None:
+        if not block.is_listed:
+            block.is_listed = True
+            heapq.heappush(self._listed, number)
+
+    def _let_follow(self, offset: int) -> None:
+        """A record is done; the one of its key that it held may go."""
+        follower = self._keys.leave(offset) if self._keys is not None else None
+        if follower is not None:
+            number, at = divmod(follower, SIZE)
+            block = self._blocks[number]
+            if block.states[at] == HELD:
+                self._offer(number, block, at)
+
+    # Blocks
+
+    def _block(self, number: int) -> Block:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = Block()
+        return block
+
+    def _tidy(self, number: int, block: Block) -> None:
+        """Lets go of a block that is done. The last one stays: more records are about to come to it."""
+        if not block.open and (number + 1) * SIZE <= self.next:
+            del self._blocks[number]
+
+    def _pass_over(self, stop: int, start: int = 0) -> None:
+        """Records in a range are no longer in the log: retention or compaction took them. They are done."""
+        for number, block in list(self._blocks.items()):
+            if number * SIZE >= stop:
+                break
+            for at in range(max(start - number * SIZE, 0), min(stop - number * SIZE, SIZE)):
+                state = block.states[at]
+                if state in (DONE, DYING):
+                    continue
+                if state == LEASED:
+                    self._count_leases(self._queue.owner(block.owners[at]), -1)
+                block.drop(at)
+                self._open -= 1
+                self._keeper.changed.add(number)
+                self._let_follow(number * SIZE + at)
+            self._tidy(number, block)
+        if start <= self.next < stop:
+            self._go_on(stop)
+
+    # Keeping
+
+    def save(self) -> Promise[None]:
+        return self._keeper.save()
+
+    def head(self) -> Head:
+        return Head(self.topic.id.hex, self.next, self.done, self.dead, self.redelivered)
+
+    def block(self, number: int) -> Block | None:
+        return self._blocks.get(number)
+
+    def _restore(self, stored: Stored | None, is_alone: bool) -> None:
+        head = stored.head if stored is not None else None
+        if stored is None or head is None or head.topic_id != self.topic.id.hex:
+            from_end = self._keeper.is_private or self.settings.reset == "latest"
+            self.next = self.log.durable if from_end else self.log.start
+            return
+        self.next, self.done, self.dead, self.redelivered = head[1:]
+        self._keeper.restore(set(stored.blocks), stored.graves)
+        last_chance = self.settings.attempts_max - 1
+        for number, block in sorted(stored.blocks.items()):
+            block.attempts[:] = bytes(min(attempts, last_chance) for attempts in block.attempts)
+            self._blocks[number] = block
+            self._open += block.open
+            self._list(number, block)
+            self._calendar.watch(number, block)
+        for number, block in self._blocks.items():
+            for at in block.all_in(DYING):
+                if number * SIZE + at not in self._keeper.graves:  # cannot be: both are written together
+                    block.put(at, READY)
+        if self.next > self.log.end:
+            logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
+            if is_alone:
+                self._fall_back(self.log.end)
+        if self._keeper.graves:
+            self._bury()
+
+    def _fall_back(self, end: int) -> None:
+        """The machine stopped before the log's last records were on disk (`flush=os`): others will have their offsets,
+        and whatever is known of the lost ones must not be taken for theirs.
+        """
+        for offset in [offset for offset in self._keeper.graves if offset >= end]:
+            self._keeper.forget_grave(offset)
+            block, at = self._blocks.get(offset // SIZE), offset % SIZE
+            if block is not None and block.states[at] == DYING:
+                block.put(at, READY)
+        self._pass_over(self.next, end)
+        self.next = end
+        self._keeper.changed.add(end // SIZE)
+
+    # The dead
+
+    def _dig(self) -> None:
+        self.save().then(self._dug)
+
+    def _dug(self, done: Promise[None]) -> None:
+        if done.error is None:
+            self._bury()
+        elif self.ended is None:
+            self._digging.push(RETRY_MS)
+
+    @abc.abstractmethod
+    def _bury(self) -> None:
+        """Has the dead letters written of what is durably given up."""
+
+    def _dead_end(self, grave: Grave) -> Grave:
+        return self._queue.dead_letters.place(grave, self.index)
+
+    def graves(self) -> list[Grave]:
+        """Records that are durably given up, and not done yet."""
+        return self._keeper.durable_graves()
+
+    def buried(self, graves: Sequence[Grave]) -> Promise[None]:
+        """Their dead letters are durable."""
+        for grave in graves:
+            self._keeper.forget_grave(grave.offset)
+            number, at = divmod(grave.offset, SIZE)
+            block = self._blocks.get(number)
+            if block is None or block.states[at] != DYING:
+                continue
+            block.drop(at)
+            self._open -= 1
+            self._keeper.changed.add(number)
+            self.dead += 1
+            self._let_follow(grave.offset)
+            self._tidy(number, block)
+        return self.save()
+
+
+def _extend(runs: list[tuple[int, int]], first: int, last: int) -> None:
+    if runs and runs[-1][1] == first - 1:
+        runs[-1] = (runs[-1][0], last)
+    else:
+        runs.append((first, last))
+
+
+def pieces(first: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """A range of offsets, block by block: the block's number, and where in it."""
+    while first <= last:
+        number, start = divmod(first, SIZE)
+        stop = min(SIZE, start + last - first + 1)
+        yield number, start, stop
+        first += stop - start
