@@ -193,6 +193,10 @@ async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Pa
     await store.close()
 
 
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class TestNoRoom:
     @pytest.fixture
     def machine(self, tmp_path: Path, loop: asyncio.AbstractEventLoop) -> Failing:
@@ -245,9 +249,6 @@ class TestNoRoom:
         log = machine.logs[0]
         log.config = LogConfig(index_interval_bytes=1, retention_ms=-1)
 
-        def no_room(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         for number in range(250):
             machine._append(0, log, b"%d" % number)
         monkeypatch.setattr(os, "posix_fallocate", no_room)
@@ -267,9 +268,6 @@ class TestNoRoom:
     ) -> None:
         log = machine.logs[0]
         log.config = LogConfig(index_interval_bytes=500, retention_ms=-1)
-
-        def no_room(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         machine._append(0, log, b"first")
         monkeypatch.setattr(os, "posix_fallocate", no_room)

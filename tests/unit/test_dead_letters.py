@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.queue_verbs import Answer, Verb
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue_verbs import Answer, Member, Verb
 from millstream.config import Config
 from millstream.metrics import Metrics
 from millstream.promise import Promise
@@ -29,18 +30,23 @@ def letters(broker: Broker) -> list[bytes | None]:
     return [record.value for each in slices for record in codec.iterate(each.to_bytes())]
 
 
-async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_given_up(kit: Kit) -> None:
-    """One record is given up while what says that another is buried is on its way."""
-    await kit.broker.topics.create(DEAD, 1, {})
-    await kit.put(b"one", b"two")
-    partition = await kit.partition()
-    member = kit.broker.queues.open("g").join("m")
+async def give_up_the_first(kit: Kit, partition: QueuePartition, member: Member) -> None:
+    """Its letter is there; what says so is held."""
     await take(partition, member)
     kit.meta.holding = True
     partition.answer(member, [Answer(0, 0, Verb.REJECT)])
     kit.meta.land()
     await settle()
     assert letters(kit.broker) == [b"one"]
+
+
+async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_given_up(kit: Kit) -> None:
+    """One record is given up while what says that another is buried is on its way."""
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"one", b"two")
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    await give_up_the_first(kit, partition, member)
     while not any(each.key.endswith("/d0") for each in kit.meta.held[0][0]):
         kit.meta.land()
     partition.answer(member, [Answer(1, 1, Verb.REJECT)])
@@ -61,12 +67,7 @@ async def test_a_letter_is_found_again_when_the_dead_letter_topic_has_grown_sinc
     await kit.broker.inlet(topic.partitions[1]).put(b"one")
     partition = await queue.partition(topic, 1)
     member = queue.join("m")
-    await take(partition, member)
-    kit.meta.holding = True
-    partition.answer(member, [Answer(0, 0, Verb.REJECT)])
-    kit.meta.land()
-    await settle()
-    assert letters(kit.broker) == [b"one"]
+    await give_up_the_first(kit, partition, member)
     kit.meta.held.clear()  # a crash, before it is noted that the letter is there
     kit.meta.holding = False
     await kit.broker.topics.grow(DEAD, 2)

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING
 from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, READY, SIZE, WAITING, Block
 from millstream.broker.groups.queue_keys import KeyOrder
 from millstream.broker.groups.queue_settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX
-from millstream.broker.groups.queue_shelf import Shelf, Stored
 from millstream.broker.groups.queue_states import QueueStates, pieces
 from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, TakenRecord, Verb
-from millstream.broker.topics import Topic
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Delete
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Queue
+    pass
 
 READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
@@ -37,20 +35,9 @@ AGAIN_BYTES = 64 * 1024
 
 
 class QueuePartition(QueueStates):
-    def __init__(
-        self,
-        queue: Queue,
-        topic: Topic,
-        index: int,
-        shelf: Shelf | None,
-        stored: Stored | None,
-        is_alone: bool = False,
-    ) -> None:
-        super().__init__(queue, topic, index, shelf, stored, is_alone)
-        self._seeks = 0
-        self._is_full = False
-        """Whether somebody got nothing because too much is leased: to be called when that ends."""
-        self._unwake = self.log.wake(self._wake)
+    _seeks = 0
+    _is_full = False
+    """Whether somebody got nothing because too much is leased: to be called when that ends."""
 
     # Giving out
 

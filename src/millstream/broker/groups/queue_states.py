@@ -90,6 +90,7 @@ class QueueStates(abc.ABC):
         self._wakers: dict[int, Callable[[], None]] = {}
         self._next_waker = 0
         self._restore(stored, is_alone)
+        self._unwake = self.log.wake(self._wake)
 
     @property
     def settings(self) -> QueueSettings:
