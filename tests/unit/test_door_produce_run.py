@@ -19,10 +19,10 @@ from millstream.errors import Code
 from millstream.log.answers import Appended
 from millstream.log.log import Log
 from millstream.promise import Promise
-from millstream.records.batch import read_header
 from millstream.server import Server
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
+from millstream.wire.kafka.runs import Request
 from tests.batches import append, batch, read_all
 from tests.compat import raw
 from tests.compat.random_messages import read_response
@@ -63,13 +63,18 @@ def taught(context: Context, version: int = 9) -> KnownProduces:
 
 
 def run_of(known: KnownProduces, indexes: list[int], version: int = 9) -> ProduceRun:
-    run = ProduceRun()
     data = b"".join(
         raw.produce("orders", raw.batch(b"%d" % at), partition=index, version=version)
         for at, index in enumerate(indexes)
     )
-    assert run.take(known, memoryview(bytearray(data)), 0) == len(data)
-    return run
+    return run_from(known, bytearray(data))
+
+
+def run_from(known: KnownProduces, data: bytearray) -> ProduceRun:
+    """Of a receive buffer, all of which is taken."""
+    requests: list[Request[KnownProduce]] = []
+    assert known.take(memoryview(data), 0, requests) == len(data)
+    return ProduceRun(requests)
 
 
 def read_answers(run: ProduceRun, version: int = 9) -> list[tuple[int, int, int]]:
@@ -90,7 +95,6 @@ def read_answers(run: ProduceRun, version: int = 9) -> list[tuple[int, int, int]
 def test_an_answer_from_a_template_is_the_one_that_is_encoded(version: int, error: OSError | None) -> None:
     topic = "orders" if version < produce.TOPIC_IDS_FROM else uuid.uuid4()
     known = KnownProduce(b"prefix", PartitionData(topic, 7, None), object(), version)  # type: ignore[arg-type]
-    header = read_header(batch(b"x"))
     promise: Promise[Appended] = Promise.of(Appended(5, 2)) if error is None else Promise.failed(error)
     expected = (
         PartitionAnswer(topic, 7, 0, 5, -1, 2)
@@ -98,7 +102,7 @@ def test_an_answer_from_a_template_is_the_one_that_is_encoded(version: int, erro
         else PartitionAnswer(topic, 7, int(Code.UNKNOWN_SERVER_ERROR), message=str(error))
     )
     body = (b"\0" if version >= produce.FLEXIBLE_FROM else b"") + produce.encode([expected], version)
-    assert known.settled(99, header, promise) == (4 + len(body)).to_bytes(4) + (99).to_bytes(4) + body
+    assert known.settled(99, -1, promise) == (4 + len(body)).to_bytes(4) + (99).to_bytes(4) + body
 
 
 @pytest.mark.parametrize("version", NAMED)
@@ -146,9 +150,8 @@ async def test_answers_wait_for_every_sync_while_the_buffer_is_used_again(contex
     records = raw.batch(b"x")
     frame = raw.produce("safe", records)
     known.learn(memoryview(frame)[4:], PartitionData("safe", 0, memoryview(records)), context)
-    run = ProduceRun()
     data = bytearray(frame + raw.produce("orders", records) + frame)
-    assert run.take(known, memoryview(data), 0) == len(data)
+    run = run_from(known, data)
     promise = run.append(context)
     assert not promise.done
     data[:] = bytes(len(data))
@@ -170,7 +173,7 @@ async def test_topics_that_look_into_batches_take_no_runs(context: Context, sett
     context.version = 9
     known.learn(memoryview(frame)[4:], PartitionData("careful", 0, memoryview(records)), context)
     assert known.find(memoryview(frame)[4:], 9) is not None
-    assert ProduceRun().take(known, memoryview(bytearray(frame * 3)), 0) == 0
+    assert known.take(memoryview(bytearray(frame * 3)), 0, []) == 0
 
 
 async def test_all_is_forgotten_when_topics_change(context: Context) -> None:
@@ -179,4 +182,4 @@ async def test_all_is_forgotten_when_topics_change(context: Context) -> None:
     assert known.find(memoryview(frame)[4:], 9) is not None
     await context.broker.topics.create("another", 1, {})
     assert known.find(memoryview(frame)[4:], 9) is None
-    assert ProduceRun().take(known, memoryview(bytearray(frame)), 0) == 0
+    assert known.take(memoryview(bytearray(frame)), 0, []) == 0

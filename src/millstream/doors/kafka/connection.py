@@ -22,6 +22,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,15 @@ from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.produce_run import ProduceRun
+from millstream.doors.kafka.known_produce import KnownProduce
+from millstream.doors.kafka.produce_run import ProduceRun, append_part
 from millstream.doors.outbox import Chunk, Outbox
 from millstream.errors import Code, ProtocolError, RequestError
+from millstream.log.answers import Appended
 from millstream.promise import Promise
+from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP
 from millstream.wire.kafka import header, messages
+from millstream.wire.kafka.runs import Request
 
 if TYPE_CHECKING:
     from millstream.doors.kafka.door import KafkaDoor
@@ -48,6 +53,10 @@ HEADER_READ_BYTES = 4096
 belongs.
 """
 LOW_WATER_BYTES_MAX = 256 * 1024
+COPIED_BYTES_MAX = 4096
+"""Up to here a produce request that comes alone is taken as a run of one: its batch is copied, and that is cheaper than
+to look at it where it lies.
+"""
 
 _SIZE = Struct(">i")
 _ANSWER_HEAD = Struct(">ii")
@@ -178,14 +187,13 @@ class Connection:
             after = position + 4 + size
             if after > end:
                 break
-            if end - after > 4 and self._door.faults is None:
-                run = ProduceRun()
-                after = run.take(self._door.known, data, position)
-                if after > position:
-                    self._handle_run(run)
-                    position = after
+            if (size < COPIED_BYTES_MAX or end - after > 4) and self._door.faults is None:
+                requests: list[Request[KnownProduce]] = []
+                taken = self._door.known.take(data, position, requests)
+                if taken > position:
+                    self._handle_taken(requests)
+                    position = taken
                     continue
-                after = position + 4 + size
             self._handle(data[position + 4 : after])
             position = after
         if self.closed or position == end:
@@ -323,8 +331,7 @@ class Connection:
         if answer is None:
             return
         if isinstance(answer, Promise) and not answer.done:
-            place = _Place()
-            self._in_line.append(place)
+            place = self._take_place()
             answer.then(lambda done: self._fill(place, _frame(correlation_id, tags, done.value())))
             if key != _PRODUCE:
                 self._park()
@@ -344,37 +351,57 @@ class Connection:
         except RequestError:
             return False  # nothing was written; the general way says what is wrong
         self._metrics.requests[_PRODUCE] += 1
+        append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
+        self._answer_known(known, correlation_id, append_time, promise)
+        return True
+
+    def _answer_known(
+        self, known: KnownProduce, correlation_id: int, append_time: int, promise: Promise[Appended]
+    ) -> None:
         if promise.done:
-            answer = known.settled(correlation_id, batch, promise)
+            answer = known.settled(correlation_id, append_time, promise)
             if self._in_line:
                 self._put([answer])
             else:
                 self._outbox.put(answer)
         else:
-            place = _Place()
-            self._in_line.append(place)
-            promise.then(lambda done: self._fill(place, [known.settled(correlation_id, batch, done)]))
+            promise.then(partial(self._fill_known, self._take_place(), known, correlation_id, append_time))
             self._park_if_behind()
-        return True
+
+    def _fill_known(
+        self, place: _Place, known: KnownProduce, correlation_id: int, append_time: int, done: Promise[Appended]
+    ) -> None:
+        self._fill(place, [known.settled(correlation_id, append_time, done)])
+
+    def _handle_taken(self, requests: list[Request[KnownProduce]]) -> None:
+        """Produce requests whose batches are stored just so: one, or several that arrived together as one append."""
+        if len(requests) == 1:
+            known, correlation_id, part, _, append_time = requests[0]
+            promise = append_part(known.partition, part, self._context)
+            self._metrics.requests[_PRODUCE] += 1
+            self._answer_known(known, correlation_id, append_time, promise)
+        else:
+            self._handle_run(ProduceRun(requests))
 
     def _handle_run(self, run: ProduceRun) -> None:
-        """Several produce requests that arrived together, as one append."""
         promise = run.append(self._context)
         self._metrics.requests[_PRODUCE] += run.count
         if promise.done:
             self._put(run.answers())
         else:
-            place = _Place()
-            self._in_line.append(place)
+            place = self._take_place()
             promise.then(lambda _: self._fill(place, run.answers()))
             self._park_if_behind()
+
+    def _take_place(self) -> _Place:
+        place = _Place()
+        self._in_line.append(place)
+        return place
 
     def _put(self, chunks: list[Chunk]) -> None:
         """An answer that is there at once: straight into the outbox, unless others are in line before it."""
         if self._in_line:
-            place = _Place()
-            place.chunks = chunks
-            self._in_line.append(place)
+            self._take_place().chunks = chunks
             self._park()
         else:
             for chunk in chunks:
@@ -389,8 +416,7 @@ class Connection:
         request = messages.decode_request(api.key, version, body)
         assert api.handle is not None
         fields = api.handle(request, self._context)
-        place = _Place()
-        self._in_line.append(place)
+        place = self._take_place()
         if inspect.isawaitable(fields):
             self._park()
             self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
@@ -423,9 +449,7 @@ class Connection:
         else:
             tags, body = messages.encode_refusal(key, version, Code.UNSUPPORTED_VERSION)
             chunks = _frame(correlation_id, tags, [body])
-        place = _Place()
-        place.chunks = chunks
-        self._in_line.append(place)
+        self._take_place().chunks = chunks
         self._drain_line_or_park()
 
     def _refuse(self, error: ProtocolError) -> None:

@@ -20,11 +20,10 @@ from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
 from millstream.promise import Promise
-from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP, BatchHeader
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
-from millstream.wire.kafka.runs import Shape, answer, find
+from millstream.wire.kafka.runs import Part, Request, Shape, answer, find, take
 
 _I32 = Struct(">i")
 _TAGS_BYTES = 3
@@ -71,12 +70,11 @@ class KnownProduce(Shape):
         prefix = bytes(frame[header.FIXED_BYTES : start])
         return cls(prefix, data, topic.partitions[data.partition], context.version)
 
-    def settled(self, correlation_id: int, batch: BatchHeader, promise: Promise[Appended]) -> bytes:
+    def settled(self, correlation_id: int, append_time: int, promise: Promise[Appended]) -> bytes:
         """The whole frame of the answer to an append that is settled."""
         if promise.error is not None:
             return self.refused(correlation_id, promise.error)
         base_offset, log_start, _ = promise.value()
-        append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
         return answer(self, correlation_id, base_offset, append_time, log_start)
 
     def refused(self, correlation_id: int, error: BaseException) -> bytes:
@@ -84,6 +82,12 @@ class KnownProduce(Shape):
         tags = b"\0" if self.is_flexible else b""
         body = tags + produce.encode([refused(self._data, error)], self.version)
         return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
+
+
+def _part_for(partition: Partition) -> Part | None:
+    """An empty part, or None for a topic that looks into batches (compacted, stamped by the broker)."""
+    settings = partition.settings
+    return None if settings.needs_more_checks else Part(settings.message_bytes_max, settings.log.segment_bytes)
 
 
 class KnownProduces:
@@ -108,6 +112,10 @@ class KnownProduces:
     def find(self, frame: memoryview, version: int) -> tuple[KnownProduce, memoryview] | None:
         """What is known about a request, and its batch."""
         return find(frame, header.FIXED_BYTES, version, self.shapes(), self.lengths)
+
+    def take(self, data: memoryview, position: int, requests: list[Request[KnownProduce]]) -> int:
+        """Adds the requests whose batches are stored just so, from a position on; answers with where it stopped."""
+        return take(data, position, self.shapes(), self.lengths, _part_for, requests)
 
     def learn(self, frame: memoryview, data: PartitionData, context: Context) -> None:
         if len(self._shapes) >= self.SHAPES_MAX:

@@ -14,19 +14,30 @@ from functools import partial
 
 from millstream.broker.partition import Partition
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.known_produce import KnownProduce, KnownProduces
+from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.promise import Promise
-from millstream.wire.kafka.runs import Part, answer, answers, take
+from millstream.wire.kafka.runs import Part, Request, answer, answers
+
+
+def append_part(partition: Partition, part: Part, context: Context) -> Promise[Appended]:
+    broker = context.broker
+    log = partition.log
+    metrics = broker.metrics
+    metrics.batches_in += part.count
+    metrics.records_in += part.offsets
+    promise = log.append_run(part)
+    if not promise.done and log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
+        context.slow_down = True
+    return promise
 
 
 class ProduceRun:
-    __slots__ = ("_done", "_failures", "_parts", "_requests", "_waiting")
+    __slots__ = ("_done", "_failures", "_requests", "_waiting")
 
-    def __init__(self) -> None:
-        self._parts: dict[Partition, Part] = {}
-        self._requests: list[tuple[KnownProduce, int, Part, int, int]] = []
+    def __init__(self, requests: list[Request[KnownProduce]]) -> None:
+        self._requests = requests
         self._failures: dict[Part, BaseException] = {}
         self._waiting = 1
         self._done: Promise[None] = Promise()
@@ -35,38 +46,16 @@ class ProduceRun:
     def count(self) -> int:
         return len(self._requests)
 
-    def take(self, known: KnownProduces, data: memoryview, position: int) -> int:
-        """Takes in whole frames from a position on while they fit the run; answers with where it stopped."""
-        return take(data, position, known.shapes(), known.lengths, self._part_of, self._requests)
-
-    def _part_of(self, partition: Partition) -> Part | None:
-        settings = partition.settings
-        if settings.needs_more_checks:
-            return None
-        part = Part(settings.message_bytes_max, settings.log.segment_bytes)
-        self._parts[partition] = part
-        return part
-
     def append(self, context: Context) -> Promise[None]:
         """Settles when every append of the run is settled, well or badly."""
-        broker = context.broker
-        metrics = broker.metrics
-        for partition, part in self._parts.items():
-            count = part.count
-            if not count:
-                continue
-            log = partition.log
-            metrics.batches_in += count
-            metrics.records_in += part.offsets
-            promise = log.append_run(part)
+        for part, partition in {part: known.partition for known, _, part, _, _ in self._requests}.items():
+            promise = append_part(partition, part, context)
             part.let_go()
             self._waiting += 1
             if promise.done:
                 self._one_done(part, promise)
             else:
                 promise.then(partial(self._one_done, part))
-                if log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
-                    context.slow_down = True
         self._count_down()
         return self._done
 

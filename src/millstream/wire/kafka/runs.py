@@ -23,10 +23,10 @@ def _pick() -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from millstream.wire.kafka.pure_runs import Part, Shape, answer, answers, find, take
+    from millstream.wire.kafka.pure_runs import Part, Request, Shape, answer, answers, find, take
 else:
     _kernel = _pick()
-    Part, Shape = _kernel.Part, _kernel.Shape
+    Part, Request, Shape = _kernel.Part, pure_runs.Request, _kernel.Shape
     answer, answers, find, take = _kernel.answer, _kernel.answers, _kernel.find, _kernel.take
 
-__all__ = ["Part", "Shape", "answer", "answers", "find", "take"]
+__all__ = ["Part", "Request", "Shape", "answer", "answers", "find", "take"]
