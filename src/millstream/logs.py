@@ -20,6 +20,8 @@ import sys
 import time
 from typing import TextIO
 
+DAMPED_LINES = 10
+DAMPED_SECONDS = 10.0
 _FIELDS = "millstream_fields"
 _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 
@@ -52,6 +54,42 @@ class Log:
         if self.logger.isEnabledFor(level):
             # `%` in the event is text: arguments are never interpolated into it.
             self.logger.log(level, "%s", event, exc_info=trace, extra={_FIELDS: fields})
+
+
+class Damped:
+    """A plain logger for what a client can bring about as often as it likes, or a full disk for every request.
+
+    Lines of a kind, which is their text before anything is put in, come ten in ten seconds at most; then they are only
+    counted, and the next one that comes after that says how many.
+    """
+
+    __slots__ = ("_kinds", "_logger")
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """Since when, and how many."""
+
+    def warning(self, message: str, *arguments: object) -> None:
+        self._log(logging.WARNING, message, arguments)
+
+    def error(self, message: str, *arguments: object) -> None:
+        self._log(logging.ERROR, message, arguments)
+
+    def _log(self, level: int, message: str, arguments: tuple[object, ...]) -> None:
+        now = time.monotonic()
+        since, count = self._kinds.get(message, (now, 0))
+        if now - since >= DAMPED_SECONDS:
+            if count > DAMPED_LINES:
+                self._logger.log(
+                    level, "%d more like the following in the %d s before", count - DAMPED_LINES, now - since
+                )
+            since, count = now, 0
+        self._kinds[message] = (since, count + 1)
+        if count < DAMPED_LINES:
+            self._logger.log(level, message, *arguments)
+        elif count == DAMPED_LINES:
+            self._logger.log(level, message + " (and more, which are only counted for now)", *arguments)
 
 
 def configure(level: str, form: str = "auto", stream: TextIO | None = None) -> None:

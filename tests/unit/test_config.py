@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millstream import logs
 from millstream.config import FIELDS, Address, Config, check_listeners, configure, doc, load, shown
 from millstream.errors import StartupError
 
@@ -178,43 +173,6 @@ def test_a_listener_beyond_loopback_without_authentication_is_refused_until_told
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "[::1]", "localhost"])
 def test_loopback_needs_no_permission(host: str) -> None:
     check_listeners(Config(kafka=f"{host}:0", http=f"{host}:0"))
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("restored_logging")
-def test_logs_are_one_json_object_a_line_when_nobody_watches() -> None:
-    stream = io.StringIO()
-    logs.configure("info", stream=stream)
-    log = logs.Log("millstream.log")
-    log.debug("not shown")
-    log.error("100% read-only", partition="orders-3", cause=OSError(5, "Input/output error"), event="x\ny")
-    logging.getLogger("library").warning("plain %s", "words")
-    try:
-        raise ValueError("odd")
-    except ValueError:
-        log.exception("failed")
-    first, second, third = map(json.loads, stream.getvalue().splitlines())
-    assert (first["level"], first["event"], first["partition"]) == ("error", "100% read-only", "orders-3")
-    assert first["cause"] == "[Errno 5] Input/output error" and first["event_"] == "x\ny"
-    assert second["event"] == "plain words"
-    assert "ValueError: odd" in third["traceback"]
-
-
-@pytest.mark.usefixtures("restored_logging")
-def test_a_name_from_outside_cannot_break_a_text_line() -> None:
-    stream = io.StringIO()
-    logs.configure("info", "text", stream)
-    logs.Log("millstream").info("client connected", client="evil\x1b[2J\nERROR fake", address="10.0.0.1:5")
-    (line,) = stream.getvalue().splitlines()
-    assert line.endswith(r'INFO    client connected  client="evil\u001b[2J\nERROR fake" address=10.0.0.1:5')
 
 
 @pytest.mark.parametrize(

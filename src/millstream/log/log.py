@@ -38,11 +38,13 @@ from millstream.log.producers import Producers
 from millstream.log.readable import ReadableLog
 from millstream.log.segment import RELATIVE_OFFSET_MAX, Segment
 from millstream.log.slice import OpenFile
+from millstream.logs import Damped
 from millstream.promise import Promise
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.records.run import BatchRun
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 LEADER_EPOCH = 0
 CHECKPOINT_BYTES = 64 << 20
@@ -216,7 +218,7 @@ class Log(ReadableLog):
                 self._disk.truncate(active.file, active.size)
         except OSError:
             return self.fail(error)
-        logger.error("cannot append to %s: %s", self.name, error)
+        refusals.error("cannot append to %s: %s", self.name, error)
         return RequestError(Code.KAFKA_STORAGE_ERROR, f"cannot append to {self.name}: {error}")
 
     # -- flushing ----------------------------------------------------------------------------------------------------

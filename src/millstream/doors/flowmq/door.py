@@ -17,14 +17,14 @@ from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget
+from millstream.logs import Damped
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 SHARED_BYTES = 64 * 1024
 SWEEP_SECONDS = 10
 CLOSE_SECONDS_MAX = 2.0
-REFUSALS_LOGGED_MAX = 20
-"""Between two sweeps; the rest is only counted."""
 EARLIEST = {"share.auto.offset.reset": "earliest"}
 """A group that is new begins with what is there: jobs that were published before the first worker came are done too."""
 
@@ -51,7 +51,6 @@ class FlowmqDoor:
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
         self._listener = Listener("flowmq", "FlowMQ", self._welcome)
         self._sweeper: Timer | None = None
-        self._refusals = 0
         self._unwatch = broker.topics.watch(self._on_topics_changed)
 
     def start(self, address: Address) -> Address:
@@ -61,7 +60,7 @@ class FlowmqDoor:
 
     def _welcome(self, connected: socket.socket, peer: str) -> bool:
         if len(self._connections) >= self.broker.config.connections_max:
-            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
             return False
         self._connections.add(Connection(self, connected, peer))
         self.metrics.connections_opened += 1
@@ -75,10 +74,8 @@ class FlowmqDoor:
             self.metrics.connections_active -= 1
 
     def note_refusal(self, host: str, reason: str) -> None:
-        """Says why a connection is closed, but not a thousand times a second."""
-        self._refusals += 1
-        if self._refusals <= REFUSALS_LOGGED_MAX:
-            logger.warning("closing the connection from %s: %s", host, reason)
+        """Says why a connection is closed."""
+        refusals.warning("closing the connection from %s: %s", host, reason)
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -117,10 +114,6 @@ class FlowmqDoor:
 
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, or stuck."""
-        if self._refusals > REFUSALS_LOGGED_MAX:
-            more = self._refusals - REFUSALS_LOGGED_MAX
-            logger.warning("closed %d more connections for requests that cannot be understood", more)
-        self._refusals = 0
         self.now = self.clock.monotonic()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used

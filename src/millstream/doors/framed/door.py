@@ -18,11 +18,13 @@ from millstream.config import Address
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
+from millstream.logs import Damped
 
 if TYPE_CHECKING:
     from millstream.doors.framed.connection import FramedConnection
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 SHARED_BYTES = 256 * 1024
 SWEEP_SECONDS = 10
@@ -33,8 +35,6 @@ CONTESTED_SECONDS_MAX = 10
 """The same, while others wait for the memory that it holds."""
 CLOSE_SECONDS_MAX = 2.0
 """How long answers that are owed are waited for, when the door or a connection closes."""
-REFUSALS_LOGGED_MAX = 20
-"""Between two sweeps; the rest is only counted."""
 
 
 class FramedDoor(ABC):
@@ -56,7 +56,6 @@ class FramedDoor(ABC):
         self._connections: set[FramedConnection] = set()
         self._listener = Listener(self.name, self.name.capitalize(), self._let_in)
         self._sweeper: Timer | None = None
-        self._refusals = 0
         self.now = self.clock.monotonic()
         """The time as of the last sweep: exact enough for connections to note when they were last used."""
 
@@ -69,7 +68,7 @@ class FramedDoor(ABC):
 
     def _let_in(self, connected: socket.socket, peer: str) -> bool:
         if len(self._connections) >= self.broker.config.connections_max:
-            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
             return False
         self._connections.add(self.welcome(connected, peer))
         self.metrics.connections_opened += 1
@@ -88,17 +87,11 @@ class FramedDoor(ABC):
             self.metrics.connections_active -= 1
 
     def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Says why a connection is closed, but not a thousand times a second."""
+        """Says why a connection is closed."""
         self.metrics.request_errors += 1
-        self._refusals += 1
-        if self._refusals <= REFUSALS_LOGGED_MAX:
-            logger.warning("closing the %s connection from %s: %s", self.name, peer, error)
+        refusals.warning("closing the %s connection from %s: %s", self.name, peer, error)
 
     def _sweep(self) -> None:
-        if self._refusals > REFUSALS_LOGGED_MAX:
-            more = self._refusals - REFUSALS_LOGGED_MAX
-            logger.warning("closed %d more connections for requests that cannot be understood", more)
-        self._refusals = 0
         self.now = self.clock.monotonic()
         contested = self.frames.is_contested or self.answers.is_contested
         patience = CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX

@@ -23,8 +23,10 @@ from millstream.doors.kafka.unread import Unread
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
+from millstream.logs import Damped
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 SHARED_BYTES = 256 * 1024
 SWEEP_SECONDS = 10
@@ -34,8 +36,6 @@ FRAME_SECONDS_MAX = 60
 CONTESTED_SECONDS_MAX = 10
 """How long a client may take for a frame while others wait for the memory that it holds."""
 CLOSE_SECONDS_MAX = 2.0
-REFUSALS_LOGGED_MAX = 20
-"""Between two sweeps; the rest is only counted."""
 
 
 class KafkaDoor:
@@ -55,7 +55,6 @@ class KafkaDoor:
         self._connections: set[Connection] = set()
         self._listener = Listener("kafka", "Kafka", self._let_in)
         self._sweeper: Timer | None = None
-        self._refusals = 0
         self._is_looking_for_memory = False
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
         """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
@@ -68,7 +67,7 @@ class KafkaDoor:
 
     def _let_in(self, connected: socket.socket, peer: str) -> bool:
         if len(self._connections) >= self.broker.config.connections_max:
-            logger.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
             return False
         local_host, local_port = connected.getsockname()[:2]
         context = Context(
@@ -123,17 +122,11 @@ class KafkaDoor:
             connection.close()
 
     def note_refusal(self, host: str, error: ProtocolError) -> None:
-        """Says why a connection is closed, but not a thousand times a second."""
-        self._refusals += 1
-        if self._refusals <= REFUSALS_LOGGED_MAX:
-            logger.warning("closing the connection from %s: %s", host, error)
+        """Says why a connection is closed."""
+        refusals.warning("closing the connection from %s: %s", host, error)
 
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, or stuck in the middle of a frame or of taking an answer."""
-        if self._refusals > REFUSALS_LOGGED_MAX:
-            more = self._refusals - REFUSALS_LOGGED_MAX
-            logger.warning("closed %d more connections for requests that cannot be understood", more)
-        self._refusals = 0
         self.now = self.clock.monotonic()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used

@@ -22,12 +22,14 @@ from millstream.doors.framed.connection import Answer, FramedConnection, Large, 
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.errors import Code, ProtocolError, RequestError
+from millstream.logs import Damped
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.wire import luxun, thrift
 from millstream.wire.luxun import ErrorCode, Failure, ResultCode
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 FETCH_BYTES_MAX = 8 << 20
 """Of one answer, whatever the client asks for."""
@@ -120,7 +122,7 @@ class LuxunConnection(FramedConnection):
         answer = self._refused(call, sequence_id, error)
         if call == luxun.PRODUCE:
             return answer
-        logger.warning("an item that %s does not wait for was refused: %s", self.peer, error)
+        refusals.warning("an item that %s does not wait for was refused: %s", self.peer, error)
         return b""
 
     # -- items out ---------------------------------------------------------------------------------------------------

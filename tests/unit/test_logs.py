@@ -1,0 +1,69 @@
+"""Lines of the log: one each, whatever is in them, and not more than somebody could read."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from millstream import logs
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_logs_are_one_json_object_a_line_when_nobody_watches() -> None:
+    stream = io.StringIO()
+    logs.configure("info", stream=stream)
+    log = logs.Log("millstream.log")
+    log.debug("not shown")
+    log.error("100% read-only", partition="orders-3", cause=OSError(5, "Input/output error"), event="x\ny")
+    logging.getLogger("library").warning("plain %s", "words")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("failed")
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["event"], first["partition"]) == ("error", "100% read-only", "orders-3")
+    assert first["cause"] == "[Errno 5] Input/output error" and first["event_"] == "x\ny"
+    assert second["event"] == "plain words"
+    assert "ValueError: odd" in third["traceback"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_name_from_outside_cannot_break_a_text_line() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream)
+    logs.Log("millstream").info("client connected", client="evil\x1b[2J\nERROR fake", address="10.0.0.1:5")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(r'INFO    client connected  client="evil\u001b[2J\nERROR fake" address=10.0.0.1:5')
+
+
+def test_what_comes_over_and_over_is_said_a_few_times_and_then_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    damped = logs.Damped("millstream.test")
+    for number in range(1000):
+        damped.warning("refused %d", number)
+    damped.warning("another kind")
+    said = [record.getMessage() for record in caplog.records]
+    assert said[: logs.DAMPED_LINES] == [f"refused {number}" for number in range(logs.DAMPED_LINES)]
+    assert said[logs.DAMPED_LINES :] == ["refused 10 (and more, which are only counted for now)", "another kind"]
+    caplog.clear()
+    now += logs.DAMPED_SECONDS
+    damped.warning("refused %d", 1000)
+    damped.warning("another kind")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["990 more like the following in the 10 s before", "refused 1000", "another kind"]
