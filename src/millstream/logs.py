@@ -86,10 +86,10 @@ class Damped:
                 )
             since, count = now, 0
         self._kinds[message] = (since, count + 1)
-        if count < DAMPED_LINES:
+        if count < DAMPED_LINES - 1:
             self._logger.log(level, message, *arguments)
-        elif count == DAMPED_LINES:
-            self._logger.log(level, message + " (and more, which are only counted for now)", *arguments)
+        elif count == DAMPED_LINES - 1:
+            self._logger.log(level, message + " (more like this are only counted for now)", *arguments)
 
 
 def configure(level: str, form: str = "auto", stream: TextIO | None = None) -> None:

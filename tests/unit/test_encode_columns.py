@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from array import array
 
 import pyarrow as pa
@@ -204,6 +207,31 @@ def test_a_record_that_is_larger_than_the_bound_gets_a_body_of_its_own():
     assert [record.value for record in codec.decode(codec.finish(body))] == [b"b" * 5000]
 
 
+def test_a_body_goes_on_after_memory_ran_out(kernel):
+    script = """if True:
+        import mmap, resource
+        from array import array
+        from millstream.records import codec
+        from millstream.records.rows import Bytes, RowColumns
+
+        space = mmap.mmap(-1, 1 << 30)  # which costs nothing until it is written to
+        def rows(size):
+            return codec.open_rows(RowColumns(1, 0, Bytes(1, 0, None, array("i", [0, size]), space)))
+
+        body = codec.begin(1000)
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20),) * 2)
+        try:
+            body.add(rows(1 << 30), None, 0, 1)
+        except MemoryError:
+            body.add(rows(4 << 20), None, 0, 1)
+            print(len(codec.decode(codec.finish(body))[0].value))
+    """
+    environment = {**os.environ, "MILLSTREAM_PURE": "1" if kernel is pure else "0"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, f"{4 << 20}\n"), run.stderr
+
+
 def test_a_batch_without_rows_is_refused():
     with pytest.raises(ValueError, match="at least one row"):
         codec.finish(codec.begin(1000))
@@ -300,6 +328,11 @@ def test_columns_that_are_shorter_than_their_rows_are_refused(changes):
     value = _binary(VALUES)._replace(ends=array("i", [0, 3, 3, 8]).tobytes(), validity=b"\5")
     assert _refused(RowColumns(3, NOW, value._replace(**changes))) == (BAD_COLUMN, 0)
     assert _refused(RowColumns(3, NOW, _binary(VALUES), value._replace(**changes))) == (BAD_COLUMN, 0)
+
+
+def test_fewer_rows_than_none_are_refused():
+    with pytest.raises(RowRefused):
+        codec.open_rows(RowColumns(-1, NOW, _binary(VALUES)))
 
 
 @pytest.mark.parametrize("ends", [(0, 3, 3, 9), (0, 4, 3, 3), (0, -1, 3, 8), (-4, 0, 0, 8), (0, 3, 3, 2**31 - 1)])

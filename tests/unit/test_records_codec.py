@@ -113,6 +113,37 @@ def test_bytes_like_keys_and_values_are_taken():
     assert codec.decode(batch) == [Record(0, NOW, b"k", b"v", (("h", b"x"),))]
 
 
+class OtherText(str):
+    """Makes of itself what no other text does."""
+
+    encoded: object
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return self.encoded  # type: ignore[return-value]
+
+
+def test_header_names_that_turn_into_something_else_are_taken_or_refused_like_values():
+    name = OtherText("h")
+    name.encoded = bytearray(b"name")
+    assert codec.decode(codec.encode([(0, NOW, b"", b"", [(name, b"x")])]))[0].headers == (("name", b"x"),)
+    name.encoded = 5
+    with pytest.raises(TypeError):
+        codec.encode([(0, NOW, b"", b"", [(name, b"x")])])
+
+
+def test_headers_are_anything_to_go_through_or_nothing():
+    pairs = (("h", b"x"), ("i", None))
+    for headers, expected in ((None, ()), ([], ()), (iter(()), ()), (list(pairs), pairs), (iter(pairs), pairs)):
+        assert codec.decode(codec.encode([(0, NOW, b"", b"", headers)]))[0].headers == expected
+
+
+def test_there_are_no_fewer_than_no_bytes_in_front_of_the_records(kernel):
+    with pytest.raises(ValueError, match="negative count"):
+        codec.kernel.encode([], None, -1)
+    with pytest.raises(ValueError, match="negative count"):
+        codec.kernel.begin(-1, 1000)
+
+
 def test_log_append_time_replaces_every_timestamp():
     batch = codec.encode(SAMPLE, attributes=LOG_APPEND_TIME)
     assert {record.timestamp for record in codec.decode(batch)} == {NOW + 2**40}

@@ -287,6 +287,41 @@ def test_the_time_of_a_batch_that_says_it_is_the_logs_goes_into_its_answer(kerne
     assert [request[4] for request in taken.requests] == [-1, NOW]
 
 
+def test_requests_with_too_few_fields_are_refused(kernel: Any) -> None:
+    for request in ((), Taken(kernel, frame(batch(b"x"))).requests[0][:4]):
+        with pytest.raises(ValueError):
+            kernel.answers([request])
+
+
+def test_requests_that_come_while_answers_are_made_get_none() -> None:
+    taken = Taken(_runs, frame(batch(b"x")) * 2)
+    (shape, _, part, *rest), other = taken.requests
+
+    class Number:
+        def __int__(self) -> int:
+            requests.extend([other] * 100)
+            return 0
+
+    requests = [(shape, Number(), part, *rest)]
+    assert _runs.answers(requests) == _runs.answers([(shape, 0, part, *rest)])
+
+
+def test_shapes_that_change_while_answers_are_made_are_noticed() -> None:
+    (shape, _, *rest), other = Taken(_runs, frame(batch(b"x")) * 2).requests
+
+    class Number:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __int__(self) -> int:
+            shape.__init__(b"", 0, bytes(self.size), b"", None, is_flexible=False, has_log_start=False)
+            return 0
+
+    for size in (0, 10_000):
+        with pytest.raises(ValueError, match="changed"):
+            _runs.answers([(shape, Number(size), *rest), other])
+
+
 # -- the twins ---------------------------------------------------------------------------------------------------------
 
 

@@ -296,7 +296,7 @@ cdef extern from *:
 
     INLINED int64_t given_bytes(const Given *column, int64_t row, const uint8_t **start) {
         int64_t first = 0, size = given(column, row, column->data_bytes, &first);
-        *start = column->data + first;
+        *start = size > 0 ? column->data + first : column->data;
         return size;
     }
 
@@ -327,9 +327,10 @@ cdef extern from *:
 
     /* The room has WIDE bytes to spare, so only what is read must end in time. */
     INLINED uint8_t *put_sized(uint8_t *at, const Given *column, const uint8_t *start, int64_t size) {
-        const uint8_t *end = start + size;
+        const uint8_t *end;
         at = put_zigzag(at, zigzag(size < 0 ? -1 : size));
         if (NEVER(size <= 0)) return at;
+        end = start + size;
         if (ALWAYS(column->data + column->data_bytes - end >= WIDE && size <= QUICK_BYTES_MAX)) {
             for (uint8_t *to = at; start < end; start += WIDE, to += WIDE) memcpy(to, start, WIDE);
         } else {
@@ -1095,6 +1096,8 @@ def encode(records, base_offset, int64_t lead):
     cdef list fields
     cdef uint8_t *at
     cdef object record, key, value, name, held
+    if lead < 0:
+        raise ValueError("negative count")
     out.grow(lead)
     memset(out.data, 0, lead)
     out.used = lead
@@ -1128,7 +1131,8 @@ def encode(records, base_offset, int64_t lead):
         if PyTuple_GET_SIZE(record) == 5 and <object> PyTuple_GET_ITEM(record, 4):
             fields = []
             for name, held in <object> PyTuple_GET_ITEM(record, 4):
-                name, held = name.encode(errors="surrogateescape"), bytes_or_none(held)
+                # A subclass of str may make of itself what it likes.
+                name, held = bytes_or_none(name.encode(errors="surrogateescape")), bytes_or_none(held)
                 fields += (name, held)
                 size += field_bytes(name) + field_bytes(held)
             size += number_bytes(len(fields) // 2)
@@ -1264,6 +1268,8 @@ cdef class Body:
     cdef Written state
 
     def __cinit__(self, int64_t lead, int64_t bytes_max):
+        if lead < 0:
+            raise ValueError("negative count")
         self.array = PyByteArray_FromStringAndSize(NULL, 0)
         self.state.bytes_max = min(bytes_max, BODY_BYTES_MAX)
         self.state.body_bytes_max = BODY_BYTES_MAX
@@ -1274,8 +1280,10 @@ cdef class Body:
         self.state.used = lead
 
     cdef int grow(self, int64_t more) except -1:
-        self.state.room = self.state.used + more
-        PyByteArray_Resize(self.array, self.state.room)
+        cdef int64_t room = self.state.used + more
+        # Noted when it is there: who catches a MemoryError may go on with smaller rows.
+        PyByteArray_Resize(self.array, room)
+        self.state.room = room
         self.state.data = <uint8_t *> PyByteArray_AS_STRING(self.array)
         return 0
 

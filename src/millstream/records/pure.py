@@ -341,7 +341,7 @@ def encode(
         _put(fields, delta)
         _put_bytes(fields, record[2])
         _put_bytes(fields, record[3])
-        _put_headers(fields, record[4] if len(record) == 5 else ())
+        _put_headers(fields, list(record[4] or ()) if len(record) == 5 else ())
         if len(fields) > BODY_BYTES_MAX - len(out):
             raise ValueError(f"record {index}: the batch would be larger than 2 GiB")
         _put(out, len(fields))
@@ -419,7 +419,7 @@ class Rows:
             self.headers = _Given(lists, lists.ends, "q" if lists.is_large else "i", 1)
             self.names, self.held = _GivenBytes(lists.key), _GivenBytes(lists.value)
         for column in (self.value, self.key, self.timestamp, self.partition, self.headers):
-            if column is not None and column.rows < self.count:
+            if column is not None and not 0 <= self.count <= column.rows:
                 raise RowRefused(BAD_COLUMN, 0)
 
     def time(self, row: int) -> int:

@@ -348,12 +348,24 @@ def answers(list requests not None):
     cdef Shape shape
     cdef Part part
     cdef int64_t behind
+    cdef int32_t correlation_id
+    cdef int64_t append_time
     cdef uint8_t *at
-    for request in requests:
+    # What becomes a number below may be anything, and may change the list: so it is another one that is measured.
+    cdef tuple measured = tuple(requests)
+    for request in measured:
+        if len(request) != 5:
+            raise ValueError("a request has five fields")
         size += answer_bytes(<Shape?> request[0])
     frames = PyBytes_FromStringAndSize(NULL, size)
     at = <uint8_t *> PyBytes_AS_STRING(frames)
-    for request in requests:
-        shape, part, behind = <Shape?> request[0], <Part?> request[2], request[3]
-        at = put_answer(at, shape, request[1], part.base_offset + behind, request[4], part.log_start)
+    for request in measured:
+        shape, part = <Shape?> request[0], <Part?> request[2]
+        correlation_id, behind, append_time = request[1], request[3], request[4]
+        size -= answer_bytes(shape)
+        if size < 0:
+            break
+        at = put_answer(at, shape, correlation_id, part.base_offset + behind, append_time, part.log_start)
+    if size:
+        raise ValueError("the shapes were changed")
     return frames
