@@ -46,8 +46,8 @@ _SERVICE_URL = re.compile(r"(?:tcp|udp|sctp)://")
 """Variables that Kubernetes, and links between containers, give to every container beside a service whose name begins
 with `millstream`: MILLSTREAM_SERVICE_HOST, MILLSTREAM_PORT=tcp://10.0.0.1:9092, MILLSTREAM_PORT_9092_TCP_ADDR.
 """
-NODE_ID_MAX = (1 << 31) - 1
-"""Kafka's protocol has 32 bits for it."""
+INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
+"""Kafka's protocol has 32 bits for a broker's number and for sizes, and 64 for times and what a partition holds."""
 
 HOUR_MS = 3600 * 1000
 ALIASES = {"log.retention.hours": ("retention_ms", HOUR_MS), "log.retention.size": ("retention_bytes", 1)}
@@ -120,7 +120,7 @@ class Config:
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
     advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
     node_id: int = _setting(
-        1, "this broker's number in the cluster; brokers that share a store need different", low=0, high=NODE_ID_MAX
+        1, "this broker's number in the cluster; brokers that share a store need different", low=0, high=INT_MAX
     )
     lease_ms: int = _setting(
         6_000, "how long after its last sign of life a broker that shares its store counts as gone", low=100
@@ -143,7 +143,9 @@ class Config:
     )
     connections_max: int = _setting(10_000, "connections at a time on each door; more are closed at once", low=1)
     frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one costs its connection", low=KIB)
-    message_bytes_max: int = _setting(1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB)
+    message_bytes_max: int = _setting(
+        1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB, high=INT_MAX
+    )
     flowmq_unacknowledged_max: int = _setting(
         100, "messages that a FlowMQ subscriber may have without having answered them", low=1
     )
@@ -159,10 +161,18 @@ class Config:
     initial_rebalance_delay_ms: int = _setting(0, "how long an empty group waits for more members to join", low=0)
     offsets_retention_ms: int = _setting(7 * DAY_MS, "how long the offsets of an empty group are kept", low=1)
     housekeeping_interval_ms: int = _setting(30_000, "time between two rounds of retention and compaction", low=1)
-    segment_bytes: int = _setting(GIB, "default of segment.bytes: size at which a log starts a new file", low=KIB)
-    segment_ms: int = _setting(DAY_MS, "default of segment.ms: age at which a log starts a new file", low=1)
-    retention_ms: int = _setting(7 * DAY_MS, "default of retention.ms: age at which records go; -1 keeps them", low=-1)
-    retention_bytes: int = _setting(-1, "default of retention.bytes, per partition; -1 sets no limit", low=-1)
+    segment_bytes: int = _setting(
+        GIB, "default of segment.bytes: size at which a log starts a new file", low=KIB, high=INT_MAX
+    )
+    segment_ms: int = _setting(
+        DAY_MS, "default of segment.ms: age at which a log starts a new file", low=1, high=LONG_MAX
+    )
+    retention_ms: int = _setting(
+        7 * DAY_MS, "default of retention.ms: age at which records go; -1 keeps them", low=-1, high=LONG_MAX
+    )
+    retention_bytes: int = _setting(
+        -1, "default of retention.bytes, per partition; -1 sets no limit", low=-1, high=LONG_MAX
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -28,6 +28,9 @@ from millstream.stores.url import is_shared, open_store
 
 logger = logging.getLogger(__name__)
 
+DATE_SECONDS_MAX = 2.0
+"""How long a page waits for what a database has to say."""
+
 
 class Door(Protocol):
     """What a door for clients is to the server."""
@@ -113,12 +116,14 @@ class Server:
             groups=self._group_figures,
             queues=self._queue_shares,
             api_name=_api_name,
+            brokers=lambda: 1 + len(self.broker.cluster.others()),
         )
         pages = routes(
             scrape,
             lambda: list(self.broker.failures()),
             lambda: "http" in self.addresses,
             lambda: [report(queue) for queue in self._queues()],
+            self._date_queues,
         )
         self._http = HttpDoor(address.host, address.port, pages)
         self.addresses["http"] = opened = Address(*await self._http.start())
@@ -135,6 +140,8 @@ class Server:
 
     async def stop(self) -> None:
         self.addresses.pop("http", None)
+        if self._broker is not None:
+            self._broker.queues.prepare_to_close()
         for door in self._doors:
             await door.close()
         if self._kafka is not None:
@@ -167,6 +174,15 @@ class Server:
             queue = self.broker.queues.get(name)
             if queue is not None:
                 yield queue
+
+    async def _date_queues(self) -> None:
+        """Has the logs of queues say how old what is available is. Without a database that answers, they do not."""
+        asked = [asyncio.ensure_future(each.date()) for queue in self._queues() for each in queue.partitions()]
+        if asked:
+            _, late = await asyncio.wait(asked, timeout=DATE_SECONDS_MAX)
+            for each in late:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     def _queue_shares(self) -> Iterator[QueueShare]:
         for queue in self._queues():

@@ -87,3 +87,15 @@ def test_flowmq_groups_are_refused_with_a_sentence(pair: tuple[ServedBroker, Ser
         with pytest.raises(FlowmqError, match="broker 1 on 127"):
             two.subscribe("flowmq", "workers")
         assert one.next().payload == b"x"
+
+
+def test_flowmq_clients_of_one_broker_use_a_topic_that_another_has_just_made(
+    pair: tuple[ServedBroker, ServedBroker],
+) -> None:
+    with contextlib.ExitStack() as stack:
+        one, two = (stack.enter_context(FlowmqClient(broker.doors["flowmq"])) for broker in pair)
+        for number in range(10):
+            one.publish(f"published-{number}", b"x")
+            two.publish(f"published-{number}", b"y")
+            one.publish(f"subscribed-{number}", b"x")
+            two.subscribe(f"subscribed-{number}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 import threading
 import time
 from collections import Counter
@@ -17,8 +18,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Re
 from tests.compat import raw
 from tests.compat.client_flowmq import (
     ACK,
+    CREATE_TOPIC,
     ERROR,
     MESSAGE,
+    PING,
     PUBLISH,
     SUBSCRIBE,
     SUCCESS,
@@ -134,6 +137,18 @@ def test_answers_keep_the_order_of_the_requests(client: FlowmqClient, unique: Un
     assert offsets == list(range(500))
     assert client.receive() == (SUCCESS, topic.encode())
     assert client.receive()[0] == ERROR
+
+
+@pytest.mark.parametrize("command", [CREATE_TOPIC, PUBLISH, SUBSCRIBE])
+def test_what_takes_its_time_is_answered_before_the_error_that_ends_the_connection(
+    client: FlowmqClient, unique: Unique, command: int
+) -> None:
+    payload = unique("topic").encode() + (b"\0message" if command == PUBLISH else b"")
+    oversized = struct.pack(">BI", PING, 1 << 30)
+    client.socket.sendall(struct.pack(">BI", command, len(payload)) + payload + oversized)
+    assert [client.receive()[0] for _ in range(2)] == [SUCCESS, ERROR]
+    with pytest.raises(ConnectionError):
+        client.receive()
 
 
 def test_topics_made_here_have_one_partition_and_let_go_of_what_is_done_after_a_minute(

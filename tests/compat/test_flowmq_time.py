@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from millstream.errors import Code, RequestError
 from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.server import Server
-from tests.compat.client_flowmq import FlowmqClient, FlowmqError
+from tests.compat.client_flowmq import ACK, NACK, FlowmqClient, FlowmqError
 from tests.in_thread import BrokerInThread
 
 Connect = Callable[[], FlowmqClient]
@@ -87,6 +88,23 @@ def test_an_answer_that_comes_too_late_is_refused(broker: BrokerInThread, connec
     quick.ack(message)
 
 
+@pytest.mark.parametrize("verb", [ACK, NACK])
+def test_a_late_answer_is_not_taken_for_that_of_who_has_the_message_now(
+    broker: BrokerInThread, connect: Connect, verb: int
+) -> None:
+    client, slow, quick, other = connect(), connect(), connect(), connect()
+    for each in (slow, quick, other):
+        each.subscribe("jobs", "workers")
+    client.publish("jobs", b"job")
+    message = slow.next()
+    broker.advance(30.1)
+    assert quick.next() == message
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        slow.ask(verb, message.id.encode())
+    quick.ack(message)
+    assert slow.has_nothing() and other.has_nothing()
+
+
 @pytest.mark.parametrize("group", ["workers", None])
 def test_a_message_that_nobody_answers_is_a_dead_letter_after_90_seconds(
     broker: BrokerInThread, connect: Connect, group: str | None
@@ -153,6 +171,69 @@ def test_a_subscriber_that_hangs_gets_nothing_while_others_answer(broker: Broker
     assert {hung.next().payload, other.next().payload} == {b"0", b"1"}
 
 
+def test_one_that_was_late_and_lives_gets_one_message_at_a_time_until_it_answers_in_time(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, slow, quick = connect(), connect(), connect()
+    slow.subscribe("jobs", "workers")
+    quick.subscribe("jobs", "workers")
+    client.publish("jobs", b"long")
+    long = slow.next()
+    broker.advance(31)
+    quick.ack(quick.next())
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        slow.ack(long)
+    for number in range(6):
+        client.publish("jobs", b"%d" % number)
+    assert not slow.has_nothing() and len(slow.messages) == 1
+    for message in quick.take(5):
+        quick.ack(message)
+    slow.ack(slow.next())
+    for number in range(6):
+        client.publish("jobs", b"more %d" % number)
+    assert len(slow.take(3)) == len(quick.take(3)) == 3
+    assert slow.has_nothing() and quick.has_nothing()
+
+
+def test_who_does_not_read_for_as_long_as_a_lease_keeps_nothing_from_one_that_was_late(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, late, stuck = connect(), connect(), connect()
+    stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    late.subscribe("jobs", "workers")
+    stuck.subscribe("jobs", "workers")
+    stuck.subscribe("news")
+    client.publish("jobs", b"job")
+    message = late.next()
+    broker.advance(20)
+    for _ in range(WINDOW - 1):
+        client.publish("news", bytes(1_000_000))
+    for _ in range(2):
+        broker.advance(10)
+        assert late.has_nothing()
+    for _ in range(2):
+        broker.advance(10)
+    assert late.next() == message
+    late.ack(message)
+
+
+def test_a_clean_stop_is_not_the_last_failure_of_a_message(tmp_path: Path) -> None:
+    broker = BrokerInThread(tmp_path, flowmq="127.0.0.1:0")
+    with broker:
+        worker = FlowmqClient(broker.address("flowmq"))
+        worker.subscribe("jobs", "workers")
+        worker.publish("jobs", b"job")
+        for _ in range(2):
+            worker.nack(worker.next())
+        third = worker.next()
+    worker.close()
+    with broker, FlowmqClient(broker.address("flowmq")) as worker:
+        assert worker.list_topics() == ["jobs"]
+        worker.subscribe("jobs", "workers")
+        assert worker.next() == third
+        worker.ack(third)
+
+
 def test_attempts_are_counted_across_a_restart(tmp_path: Path) -> None:
     broker = BrokerInThread(tmp_path, flowmq="127.0.0.1:0")
     with broker, FlowmqClient(broker.address("flowmq")) as worker:
@@ -193,6 +274,42 @@ def test_messages_go_60_seconds_after_the_last_group_is_done_with_them(
     late.subscribe("jobs", "late")
     assert late.next().payload == b"2"
     assert late.has_nothing()
+
+
+def test_a_spectator_says_nothing_about_what_was_published_before_it(broker: BrokerInThread, connect: Connect) -> None:
+    client, spectator, worker = connect(), connect(), connect()
+    for number in range(2):
+        client.publish("jobs", b"%d" % number)
+    spectator.subscribe("jobs")
+    client.publish("jobs", b"2")
+    spectator.ack(spectator.next())
+    for _ in range(14):
+        broker.advance(5)
+    assert _start(broker, "jobs") == 0
+    worker.subscribe("jobs", "workers")
+    messages = worker.take(3)
+    assert [message.payload for message in messages] == [b"0", b"1", b"2"]
+    for message in messages:
+        worker.ack(message)
+    for _ in range(14):
+        broker.advance(5)
+    assert _start(broker, "jobs") == 3
+
+
+def test_what_all_spectators_have_answered_goes_where_there_is_no_group(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, first, second = connect(), connect(), connect()
+    first.subscribe("news")
+    client.publish("news", b"0")
+    second.subscribe("news")
+    client.publish("news", b"1")
+    for spectator, count in ((first, 2), (second, 1)):
+        for message in spectator.take(count):
+            spectator.ack(message)
+    for _ in range(14):
+        broker.advance(5)
+    assert _start(broker, "news") == 2
 
 
 def _start(broker: BrokerInThread, topic: str) -> int:

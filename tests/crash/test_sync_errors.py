@@ -335,6 +335,57 @@ class TestNoRoom:
         machine.open()
         machine.check()
 
+    def test_at_all_does_not_keep_the_only_segment_from_going(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        disk, log = machine.disk, machine.logs[0]
+        log.config = LogConfig(index_interval_bytes=200, segment_ms=1000, retention_ms=60_000)
+        for number in range(40):
+            machine._append(0, log, b"%d" % number)
+        (only,), room = [segment.path for segment in log.segments], 0
+
+        def write(file: OpenFile, data: bytes) -> None:
+            nonlocal room
+            room -= len(data)
+            if room < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            ForgetfulDisk.append(disk, file, data)
+
+        def remove(path: str) -> None:
+            nonlocal room
+            room = max(room, 0) + os.stat(path).st_size
+            ForgetfulDisk.remove(disk, path)
+
+        monkeypatch.setattr(disk, "append", write)
+        monkeypatch.setattr(disk, "remove", remove)
+        machine.clock.advance(30)
+        machine.housekeep()
+        assert os.path.exists(only), "it is to begin a new one by now, for which there is no room"
+        machine.clock.advance(60)
+        machine.housekeep()
+        assert not os.path.exists(only) and (log.start, log.end) == (40, 40)
+        machine.trimmed = log.start
+        machine._append(0, log, b"room again")
+        machine.check()
+        machine.disk = disk.crash(Random(1))
+        machine.open()
+        machine.check()
+
+    def test_is_not_said_of_every_log_in_every_round(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for number in range(50):
+            log = machine.store.open("many", "0011223344556677", number, LogConfig(segment_ms=1000))
+            machine.append(log, batch(b"x")).value()
+        machine.clock.advance(30)
+        monkeypatch.setattr(machine.disk, "append", no_room)
+        for _ in range(3):
+            machine.housekeep()
+        lines = [record for record in caplog.records if "could not be tidied up" in record.getMessage()]
+        assert (
+            len(lines) == 10 and "No space left" in lines[0].getMessage() and not any(line.exc_info for line in lines)
+        )
+
     def test_in_housekeeping_of_one_log_does_not_keep_it_from_the_others(
         self, machine: Failing, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -350,3 +401,43 @@ class TestNoRoom:
         assert machine.logs[1].start == machine.logs[1].end
         machine.housekeep()
         assert machine.logs[0].start == machine.logs[0].end
+
+
+class TestNoDescriptors:
+    """...are no failed sync: nothing was asked of the disk. Clients that connect by the thousand bring it about."""
+
+    @pytest.fixture
+    def machine(self, tmp_path: Path, loop: asyncio.AbstractEventLoop) -> Failing:
+        return Failing(tmp_path, loop)
+
+    def test_for_the_directory_make_an_append_wait(self, machine: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine.work(rounds=2)
+        machine.loop.run_until_complete(machine.store.close())
+        machine.open()  # the next sync is to sync the directory too
+        log, end = machine.logs[0], machine.logs[0].end
+        monkeypatch.setattr(machine.disk, "sync_directory", no_descriptors)
+        promises = [machine.append(log, batch(b"a")), machine.append(log, batch(b"b"))]
+        assert log.failure is None and (log.durable, log.end) == (end, end + 2)
+        assert not any(promise.done for promise in promises)
+        monkeypatch.undo()
+        machine.clock.advance(1)
+        machine.flusher.run_all()
+        assert [promise.value().base_offset for promise in promises] == [end, end + 1]
+        machine.disk = machine.disk.crash(Random(1))
+        machine.open()
+        assert [record.value for record in read_all(machine.logs[0], end)] == [b"a", b"b"]
+
+    def test_for_the_file_cost_the_request(self, machine: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine.work(rounds=2)
+        machine.loop.run_until_complete(machine.store.close())
+        machine.open()  # the file is opened by the next append
+        monkeypatch.setattr(machine.disk, "open", no_descriptors)
+        machine._append(0, machine.logs[0], b"refused")
+        assert [refusal.code for refusal in machine.refusals] == [Code.KAFKA_STORAGE_ERROR]
+        monkeypatch.undo()
+        machine._append(0, machine.logs[0], b"taken")
+        assert machine.logs[0].failure is None and b"taken" in machine.check()[0].values()
+
+
+def no_descriptors(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -67,6 +67,8 @@ def test_data_is_short_for_a_file_store(tmp_path: Path) -> None:
         ("auto_create_topics = 1", "auto_create_topics must be true or false, not 1"),
         ("[kafka]\nport = 1", "kafka must be a string, not a table"),
         ("default_partitions = 0", "default_partitions must be at least 1, not 0"),
+        ("segment_bytes = 2147483648", "segment_bytes must be at most 2147483647, not 2147483648"),
+        ("retention_ms = 9223372036854775808", "retention_ms must be at most 9223372036854775807"),
         ('log_format = "xml"', "log_format must be one of auto, text, json, not 'xml'"),
         ('flush = "never"', "flush=never is not known"),
         ("node_id = ", "is not valid TOML"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from millstream.broker.groups.queue_verbs import Answer, Verb
 from millstream.config import Config
 from millstream.server import Server
+from millstream.testing.clock import VirtualClock
 
 
 @pytest.fixture
@@ -75,5 +77,28 @@ async def test_the_broker_knows_where_its_pages_are(config: Config) -> None:
     await server.start()
     try:
         assert server.broker.config.http == str(server.addresses["http"]) != config.http
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("store", ["memory:", "file:{}", "sqlite:{}/app.db"])
+async def test_how_long_the_oldest_record_has_waited_is_told_over_every_store(store: str, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    config = Config(store=store.format(tmp_path), kafka="127.0.0.1:0", http="127.0.0.1:0")
+    server = Server(config, clock)
+    await server.start()
+    try:
+        topic = await server.broker.topics.create("jobs", 1, {})
+        queue = server.broker.queues.open("workers", settings={"share.auto.offset.reset": "earliest"})
+        await queue.partition(topic, 0)
+        for value in (b"a", b"b", b"c"):
+            await server.broker.inlet(topic.partitions[0]).put(value, None, ())
+            clock.advance(10)
+        age = 'millstream_queue_oldest_available_seconds{group="workers",partition="0",topic="jobs"}'
+        assert f"{age} 30.0" in await page(server, "/metrics")
+        await topic.partitions[0].log.trim(1)  # what nobody has taken may go by age
+        assert f"{age} 20.0" in await page(server, "/metrics")
+        ((told,),) = (each["partitions"] for each in json.loads(await page(server, "/queues")))
+        assert told["available"] == 2 and told["age_ms"] == 20_000
     finally:
         await server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,6 +55,57 @@ def test_a_file_in_place_of_the_directory_stops_the_start_with_a_sentence(tmp_pa
     store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
     with pytest.raises(StartupError, match="cannot be used as a data directory"):
         store.lock()
+
+
+def test_so_does_one_that_is_not_ours_and_it_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher(), disk)  # type: ignore[arg-type]
+
+    def refuse(_: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_directory", refuse)
+        with pytest.raises(StartupError, match="cannot be used as a data directory"):
+            store.lock()
+        (tmp_path / "data").mkdir()
+        with pytest.raises(StartupError, match="cannot be used as a data directory"):
+            store.lock()
+    store.lock()
+
+
+async def test_so_does_a_file_in_place_of_the_logs(store: LocalLogStore, tmp_path: Path) -> None:
+    (tmp_path / "data" / "logs").rmdir()
+    (tmp_path / "data" / "logs").write_text("not a directory")
+    with pytest.raises(StartupError, match="cannot be used as a data directory"):
+        store.opened_all()
+
+
+async def test_what_cannot_be_set_aside_stops_the_start_with_a_sentence(store: LocalLogStore, tmp_path: Path) -> None:
+    (tmp_path / "data" / "logs" / "foreign").mkdir()
+    (tmp_path / "data" / "set-aside").write_text("not a directory")
+    with pytest.raises(StartupError, match="foreign cannot be set aside"):
+        store.opened_all()
+
+
+@pytest.mark.parametrize("letters", [200, 246, 247, 249])
+async def test_a_topic_may_have_the_longest_name_there_is(store: LocalLogStore, tmp_path: Path, letters: int) -> None:
+    name, other = "n" * letters, "n" * (letters - 1) + "x"
+    values = await fill(store.open(name, TOPIC_ID, 12345, LogConfig()), 10)
+    await fill(store.open(other, TOPIC_ID[::-1], 0, LogConfig()), 3)
+    await store.close()
+    (torn,) = (tmp_path / "data" / "logs").glob(f"*-{TOPIC_ID[:8]}/12345/*.log")
+    with torn.open("ab") as file:
+        file.write(b"half a batch")
+    (torn.parent / ("f" * 255)).touch()
+    again = LocalLogStore(store.directory, VirtualClock(), Flusher(asyncio.get_running_loop()))
+    again.lock()
+    assert [record.value for record in read_all(again.open(name, TOPIC_ID, 12345, LogConfig()))] == values
+    again.opened_all()
+    assert len(list((tmp_path / "data" / "set-aside").iterdir())) == 3, "a foreign file, a torn tail, another topic"
+    await again.discard(name, TOPIC_ID)
+    assert list((tmp_path / "data" / "logs").iterdir()) == []
+    await again.close()
 
 
 async def test_a_partition_that_was_never_written_to_makes_no_files(store: LocalLogStore, tmp_path: Path) -> None:

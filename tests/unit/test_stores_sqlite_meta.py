@@ -39,6 +39,28 @@ async def test_a_failed_commit_is_final_and_reads_go_on(
     await again.close()
 
 
+async def test_a_full_disk_costs_what_it_has_no_room_for_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    meta = SqliteMeta(str(tmp_path / "meta.db"))
+    await meta.transact(Put("a", b"1"))
+    (pages,) = meta._database.execute("PRAGMA page_count").fetchone()
+    meta._database.execute(f"PRAGMA max_page_count={pages}")  # what SQLite says then is what it says of a full disk
+    large = bytes(100_000)
+    promises = [meta.transact(Put("a", large)), meta.transact(Put("a", b"2", if_revision=1))]
+    for outcome in await asyncio.gather(*promises, return_exceptions=True):
+        assert isinstance(outcome, RequestError) and outcome.code is Code.KAFKA_STORAGE_ERROR
+        assert "the disk is full" in outcome.detail
+    assert meta.failure is None and "until the broker restarts" not in caplog.text
+    assert (await meta.get("a")).value == b"1"
+    meta._database.execute("PRAGMA max_page_count=1000000")
+    assert await meta.transact(Put("a", large, if_revision=1)) == 2
+    await meta.close()
+    again = SqliteMeta(str(tmp_path / "meta.db"))
+    assert (await again.get("a")).value == large
+    await again.close()
+
+
 async def test_what_is_not_committed_cannot_be_read(tmp_path: Path) -> None:
     meta = SqliteMeta(str(tmp_path / "meta.db"))
     promise = meta.transact(Put("a", b"1"))
@@ -68,6 +90,17 @@ def test_a_file_that_is_no_database_stops_the_start_with_a_sentence(tmp_path: Pa
     path.write_bytes(b"this is not a database, and it is long enough to be looked at" * 20)
     with pytest.raises(StartupError, match="cannot be opened as a metadata store"):
         SqliteMeta(str(path))
+
+
+async def test_so_does_one_that_is_damaged_further_inside(tmp_path: Path) -> None:
+    meta = SqliteMeta(str(tmp_path / "meta.db"))
+    await meta.transact(*(Put(f"k/{number}", bytes(500)) for number in range(100)))
+    await meta.close()
+    with (tmp_path / "meta.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"damage" * 5000)
+    with pytest.raises(StartupError, match="cannot be read"):
+        SqliteMeta(str(tmp_path / "meta.db"))
 
 
 def test_a_newer_schema_is_not_touched(tmp_path: Path) -> None:

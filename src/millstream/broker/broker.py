@@ -167,7 +167,9 @@ class Broker:
         return (self._logs.location, *self._logs.room())
 
     def failures(self) -> Iterator[str]:
-        """Why the broker is not healthy, one sentence per read-only log."""
+        """Why the broker is not healthy, one sentence per read-only log, and one where the metadata is."""
+        if self._meta.failure is not None:
+            yield f"the metadata store is read-only: {self._meta.failure}"
         for topic in self.topics:
             for partition in topic.partitions:
                 if partition.log.failure is not None:

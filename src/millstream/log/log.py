@@ -23,7 +23,7 @@ import logging
 import os
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from millstream.callbacks import tell
@@ -47,6 +47,10 @@ logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 LEADER_EPOCH = 0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Nothing was asked of the disk: what could not be opened can be when a client has gone."""
+SYNC_AGAIN_SECONDS = 0.1
 CHECKPOINT_BYTES = 64 << 20
 """How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
 
@@ -213,7 +217,7 @@ class Log(ReadableLog):
         if error.errno == errno.EIO:
             return self.fail(error)
         try:
-            if self.segments:
+            if self.segments and self.segments[-1].is_open:  # else nothing was written to it
                 active = self.segments[-1]
                 self._disk.truncate(active.file, active.size)
         except OSError:
@@ -253,7 +257,10 @@ class Log(ReadableLog):
             # Taken hold of now: a segment that is dropped while the sync waits for its thread must not fail it.
             files = [segment.file for segment in (*self._unsynced_segments, active)]
         except OSError as error:
-            self.fail(error)
+            if error.errno in NO_DESCRIPTORS:
+                self._sync_again(error)
+            else:
+                self.fail(error)
             return None
         self._sync_target = (
             self.end,
@@ -278,7 +285,11 @@ class Log(ReadableLog):
         end, mark, synced_bytes, synced_batches = self._sync_target
         self._sync_target = None
         if error is not None:
-            self.fail(error)
+            if error.errno in NO_DESCRIPTORS:  # of the directory: the files were open, and are synced
+                self._directory_dirty = True
+                self._sync_again(error)
+            else:
+                self.fail(error)
             return
         self.unsynced_bytes -= synced_bytes
         self._unsynced_batches -= synced_batches
@@ -293,6 +304,10 @@ class Log(ReadableLog):
             self._publish(end, mark)
         for _, promise, answer in ready:
             promise.settle(answer)
+
+    def _sync_again(self, error: OSError) -> None:
+        refusals.error("cannot sync %s yet: %s", self.name, error)
+        self.clock.call_later(SYNC_AGAIN_SECONDS, self._flush_by_time)
 
     def _publish(self, end: int, mark: tuple[int, int]) -> None:
         self.durable = end
@@ -363,18 +378,31 @@ class Log(ReadableLog):
             self.write_checkpoint()
         except OSError as error:
             doomed = [segment for segment, after in pairwise(self.segments) if after.base_offset <= offset]
-            indexed = [segment for segment in doomed if os.path.exists(segment.index.path)]
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not indexed:
+            if error.errno not in NO_ROOM or not self._remove_indexes(doomed):
                 raise
-            for segment in indexed:
-                segment.let_go()
-                self._disk.remove(segment.index.path)
-                anew = Segment(self._disk, self.directory, segment.base_offset, segment.size)
-                self.segments[self.segments.index(segment)] = anew
-                if segment in self._unsynced_segments:
-                    self._unsynced_segments[self._unsynced_segments.index(segment)] = anew
-            self.forget_cursors()
             self.write_checkpoint()
+
+    def roll_to_drop(self) -> None:
+        """Starts the segment that stays when all there are go; as above where that needs a checkpoint."""
+        try:
+            self.roll()
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._remove_indexes(self.segments):
+                raise
+            self.roll()
+
+    def _remove_indexes(self, doomed: Sequence[Segment]) -> bool:
+        """Whether there were any. They can be made again of what they belong to, should that stay after all."""
+        indexed = [segment for segment in doomed if os.path.exists(segment.index.path)]
+        for segment in indexed:
+            segment.let_go()
+            self._disk.remove(segment.index.path)
+            anew = Segment(self._disk, self.directory, segment.base_offset, segment.size)
+            self.segments[self.segments.index(segment)] = anew
+            if segment in self._unsynced_segments:
+                self._unsynced_segments[self._unsynced_segments.index(segment)] = anew
+        self.forget_cursors()
+        return bool(indexed)
 
     def remove_files(self, segment: Segment) -> None:
         segment.let_go()

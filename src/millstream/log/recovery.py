@@ -182,7 +182,8 @@ class Recovery:
 
     def _free_name(self, name: str) -> str:
         self._disk.make_directory(self._set_aside)
-        stem = os.path.join(self._set_aside, f"{self._log.name}.{name}")
+        # File systems have room for 255 bytes in a name: the ends of both tell enough.
+        stem = os.path.join(self._set_aside, f"{self._log.name[-120:]}.{name[-120:]}")
         candidate, number = stem, 1
         while os.path.exists(candidate):
             number += 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from millstream.log.log import Log
+from millstream.log.config import LogConfig
+from millstream.log.log import NO_ROOM, Log
+from millstream.log.segment import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -15,10 +17,21 @@ def expire(log: Log) -> None:
         return
     config, now = log.config, log.clock.now_ms()
     active = log.segments[-1]
+    crowded = None
     if active.size and 0 <= active.first_timestamp <= now - config.segment_ms:
-        active = log.roll()
+        try:
+            active = log.roll()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            crowded = error  # what goes now may make the room
+    if not _drop(log, config, active, now) and crowded is not None:
+        raise crowded
+
+
+def _drop(log: Log, config: LogConfig, active: Segment, now: int) -> bool:
     if not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
-        return
+        return False
     oldest = now - config.retention_ms if config.retention_ms >= 0 else None
     total = log.size_bytes()
     keep_from = log.segments[0].base_offset
@@ -33,8 +46,10 @@ def expire(log: Log) -> None:
         following = [other.base_offset for other in log.segments if other.base_offset > segment.base_offset]
         keep_from = following[0] if following else log.end
     keep_from = min(keep_from, log.durable)
-    if keep_from > log.segments[0].base_offset:
-        if keep_from > log.segments[-1].base_offset:
-            log.roll()
-        dropped = log.drop_from_front(keep_from)
-        logger.info("%s: retention removed %d bytes; it starts at %d now", log.name, dropped, log.start)
+    if keep_from <= log.segments[0].base_offset:
+        return False
+    if keep_from > log.segments[-1].base_offset:
+        log.roll_to_drop()
+    dropped = log.drop_from_front(keep_from)
+    logger.info("%s: retention removed %d bytes; it starts at %d now", log.name, dropped, log.start)
+    return True

@@ -146,6 +146,10 @@ Operation = Put | Delete | Check
 
 
 class MetaStore(Protocol):
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be changed until a restart, if that is so."""
+
     def start(self) -> Awaitable[None]:
         """Called once, before anything else; raises `StartupError` where the place cannot be used."""
 

@@ -18,6 +18,7 @@ class Keys:
     def __init__(self) -> None:
         self.values: dict[str, Versioned] = {}
         self.revision = 0
+        self.failure: str | None = None
         self._watchers: dict[int, tuple[str, Callable[[str, Versioned | None], None]]] = {}
         self._next_watcher = 0
 

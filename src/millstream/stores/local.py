@@ -26,9 +26,14 @@ from millstream.log.flusher import Flusher
 from millstream.log.log import Log
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
+from millstream.logs import Damped
 from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
+
+TOPIC_LETTERS_MAX = 246
+ASIDE_LETTERS_MAX = 230
+"""File systems have room for 255 bytes in a name."""
 
 
 class DirectoryLock:
@@ -60,6 +65,7 @@ class LocalLogStore:
         self._disk = disk or Disk()
         self._logs: dict[tuple[str, str], dict[int, Log]] = {}
         self._lock: DirectoryLock | None = None
+        self._damped = Damped(__name__)
         self.scanned_bytes = 0
         self.cut_bytes = 0
 
@@ -73,13 +79,14 @@ class LocalLogStore:
         try:
             self._disk.make_directory(self.directory)
             self._lock = DirectoryLock(self.directory)
+            self._disk.make_directory(self._path("logs"))
+            # A process that was killed may have made them and not come to this.
+            self._disk.sync_directory(self.directory)
+            with contextlib.suppress(PermissionError):  # not ours to read: then this process has made nothing in it
+                self._disk.sync_directory(os.path.dirname(self.directory))
         except OSError as error:
+            self._unlock()
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
-        self._disk.make_directory(self._path("logs"))
-        # A process that was killed may have made them and not come to this.
-        self._disk.sync_directory(self.directory)
-        with contextlib.suppress(PermissionError):  # not ours to read: then this process has not made anything in it
-            self._disk.sync_directory(os.path.dirname(self.directory))
         if os.path.isdir(self._path("trash")):
             self._disk.remove_tree(self._path("trash"))
 
@@ -87,7 +94,10 @@ class LocalLogStore:
         return os.path.join(self.directory, *parts)
 
     def _topic_path(self, topic: str, topic_id: str) -> str:
-        return self._path("logs", f"{topic}-{topic_id[:8]}")
+        """A topic's name may have 249 letters, a directory's has room for 246 of them and the id that tells it from
+        others.
+        """
+        return self._path("logs", f"{topic[:TOPIC_LETTERS_MAX]}-{topic_id[:8]}")
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Log:
         logs = self._logs.setdefault((topic, topic_id), {})
@@ -119,10 +129,17 @@ class LocalLogStore:
 
     def opened_all(self) -> None:
         known = {os.path.basename(self._topic_path(*key)) for key in self._logs}
-        for name in sorted(set(os.listdir(self._path("logs"))) - known):
-            self._disk.make_directory(self._path("set-aside"))
-            target = self._path("set-aside", f"{name}.{self._clock.now_ms()}")
-            self._disk.rename(self._path("logs", name), target)
+        try:
+            strangers = sorted(set(os.listdir(self._path("logs"))) - known)
+        except OSError as error:
+            raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
+        for name in strangers:
+            target = self._path("set-aside", f"{name[-ASIDE_LETTERS_MAX:]}.{self._clock.now_ms()}")
+            try:
+                self._disk.make_directory(self._path("set-aside"))
+                self._disk.rename(self._path("logs", name), target)
+            except OSError as error:
+                raise StartupError(f"{self._path('logs', name)} cannot be set aside: {error}") from error
             logger.warning("set %s aside as %s: no topic of that name and id is known", name, target)
 
     async def discard(self, topic: str, topic_id: str) -> None:
@@ -143,7 +160,10 @@ class LocalLogStore:
             except Exception as error:
                 if isinstance(error, OSError) and error.errno == errno.EIO and log.failure is None:
                     log.fail(error)
-                logger.exception("%s could not be tidied up; the next round tries again", log.name)
+                if isinstance(error, OSError):  # a full disk has one for every log, each round
+                    self._damped.error("%s could not be tidied up; the next round tries again: %s", log.name, error)
+                else:
+                    logger.exception("%s could not be tidied up; the next round tries again", log.name)
             await asyncio.sleep(0)
 
     async def _housekeep(self, log: Log) -> None:
@@ -165,6 +185,9 @@ class LocalLogStore:
         for log in self._every_log():
             log.close()
         self._flusher.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None

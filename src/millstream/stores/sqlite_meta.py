@@ -5,7 +5,8 @@ synchronous=FULL, so one sync), then they take effect in memory and are answered
 disk yet.
 
 If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
-after a failed sync. What is on disk can still be read.
+after a failed sync. What is on disk can still be read. A full disk is no such failure, as it is none for a log: nothing
+was written, those that asked are refused, and the next may find room.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.logs import Damped
 from millstream.promise import Promise
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.keys import Keys
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 SCHEMA_VERSION = 1
 _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
@@ -31,13 +34,19 @@ _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
 class SqliteMeta(Keys):
     def __init__(self, path: str) -> None:
         super().__init__()
-        self.failure: str | None = None
         self._path = path
         self._database = self._open(path)
         self._queue: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self._busy = False
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meta")
+        try:
+            self._load()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise StartupError(f"{path} cannot be read: {error}") from error
+
+    def _load(self) -> None:
         for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
             self.values[key] = Versioned(value, revision)
             self.revision = max(self.revision, revision)
@@ -112,7 +121,13 @@ class SqliteMeta(Keys):
         accepted: list[tuple[Promise[int], int]],
         refused: list[tuple[Promise[int], RevisionConflict]],
     ) -> None:
-        if error is not None:
+        if _is_full(error):
+            refusals.error("%s cannot be written: the disk is full", self._path)
+            # Also of those that conflicted: perhaps with what is not stored now.
+            for promise in [promise for promise, _ in (*accepted, *refused)]:
+                promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, f"{self._path}: the disk is full"))
+            refused = []
+        elif error is not None:
             self.failure = str(error)
             logger.critical("%s takes no more changes until the broker restarts: %s", self._path, error)
             waiting, self._queue = self._queue, []
@@ -140,3 +155,8 @@ class SqliteMeta(Keys):
             await last  # an empty transaction is answered after all that queued before it
         self._thread.shutdown()
         self._database.close()
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether that is all there is: what was begun was taken back, and the file is as it was."""
+    return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"

@@ -42,6 +42,10 @@ class TableMeta:
         self._catching_up = False
         self._writing = False
 
+    @property
+    def failure(self) -> str | None:
+        return self._database.failure
+
     async def start(self) -> None:
         await self._database.start()
         self._told = await self._database.revision()

@@ -12,6 +12,7 @@ from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.log.config import LogConfig
 from millstream.log.producers import PRODUCERS_MAX
+from millstream.logs import Damped
 from millstream.promise import Promise, promised
 from millstream.stores.database import Database, Landed, LogState, Stored, Torn
 from millstream.stores.group_commit import GroupCommit
@@ -50,6 +51,7 @@ class TableLogStore:
         self._waiting_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
         self._is_behind = False
+        self._damped = Damped(__name__)
         self._losses = 0
         """Counts how often news were lost: a state that was asked for before may be behind for ever."""
         database.listen(self._learn, self.meta.news, self._lost)
@@ -227,7 +229,7 @@ class TableLogStore:
             try:
                 await log.expire(now_ms)
             except RequestError as error:  # deleted by another process, perhaps
-                logger.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
+                self._damped.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
         try:
             await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
             await self.meta.housekeep()

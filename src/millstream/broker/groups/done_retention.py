@@ -2,7 +2,8 @@
 
 Every so often it is noted how far all groups are done with a partition. What they were done with that long ago goes. A
 group is done up to its lowest open record (queues), its committed offset (streams, exclusive groups) or its position
-(cursors). Nothing goes while no group reads the partition, and other retention goes on beside it.
+(cursors). Nothing goes while no group reads the partition, and other retention goes on beside it. A private queue keeps
+what it is not done with as well, but began somewhere: what lies before that waits for a group.
 """
 
 from __future__ import annotations
@@ -61,24 +62,30 @@ class DoneRetention:
         self._alarm.push(CHECK_MS)
         kept_ms = {topic.name: topic.settings.done_retention_ms for topic in self._topics}
         done: dict[tuple[str, int], int] = {}
-        for topic, index, offset in self._positions() if any(kept >= 0 for kept in kept_ms.values()) else ():
+        read_from_the_start: set[tuple[str, int]] = set()
+        for topic, index, offset, is_from_start in (
+            self._positions() if any(kept >= 0 for kept in kept_ms.values()) else ()
+        ):
             if kept_ms.get(topic, -1) >= 0:
                 done[topic, index] = min(done.get((topic, index), offset), offset)
+                if is_from_start:
+                    read_from_the_start.add((topic, index))
+        done = {place: offset for place, offset in done.items() if place in read_from_the_start}
         now = self._clock.now_ms()
         self._notes = {place: notes for place, notes in self._notes.items() if place in done}
         for place, offset in done.items():
             self._note(place, offset, now, kept_ms[place[0]])
 
-    def _positions(self) -> Iterator[tuple[str, int, int]]:
+    def _positions(self) -> Iterator[tuple[str, int, int, bool]]:
         for each in self._partitions():
-            yield each.topic.name, each.index, each.low
+            yield each.topic.name, each.index, each.low, each.first <= each.log.start
         for _, topic, index, offset in self._committed():
-            yield topic, index, offset
+            yield topic, index, offset, True
         by_id = {topic.id.hex: topic for topic in self._topics}
         for state in map(State.decode, self._exclusive.values()):
             if (reads := by_id.get(state.topic_id)) is not None:
                 yield from (
-                    (reads.name, index, state.positions.get(index, 0)) for index in range(len(reads.partitions))
+                    (reads.name, index, state.positions.get(index, 0), True) for index in range(len(reads.partitions))
                 )
 
     def _note(self, place: tuple[str, int], offset: int, now: int, kept_ms: int) -> None:

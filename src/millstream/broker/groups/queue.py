@@ -41,6 +41,8 @@ class Queue:
         self.clock = clock
         self.dead_letters = dead_letters
         self.is_durable = durable
+        self.is_stopping = False
+        """Whether the broker is: what its workers have not answered by then is not their fault."""
         self.overrides = clean(overrides)
         self.leases = 0
         self.members: dict[int, Member] = {}

@@ -297,6 +297,7 @@ class QueuePartition(QueueStates):
         self._keys = None
         self._seeks += 1
         self.next = offset
+        self.first = min(self.first, offset)
         await self.save()
         self._wake()
 

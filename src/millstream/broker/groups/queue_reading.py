@@ -22,13 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class Reading:
-    __slots__ = ("_kept", "_log", "_records")
+    __slots__ = ("_dated", "_kept", "_log", "_records")
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self._kept: list[tuple[BatchHeader, memoryview]] = []
         """What was read last, from where it was used last: records are often taken one by one."""
         self._records: tuple[int, dict[int, Record]] = (-1, {})
+        self._dated: int | None = None
+        """What `date` found, until it is asked for."""
 
     async def batches(self, offset: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
         """A piece of the log, whole batches: from the one that holds an offset, or the next there is.
@@ -67,8 +69,17 @@ class Reading:
         except CorruptBatch:
             return False
 
+    async def date(self, offset: int) -> None:
+        """Finds what `timestamp_at` will say next: a log in a database cannot say so at once."""
+        self._dated = None
+        slice_ = await self._log.read(offset, 1)
+        self._dated = next((header.base_timestamp for header, _ in codec.split(slice_.to_bytes())), None)
+
     def timestamp_at(self, offset: int) -> int | None:
-        """Of the batch that holds an offset, where the log can say so at once."""
+        """Of the batch that holds an offset, or of what was dated a moment ago; None where nobody knows yet."""
+        if self._dated is not None:
+            dated, self._dated = self._dated, None
+            return dated
         try:
             read = self._log.read(offset, 1)
             if not read.done:

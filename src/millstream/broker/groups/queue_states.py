@@ -72,6 +72,8 @@ class QueueStates(abc.ABC):
         self.log = self._partition.log
         self.next = 0
         """The first record that was never looked at."""
+        self.first = 0
+        """Where a private queue began: it cannot say that anybody is done with what lies before."""
         self.done = self.dead = self.redelivered = 0
         self.leases = 0
         self._queue = queue
@@ -115,6 +117,12 @@ class QueueStates(abc.ABC):
         for waker in list(self._wakers.values()):
             waker()
 
+    async def date(self) -> None:
+        """Before `figures`, where these are to say how old the oldest available record is, whatever the store."""
+        first = self._first()
+        if first is not None:
+            await self.reading.date(max(first, self.log.start))
+
     def figures(self) -> QueueFigures:
         blocks = self._blocks.values()
         leased, waiting, dying, held = (
@@ -123,7 +131,7 @@ class QueueStates(abc.ABC):
         fresh = max(self.log.durable - max(self.next, self.log.start), 0)
         available = sum(block.ready for block in blocks) + held + fresh
         first = self._first()
-        oldest = None if first is None else self.reading.timestamp_at(first)
+        oldest = None if first is None else self.reading.timestamp_at(max(first, self.log.start))
         age_ms = 0 if oldest is None else max(self._clock.now_ms() - oldest, 0)
         counts = self.done, self.dead, dying, self.redelivered
         return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
@@ -254,7 +262,7 @@ class QueueStates(abc.ABC):
         """A delivery did not end in an acceptance. The caller has counted the lease off."""
         settings = self.settings
         attempts = block.attempts[at]
-        if is_final or attempts >= settings.attempts_max:
+        if is_final or (attempts >= settings.attempts_max and not self._queue.is_stopping):
             block.put(at, DYING)
             reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
             grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
@@ -370,6 +378,7 @@ class QueueStates(abc.ABC):
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
             from_end = self._keeper.is_private or self.settings.reset == "latest"
             self.next = self.log.durable if from_end else self.log.start
+            self.first = self.next if self._keeper.is_private else 0
             return
         self.next, self.done, self.dead, self.redelivered = head[1:]
         self._keeper.restore(set(stored.blocks), stored.graves)

@@ -264,6 +264,11 @@ class Queues:
             queue.forget(partition)
             self._journal.submit(Entry(partition.removal))
 
+    def prepare_to_close(self) -> None:
+        """The doors are about to close. A delivery that this cuts short is not the last one, as after a crash."""
+        for queue in self._queues.values():
+            queue.is_stopping = queue.is_durable
+
     async def close(self) -> None:
         self._unwatch()
         self._retention.stop()

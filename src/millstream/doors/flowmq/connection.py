@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Coroutine
@@ -95,6 +96,8 @@ class Connection:
         self._discarded = 0
         self.takes_messages = True
         """Whether it reads what it is sent."""
+        self.unread_since_ms: float = math.inf
+        """Since when it has not taken all that it was sent."""
         self.closed = False
         self.last_used = door.now
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -145,12 +148,11 @@ class Connection:
             subscription, _ = self._answering.popitem()
             subscription.dispatcher.has_room(subscription)
         reader, memory = self._reader, self._memory
-        if reader.broken is not None and not self._backlog:
+        if (reader.held or memory.reserved) and not self.closed:
+            memory.follow(reader)
+        if reader.broken is not None and not self._backlog and self._running is None:
             self._refuse(reader.broken)
         if self._outbox.size or self._is_ending:
-            self.flush()
-        if (reader.held or memory.reserved) and not self.closed and not memory.follow(reader):
-            self._refuse(reader.broken or "")
             self.flush()
         if not self._is_read or self._is_parked:
             self._look_where_to_read()
@@ -231,6 +233,9 @@ class Connection:
         subscription = self.subscriptions.get(name[: message_id.TOPIC_BYTES])
         sent = subscription.unanswered.pop(name, None) if subscription is not None else None
         if subscription is None or sent is None:
+            if subscription is not None and subscription.is_late:
+                subscription.answered_late()
+                self._answering[subscription] = None
             raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
         dispatcher = subscription.dispatcher
         promise = dispatcher.answer(subscription, sent, verb, reason)
@@ -285,8 +290,10 @@ class Connection:
         """Its queue is elsewhere. The client is told, and the connection ends: it would wait for ever."""
         self.end(subscription)
         self._backlog = []
-        self._refuse(reason)
-        self.flush()
+        self._reader.give_up(reason)
+        if self._running is None:
+            self._refuse(reason)
+            self.flush()
 
     # -- answers and messages ----------------------------------------------------------------------------------------
 
@@ -399,6 +406,7 @@ class Connection:
         self._door.unread_bytes += self._unread
         self._is_written = True
         self.takes_messages = False
+        self.unread_since_ms = self._door.clock.now_ms()
         self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
         for subscription in self.subscriptions.values():
             subscription.dispatcher.has_no_room(subscription)
@@ -419,6 +427,7 @@ class Connection:
             return
         self._door.loop.remove_writer(self._socket.fileno())
         self._is_written = False
+        self.unread_since_ms = math.inf
         self.takes_messages = not (self._is_ending or self._is_stopped)
         self._door.unread_bytes -= self._unread
         self._unread = 0

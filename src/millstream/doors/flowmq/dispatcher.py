@@ -141,7 +141,7 @@ class Dispatcher:
 
     def answer(self, subscription: Subscription, sent: Sent, verb: Verb, reason: str = "") -> Promise[None]:
         """Settles when the answer to one message is durable, or fails with `RequestError`."""
-        subscription.is_late = False
+        subscription.answered_in_time()
         return self._answer(sent.lane, [Answer(sent.offset, sent.offset, verb, reason=reason)])
 
     def _join_line(self, subscription: Subscription) -> None:
@@ -235,7 +235,18 @@ class Dispatcher:
             self._door.clock.call_later(RETRY_SECONDS, partial(self._try_again, lane))
         elif records := taken.value():
             self._stay_awake(lane)  # there may be more
+            for record, attempt in records:
+                if attempt > 1:
+                    self._take_back(lane.prefix + b"%d" % record.offset)
             self._hand_out(lane, [(record.offset, record.value) for record, _ in records], now_ms)
+
+    def _take_back(self, name: bytes) -> None:
+        """A message is about to be delivered again. To the engine all subscribers are one member: whoever had it before
+        must not answer it in the place of the one that has it now.
+        """
+        for subscription in self.subscriptions:
+            if subscription.unanswered.pop(name, None) is not None:
+                subscription.is_late = True
 
     def _try_again(self, lane: Lane) -> None:
         lane.rests = False
@@ -254,7 +265,11 @@ class Dispatcher:
             if first.unanswered:
                 first.forget_expired(now_ms - self._lease_ms)
             if first.is_late and all_late is None:
-                all_late = all(subscription.is_late for subscription in self.subscriptions)
+                stuck_ms = now_ms - self._lease_ms
+                all_late = all(
+                    subscription.is_late or subscription.connection.unread_since_ms <= stuck_ms
+                    for subscription in self.subscriptions
+                )
                 if all_late:
                     self._line_up()
             room = first.room

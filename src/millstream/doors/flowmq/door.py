@@ -120,6 +120,8 @@ class FlowmqDoor:
             if quiet > connection.quiet_seconds_max:
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
+        for dispatcher in list(self._dispatchers.values()):
+            dispatcher.pump()  # somebody may have stopped reading, and be in nobody's way any more
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:

@@ -28,29 +28,30 @@ class FrameMemory:
         self.leave_line: Callable[[], None] | None = None
         """Set while it waits: nothing may be read until `on_granted` is called."""
 
-    def follow(self, reader: FrameReader) -> bool:
-        """After something was read. False: there is no memory for the frame, and the reader has given it up."""
+    def follow(self, reader: FrameReader) -> None:
+        """After something was read. Where there is no memory for the frame, the reader gives it up."""
         held = len(reader.held)
         if held <= FREE_BYTES:
             self._give_back()
-            return True
+            return
         size = held + reader.missing
         more = (size if size <= WAITING_BYTES_MAX else min(size, 2 * held)) - self.reserved
         if more <= 0 or self.leave_line is not None:
-            return True
+            return
         if self._budget.take(more):
             self.reserved += more
-            return True
-        if size <= WAITING_BYTES_MAX:
-            self.leave_line = self._budget.wait(more, lambda: self._granted(more))
-            return True
-        reader.give_up(f"no memory for a frame of {size} bytes while others use it")
-        self._give_back()
-        return False
+            return
+        self._give_back()  # what a frame before this one left: who waits has nothing that others wait for
+        if size > WAITING_BYTES_MAX:
+            reader.give_up(f"no memory for a frame of {size} bytes while others use it")
+        elif self._budget.take(size):
+            self.reserved = size
+        else:
+            self.leave_line = self._budget.wait(size, lambda: self._granted(size))
 
-    def _granted(self, more: int) -> None:
+    def _granted(self, size: int) -> None:
         self.leave_line = None
-        self.reserved += more
+        self.reserved = size
         self._on_granted()
 
     def _give_back(self) -> None:

@@ -6,7 +6,9 @@ Rules
    back, and an answer to it is refused.
 2. A subscriber that let a lease run out is late until it answers a message again. It may have died without a word, and
    a few turns later everything would have failed because of it; so late ones get messages only while no other
-   subscriber of the group is on time.
+   subscriber of the group is on time. One that has not read for the time of a lease is not.
+3. Late ones that have nothing left to answer could not answer again. An answer that came too late shows that they live:
+   they get one message at a time, until they answer one of those in time.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ class Sent(NamedTuple):
 
 
 class Subscription:
-    __slots__ = ("connection", "dispatcher", "group", "is_in_line", "is_late", "unanswered", "window")
+    __slots__ = ("_window_max", "connection", "dispatcher", "group", "is_in_line", "is_late", "unanswered", "window")
 
     def __init__(self, connection: Connection, dispatcher: Dispatcher, group: str, window: int) -> None:
         self.connection = connection
         self.dispatcher = dispatcher
         self.group = group
         """Empty where it is for itself."""
-        self.window = window
+        self.window = self._window_max = window
         self.unanswered: dict[bytes, Sent] = {}
         """By message id, oldest lease first."""
         self.is_late = False
@@ -46,6 +48,17 @@ class Subscription:
     def room(self) -> int:
         """How many more messages may be sent now."""
         return self.window - len(self.unanswered) if self.connection.takes_messages else 0
+
+    def answered_in_time(self) -> None:
+        """It answers a message."""
+        self.is_late = False
+        self.window = self._window_max
+
+    def answered_late(self) -> None:
+        """It answers one that is no longer its own. Where it has others, they will tell."""
+        if self.is_late and not self.unanswered:
+            self.is_late = False
+            self.window = 1
 
     def forget_expired(self, leased_until_ms: int) -> None:
         """Drops what was leased at that time or earlier."""

@@ -83,7 +83,10 @@ class Targets:
         try:
             return await self.create(name)
         except RequestError as error:
-            topic = self._topics.get(name)
-            if error.code != Code.TOPIC_ALREADY_EXISTS or topic is None:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-            return topic  # somebody else was faster
+            # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
+            topic = self._topics.get(name) or await self._topics.follow(name)
+            if topic is None:
+                raise
+            return topic

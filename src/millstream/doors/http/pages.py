@@ -25,10 +25,15 @@ def routes(
     failures: Callable[[], Sequence[str]],
     ready: Callable[[], bool],
     queues: Callable[[], Sequence[object]] = tuple,
+    prepare: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Route]:
-    """`failures` gives a sentence for each thing that is broken for good; `ready` whether clients are served."""
+    """`failures` gives a sentence for each thing that is broken for good; `ready` whether clients are served; `prepare`
+    is awaited before figures are asked for.
+    """
 
     async def metrics_page() -> Response:
+        if prepare is not None:
+            await prepare()
         # With thousands of partitions the text takes longer to write than producers should have to wait.
         return Response(200, await asyncio.to_thread(scrape.text, scrape.snapshot()), CONTENT_TYPE)
 
@@ -41,6 +46,8 @@ def routes(
         return Response.json(200 if serving else 503, {"status": "ready" if serving else "not serving"})
 
     async def queues_page() -> Response:
+        if prepare is not None:
+            await prepare()
         body = await asyncio.to_thread(json.dumps, queues())
         return Response(200, body.encode() + b"\n", "application/json")
 

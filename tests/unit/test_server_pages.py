@@ -1,0 +1,63 @@
+"""What a server's pages say of the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sqlite3
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from millstream.config import Config
+from millstream.errors import RequestError
+from millstream.server import Server
+
+
+async def page(server: Server, path: str) -> tuple[int, str]:
+    def read() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{server.addresses['http']}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(read)
+
+
+async def test_the_brokers_of_a_store_are_counted(tmp_path: Path) -> None:
+    config = Config(store=f"sqlite:{tmp_path}/app.db", kafka="127.0.0.1:0", http="127.0.0.1:0")
+    first, second = Server(config), Server(dataclasses.replace(config, node_id=2))
+    await first.start()
+    try:
+        assert "kafka_brokers 1.0" in (await page(first, "/metrics"))[1]
+        await second.start()
+        try:
+            assert "kafka_brokers 2.0" in (await page(second, "/metrics"))[1]
+        finally:
+            await second.stop()
+    finally:
+        await first.stop()
+
+
+async def test_metadata_that_takes_no_more_changes_is_not_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(Config(store=f"file:{tmp_path}", kafka="127.0.0.1:0", http="127.0.0.1:0"))
+    await server.start()
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    try:
+        assert (await page(server, "/healthz"))[0] == 200
+        monkeypatch.setattr(server.broker._meta, "_write", fail)
+        with pytest.raises(RequestError):
+            await server.broker.topics.create("orders", 1, {})
+        status, body = await page(server, "/healthz")
+        assert status == 503 and json.loads(body)["reasons"] == ["the metadata store is read-only: disk I/O error"]
+    finally:
+        await server.stop()
