@@ -94,6 +94,20 @@ class Code(enum.IntEnum):
     INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
     SHARE_SESSION_LIMIT_REACHED = 133, True, "there are as many share sessions as there may be"
 
+    # What this broker never says, and a Kafka cluster does: for `connect`, and for tests (`fail_next`)
+    NETWORK_EXCEPTION = 13, True, "the broker was cut off before it had answered"
+    NOT_ENOUGH_REPLICAS = 19, True, "fewer replicas are in sync than min.insync.replicas wants"
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, True, "it is written, but to fewer replicas than min.insync.replicas wants"
+    TOPIC_AUTHORIZATION_FAILED = 29, False, "the client may not use this topic"
+    GROUP_AUTHORIZATION_FAILED = 30, False, "the client may not use this group"
+    CLUSTER_AUTHORIZATION_FAILED = 31, False, "the client may not do this on the cluster"
+    NOT_CONTROLLER = 41, True, "this broker is not the cluster's controller"
+    SASL_AUTHENTICATION_FAILED = 58, False, "the client's name or password is wrong"
+    TOPIC_DELETION_DISABLED = 73, False, "the cluster does not delete topics"
+    OFFSET_NOT_AVAILABLE = 78, True, "the partition's new leader does not know its end yet"
+    THROTTLING_QUOTA_EXCEEDED = 89, True, "the client has done more of this than its quota allows; later it may again"
+    PRODUCER_FENCED = 90, False, "a newer producer with the same transactional id is at work"
+
 
 _BY_NUMBER = {int(code): code for code in Code}
 

@@ -9,6 +9,7 @@
 
 Everything runs on an event loop in a thread of its own; a call hands its work over and waits for it. So heartbeats and
 timers go on while a script computes, and several threads may use one object: `streams` gives each an iterator.
+Threads do not outlive a fork: a child process opens its own, and what it has inherited says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from millstream.client.records import Event as AsyncEvent
 from millstream.client.records import Job as AsyncJob
 from millstream.client.records import Message, Record, Sent
 from millstream.client.sending import Sender as AsyncSender
-from millstream.errors import Closed, MillstreamError
+from millstream.errors import Closed, MillstreamError, Undecodable
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -49,12 +51,21 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="millstream-sync", daemon=True)
         self._handing_over = threading.Lock()
         self._is_ended = False
+        self._process = os.getpid()
         self._thread.start()
+
+    @property
+    def is_inherited(self) -> bool:
+        """By a process that was forked, in which the thread is not there: nobody would ever answer."""
+        return os.getpid() != self._process
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
             work.close()
             raise MillstreamError("callbacks run on the event loop: they cannot wait for it with a call of this module")
+        if self.is_inherited:
+            work.close()
+            raise Closed("it was opened before this process was forked: open it anew here")
         with self._handing_over:
             if self._is_ended:
                 work.close()
@@ -74,6 +85,8 @@ class Loop:
 
     def post(self, work: Callable[[], None]) -> None:
         """Done on the loop, before whatever this thread calls next; nobody waits for it."""
+        if self.is_inherited:
+            return
         with self._handing_over:
             if not self._is_ended:
                 self._loop.call_soon_threadsafe(work)
@@ -83,13 +96,13 @@ class Loop:
         try:
             self.call(work)
         except Closed:
-            if not self._is_ended:
+            if not self._is_ended and not self.is_inherited:
                 raise
 
     def end(self) -> None:
         """Nobody is left waiting: threads that are inside a call get its answer, or `Closed`."""
-        if threading.current_thread() is self._thread:
-            return  # a callback, which was refused: it would wait for itself
+        if threading.current_thread() is self._thread or self.is_inherited:
+            return  # a callback, which was refused: it would wait for itself; or there is nothing to end
         with self._handing_over:
             if self._is_ended:
                 return
@@ -204,8 +217,10 @@ class Items(Generic[A, T]):
         try:
             self._loop.call(take())
             return self._made(given[0]) if given else None
-        except BaseException:  # where the asking failed nothing is given; else it is an interrupt
+        except BaseException as error:  # where the asking failed nothing is given; else it is an interrupt
             self._loop.post(leave)
+            if isinstance(error, Undecodable) and isinstance(error.record, AsyncJob):
+                error.record = self._made(error.record)  # type: ignore[arg-type]  # A is a job: so it can be answered
             raise
 
     def __iter__(self) -> Iterator[T]:

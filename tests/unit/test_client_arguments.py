@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,6 +14,8 @@ import millstream.sync
 from millstream import Millstream, MillstreamError
 from millstream.client.embedded import Embedded
 from millstream.testing.broker_thread import BrokerThread
+
+_names = iter(range(10**6))
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +123,43 @@ def test_a_setting_of_the_broker_that_does_not_exist_is_named() -> None:
     for make in (lambda: package.open("memory:", default_partition=4), lambda: BrokerThread(default_partition=4)):
         with pytest.raises(package.StartupError, match=r"not a setting; did you mean default_partitions\?"):
             make()
+
+
+@pytest.mark.parametrize("reason", [b"bytes", ValueError("an error, and not its text"), None, 7])
+async def test_a_reason_that_is_no_text_costs_no_other_job(ms: Millstream, reason: Any) -> None:
+    topic = f"jobs-{next(_names)}"
+    await ms.send_many([(topic, b"0"), (topic, b"1")])
+    async with ms.queue(topic, group=topic, prefetch=2) as jobs:
+        one, two = await jobs.receive(20), await jobs.receive(20)
+        assert one is not None and two is not None
+        for answer in (one.reject, one.release):
+            with pytest.raises(MillstreamError, match="a reason is text, not"):
+                await answer(reason=reason)  # type: ignore[operator]
+        await two.accept()
+        await one.accept()
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e300, "30", None])
+async def test_a_delay_that_is_none_costs_no_other_job(ms: Millstream, delay: Any) -> None:
+    topic = f"delayed-{next(_names)}"
+    await ms.send_many([(topic, b"0"), (topic, b"1")])
+    async with ms.queue(topic, group=topic, prefetch=2) as jobs:
+        one, two = await jobs.receive(20), await jobs.receive(20)
+        assert one is not None and two is not None
+        with pytest.raises(MillstreamError, match="a delay is a number of seconds"):
+            await one.release(delay=delay)
+        await two.accept()
+        await one.accept()
+
+
+async def test_a_reason_that_utf_8_cannot_say_is_said_with_escapes(ms: Millstream) -> None:
+    await ms.send("files", b"0")
+    async with ms.queue("files", group="files", settings={"errors.deadletterqueue.topic.name": "dead"}) as jobs:
+        job = await jobs.receive(20)
+        assert job is not None
+        await job.reject(reason="cannot read \udcff.jpg")  # as the names of files are
+    async with asyncio.timeout(20):
+        while "dead" not in await ms.topics():  # noqa: ASYNC110  (nobody says when)
+            await asyncio.sleep(0.01)
+        letter = await ms.read("dead").receive()
+    assert letter is not None and letter.header("millstream-dead-reason") == b"cannot read \\udcff.jpg"

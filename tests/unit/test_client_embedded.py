@@ -440,3 +440,27 @@ async def test_closing_ends_those_who_wait(kit: Kit) -> None:
 def test_both_kinds_have_every_verb() -> None:
     for verb in ("send", "send_many", "sender", "read", "stream", "streams", "queue", "exclusive", "topics"):
         assert callable(getattr(Millstream, verb))
+
+
+def test_who_asks_it_on_another_event_loop_is_told(tmp_path: Path) -> None:
+    """As a test does whose fixture has a loop of its own: nobody would ever wake it up."""
+    ms = millstream.open(f"file:{tmp_path}")
+    with asyncio.Runner() as its, asyncio.Runner() as another:
+        its.run(ms.__aenter__())
+        its.run(ms.send("orders", b"x"))
+        for ask in (
+            lambda: ms.send("orders", b"y"),
+            lambda: ms.send_many([("orders", b"y")]),
+            lambda: ms.sender("orders").send(b"y"),
+            ms.topics,
+            lambda: ms.create_topic("audit"),
+            lambda: ms.delete_topic("orders"),
+            lambda: ms.read("orders").receive(),
+            lambda: ms.stream("orders", group="s").receive(),
+            lambda: ms.queue("orders", group="q").receive(),
+            lambda: ms.exclusive("orders", group="e").receive(),
+        ):
+            with pytest.raises(MillstreamError, match="another event loop"):
+                another.run(asyncio.wait_for(ask(), 20))
+        its.run(ms.send("orders", b"z"))
+        its.run(ms.close())

@@ -53,10 +53,12 @@ class Held:
     def __init__(self, iterator: Consuming[Any]) -> None:
         self.is_there = asyncio.Event()
         self.may_go_on = asyncio.Event()
+        self.count = 0
         self._start = iterator._start
         iterator._start = self._stop  # type: ignore[method-assign]
 
     async def _stop(self) -> None:
+        self.count += 1
         await self._start()
         self.is_there.set()
         await self.may_go_on.wait()
@@ -161,3 +163,42 @@ async def test_closing_all_waits_for_an_opening_that_is_undone(server: BrokerThr
         assert not closing.done()
         held.may_go_on.set()
         await closing
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_those_who_ask_and_go_while_it_is_shut_cost_nobody_an_opening(ms: Millstream, verb: str) -> None:
+    """As `asyncio.wait_for` in a loop, with less time than an opening takes: each would be one more to wait for."""
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    for _ in range(5):
+        task = asyncio.ensure_future(iterator.receive())
+        await asyncio.wait_for(held.is_there.wait(), SECONDS)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert held.count == 1
+    held.may_go_on.set()
+    item = await iterator.receive(SECONDS)
+    assert item is not None and item.value == b"x" and held.count == 2
+    await iterator.close()
+    assert not ms._consuming
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_an_opening_that_nobody_waits_for_any_more_does_not_begin(ms: Millstream, verb: str) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.send(topic, b"x")
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    for _ in range(2):
+        task = asyncio.ensure_future(iterator.receive())
+        await asyncio.wait_for(held.is_there.wait(), SECONDS)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    held.may_go_on.set()
+    await nothing_is_open(ms)
+    assert held.count == 1 and not iterator.is_closed
+    await iterator.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_share import SharedJobs
 from millstream.client.remote_stream import RemoteStream
 from millstream.client.remote_worker import Worker
-from millstream.errors import MillstreamError
+from millstream.errors import Closed, Code, MillstreamError, RequestError
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0
@@ -172,3 +173,37 @@ async def test_a_count_of_partitions_that_was_found_while_the_topic_went_is_forg
     await remote.delete_topic("orders")
     assert "orders" not in remote._counts
     await remote.worker.end()
+
+
+async def test_a_call_that_fails_after_its_caller_was_cancelled_is_nobodys_error() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    worker, may_fail = Worker("test"), threading.Event()
+
+    def fail() -> None:
+        may_fail.wait(SECONDS)
+        raise MillstreamError("too late")
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(worker.call(fail), 0.01)
+    may_fail.set()
+    await worker.end(lambda: None)
+    gc.collect()
+    assert not complaints
+
+
+async def test_a_sender_of_one_that_is_closed_takes_nothing(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"x")
+    with pytest.raises(Closed):
+        await ms.sender("orders").send(b"y")
+
+
+async def test_what_a_cluster_alone_refuses_has_its_code(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        millstream.fail_next("Produce", "NOT_ENOUGH_REPLICAS")
+        assert (await ms.send("orders", b"x")).offset == 0  # said again
+        millstream.fail_next("Produce", "TOPIC_AUTHORIZATION_FAILED")
+        with pytest.raises(RequestError) as refused:
+            await ms.send("orders", b"y")
+        assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED == 29

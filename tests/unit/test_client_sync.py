@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import millstream.sync
-from millstream.errors import Closed, LeaseLost, UnknownTopic
+from millstream.errors import Closed, LeaseLost, Undecodable, UnknownTopic
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0
@@ -237,3 +239,59 @@ def test_a_store_that_cannot_be_opened_leaves_no_thread_behind(tmp_path: Path) -
     with pytest.raises(millstream.MillstreamError):
         millstream.sync.open("nosuch:store")
     assert set(threading.enumerate()) <= before
+
+
+def test_a_job_whose_value_the_decoder_refuses_can_be_answered(millstream: BrokerThread) -> None:
+    from millstream import sync
+
+    for ms in (sync.open("memory:"), sync.connect(millstream.bootstrap)):
+        with ms:
+            ms.send_many([("jobs", b"nonsense"), ("jobs", b"1")])
+            with ms.queue("jobs", group="g", decode=json.loads) as jobs:
+                with pytest.raises(Undecodable) as refused:
+                    jobs.receive(SECONDS)
+                job = refused.value.record
+                assert isinstance(job, sync.Job) and job.value == b"nonsense"
+                job.reject(reason="no JSON")
+                with pytest.raises(LeaseLost):
+                    job.accept()
+                following = jobs.receive(SECONDS)
+                assert following is not None and following.value == 1
+
+
+def test_a_process_that_was_forked_is_told_to_open_its_own() -> None:
+    """The thread that would answer is not there: whoever asked would wait for ever."""
+    program = """
+import os, signal, millstream.sync
+with millstream.sync.open("memory:") as ms:
+    ms.send("orders", b"x")
+    reading = ms.read("orders")
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        for ask in (lambda: ms.send("orders", b"y"), ms.topics, reading.receive, lambda: next(iter(reading))):
+            try:
+                ask()
+            except millstream.Closed as error:
+                assert "forked" in str(error)
+            else:
+                os._exit(1)
+        ms.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert reading.receive(20).value == b"x"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("verb", ["read", "stream", "queue", "exclusive"])
+def test_a_program_that_closes_nothing_ends(millstream: BrokerThread, verb: str) -> None:
+    options = "" if verb == "read" else ", group='g'"
+    program = f"""
+import millstream.sync
+ms = millstream.sync.connect({millstream.bootstrap!r})
+ms.send("jobs", b"x")
+items = ms.{verb}("jobs"{options})
+assert items.receive(20).value == b"x"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from millstream.broker.broker import Broker
@@ -98,3 +101,42 @@ async def test_a_broker_whose_lease_ran_out_while_it_stood_still_writes_no_lette
     await settle()
     assert letters(broker) == [], "the broker that has the queue now writes it"
     await broker.close()
+
+
+async def test_a_reason_that_utf_8_cannot_say_does_not_hold_up_the_letters(kit: Kit) -> None:
+    """However it came to be stored: it would be tried again and again, and every letter of the partition with it."""
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"one", b"two")
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    await take(partition, member)
+    partition.answer(member, [Answer(0, 0, Verb.REJECT, reason="\udcff"), Answer(1, 1, Verb.REJECT)])
+    await settle()
+    assert letters(kit.broker) == [b"one", b"two"]
+
+
+async def test_a_dead_letter_topic_that_is_just_being_made_is_waited_for(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the letters of another partition: it is stored, and not known yet, since a store takes its time with it."""
+    topic = kit.broker.topics.get("jobs")
+    assert topic is not None
+    queue = kit.broker.queues.open("g")
+    member = queue.join("m")
+    may_go_on, prepare = asyncio.Event(), kit.broker.topics._prepare
+
+    async def held(*arguments: Any) -> Any:
+        await may_go_on.wait()
+        return await prepare(*arguments)
+
+    monkeypatch.setattr(kit.broker.topics, "_prepare", held)
+    for index in range(2):
+        await kit.broker.inlet(topic.partitions[index]).put(b"%d" % index)
+        partition = await queue.partition(topic, index)
+        await take(partition, member)
+        partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    await settle()
+    assert kit.broker.topics.get(DEAD) is None
+    may_go_on.set()
+    await settle()
+    assert sorted(filter(None, letters(kit.broker))) == [b"0", b"1"] and not caplog.records

@@ -42,7 +42,7 @@ class Once:
         await asyncio.shield(self.begin())
 
 
-def look(task: asyncio.Task[None]) -> None:
+def look(task: asyncio.Future[Any]) -> None:
     """So that the loop does not complain of an error that nobody was left to wait for."""
     if not task.cancelled():
         task.exception()

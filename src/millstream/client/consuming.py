@@ -11,7 +11,8 @@ several times (`streams`). Nothing is fetched ahead of what a single read brings
 A task that is cancelled while it waits loses nothing: what was on its way is given to whoever asks next. Who waits
 while somebody else closes it is told that nothing more comes: None, the end of the loop. One that could not be opened
 is closed. If the only one who waits for the opening is cancelled, what was opened is shut: no member is left behind
-that nobody asks. Whoever asks after that opens it anew.
+that nobody asks. Whoever asks after that opens it anew, when that is done; an opening that nobody waits for by then
+does not begin.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Consuming(abc.ABC, Generic[T]):
         self.is_held_back = False
         """What was given last has not reached the thread that asked for it (`sync.py`), so nobody has processed it."""
         self._opening: asyncio.Task[None] | None = None
+        self._has_begun = False
+        """It has something to shut, by now or soon."""
         self._openers = 0
         """Who wait for it."""
         self._undoing: asyncio.Task[None] | None = None
@@ -108,8 +111,10 @@ class Consuming(abc.ABC, Generic[T]):
         try:
             if self._undoing is not None:
                 await asyncio.wait([self._undoing])
-            if self._opening is not None:
-                await asyncio.wait([self._opening])
+            opening = self._opening
+            if opening is not None:
+                await asyncio.wait([opening])
+            if opening is not None and self._opening is opening:  # else it has not begun
                 self._is_open = False
                 await self._shut(self._is_clean)
         finally:
@@ -119,6 +124,7 @@ class Consuming(abc.ABC, Generic[T]):
         if self.is_closed:
             raise Closed("this iterator was closed; ask for a new one")
         if self._opening is None:
+            self._has_begun = False
             self._opening = asyncio.ensure_future(self._open(self._undoing))
             self._opening.add_done_callback(look)
         opening = self._opening
@@ -126,7 +132,7 @@ class Consuming(abc.ABC, Generic[T]):
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            if self._openers == 1 and not self.is_closed and self._opening is opening:
+            if self._openers == 1 and not self.is_closed and self._opening is opening and self._has_begun:
                 self._opening = None
                 self._is_open = False
                 self._undoing = asyncio.ensure_future(self._undo(opening))
@@ -139,6 +145,11 @@ class Consuming(abc.ABC, Generic[T]):
             self._owner.opened(self)  # type: ignore[arg-type]  # as above
             if undoing is not None:
                 await asyncio.wait([undoing])
+            if not self._openers:  # all who asked have gone: else each of them would cost whoever comes next an opening
+                self._opening = None
+                self._owner.closed(self)  # type: ignore[arg-type]  # as above
+                return
+            self._has_begun = True
             await self._start()
         except BaseException:
             if self._opening is asyncio.current_task():

@@ -10,6 +10,7 @@ members in the others stand by, and take over when it goes.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from typing import Any
 from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
 from millstream.client.api import Batch, Millstream, Row, Start, setting_texts
-from millstream.client.consuming import Decoder
+from millstream.client.consuming import Consuming, Decoder
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
 from millstream.client.embedded_reading import EmbeddedReading
@@ -67,6 +68,7 @@ class Embedded(Millstream):
         self._config = configure(store=store, **settings)
         self._given = stores
         self._broker: Broker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
         """Members in this process, by group: they tell each other when something changed."""
 
@@ -82,7 +84,20 @@ class Embedded(Millstream):
     def atomic_across(self) -> bool:  # type: ignore[override]  # what a class says here depends on the store
         return self.broker.atomic
 
+    def check_open(self) -> None:
+        super().check_open()
+        if asyncio.get_running_loop() is not self._loop:  # who waits on another one is never woken up
+            raise MillstreamError(
+                "it was opened on another event loop, and works on that one alone; "
+                "a fixture of pytest-asyncio and the tests that use it need the same loop_scope"
+            )
+
+    def opened(self, consuming: Consuming[object]) -> None:
+        self.check_open()
+        super().opened(consuming)
+
     async def _connect(self) -> None:
+        self._loop = asyncio.get_running_loop()
         config = self._config
         logs, meta = self._given or open_store(config.store, self.clock, lambda seconds: None)
         cluster: Cluster = Solo(config.node_id)
@@ -118,6 +133,7 @@ class Embedded(Millstream):
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, int]:
+        self.check_open()
         async with refusals():
             await self.broker.topics.refresh()  # another process may have changed them
         return {topic.name: topic.partition_count for topic in self.broker.topics}
@@ -125,6 +141,7 @@ class Embedded(Millstream):
     async def create_topic(
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
+        self.check_open()
         topics = self.broker.topics
         async with refusals():
             await topics.create(
@@ -132,6 +149,7 @@ class Embedded(Millstream):
             )
 
     async def delete_topic(self, name: str) -> None:
+        self.check_open()
         async with refusals():
             await self.broker.delete_topic(name)
 
@@ -144,6 +162,7 @@ class Embedded(Millstream):
         return found
 
     async def partition_count(self, topic: str) -> int:
+        self.check_open()
         found = self.broker.topics.get(topic) or await self.topic(topic)
         return found.partition_count
 

@@ -87,11 +87,11 @@ class Job(Record[V]):
 
     async def release(self, delay: float = 0.0, reason: str = "") -> None:
         """It may be given to any worker again, after `delay` seconds; after too many deliveries it is dead."""
-        await self._answer_to().release(self, delay, reason)
+        await self._answer_to().release(self, _delay(delay), _reason(reason))
 
     async def reject(self, reason: str = "") -> None:
         """Nobody can do it: it goes to the dead-letter topic, with the reason."""
-        await self._answer_to().reject(self, reason)
+        await self._answer_to().reject(self, _reason(reason))
 
     async def renew(self) -> None:
         """It takes longer: the lease begins anew."""
@@ -121,6 +121,7 @@ class Desk(abc.ABC, Generic[V]):
 # What is taken is checked where it is taken: later it would stand among others, and cost them too
 
 TIMESTAMP_MAX = 1 << 62
+DELAY_SECONDS_MAX = 100 * 366 * 24 * 3600
 
 
 def checked(
@@ -139,6 +140,19 @@ def checked(
 def check_partition(partition: Any) -> None:
     if not isinstance(partition, int) or isinstance(partition, bool):
         raise MillstreamError(f"a partition is an int, not {partition!r}")
+
+
+def _delay(delay: Any) -> float:
+    if not isinstance(delay, int | float) or not 0 <= delay <= DELAY_SECONDS_MAX:
+        raise MillstreamError(f"a delay is a number of seconds, from 0 to a hundred years, not {delay!r}")
+    return delay
+
+
+def _reason(reason: Any) -> str:
+    """As it can be stored: what UTF-8 cannot say, as in names of files, is said with escapes."""
+    if not isinstance(reason, str):
+        raise MillstreamError(f"a reason is text, not {type(reason).__name__}: give str(...) of it")
+    return reason if reason.isascii() else reason.encode(errors="backslashreplace").decode()
 
 
 def _headers(headers: Any) -> Headers:

@@ -176,6 +176,7 @@ class Remote(Millstream):
             self._counts.pop(name, None)  # once more: somebody may have asked for it meanwhile
 
     async def partition_count(self, topic: str) -> int:
+        self.check_open()
         count = self._counts.get(topic)
         if count is None:
             count = self._counts[topic] = await self.worker.call(self._find_topic, topic)

@@ -15,6 +15,7 @@ somebody waits for one, and gives signs of life. Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -26,7 +27,6 @@ from millstream.client.cluster import Cluster, ClusterError
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.link import Link, LinkBroken
 from millstream.client.records import Desk, Job
-from millstream.client.remote_worker import Worker
 from millstream.client.share import ACCEPT, REJECT, RELEASE, RENEW, Delivery, Lease, Reply, ShareError, ShareMember
 from millstream.errors import Closed, Code, LeaseLost, MillstreamError, code_of, refusal
 
@@ -69,8 +69,8 @@ class LeasedJobs(Desk[V]):
         self._decode = decode
         self._member_id = str(uuid.uuid4())
         self._loop = asyncio.get_running_loop()
-        self._thread = Worker("millstream-queue")
         self._running: asyncio.Future[None] | None = None
+        """Done when the thread has ended."""
         self._ready: deque[tuple[Delivery, float]] = deque()
         """Jobs, and when their leases end."""
         self._arrived = asyncio.Event()
@@ -91,7 +91,9 @@ class LeasedJobs(Desk[V]):
     # -- the side of the tasks ---------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._running = self._thread.start(self._run)
+        self._running = self._loop.create_future()
+        # A program that ends without having closed this must not wait for it: the server gives the jobs to others
+        threading.Thread(target=self._run, name="millstream-queue", daemon=True).start()
 
     async def next(self, timeout: float | None) -> Job[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -165,8 +167,6 @@ class LeasedJobs(Desk[V]):
             self._told.notify()
         if self._running is not None:
             await asyncio.wait([self._running])
-            self._running.exception()
-        await self._thread.end()
 
     # -- the side of the member ----------------------------------------------------------------------------------------
 
@@ -186,12 +186,16 @@ class LeasedJobs(Desk[V]):
                 self._call(self._fail, failure)
             for saying in sayings:
                 self._tell(saying, Closed("this worker has left its queue; the job goes to another"))
-            self._leave()
+            try:
+                self._leave()
+            finally:
+                self._call(self._end)
 
     def _turn(self) -> bool:
         """One round: waits for something to do, and does it; whether it was the last one."""
         with self._told:
             self._told.wait_for(lambda: self._sayings or self._is_wanted or self._is_stopping, BEAT_SECONDS_MAX)
+            self._is_stopping = self._is_stopping or self._loop.is_closed()
             sayings, self._sayings = self._sayings, []
             wanted, stopping = self._is_wanted and not self._is_stopping, self._is_stopping
         answers = self._answers(sayings)
@@ -289,7 +293,8 @@ class LeasedJobs(Desk[V]):
     # -- from the thread to the loop ---------------------------------------------------------------------------------
 
     def _call(self, function: object, *arguments: object) -> None:
-        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+        with contextlib.suppress(RuntimeError):  # of a loop that has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
     def _arrive(self, jobs: list[tuple[Delivery, float]]) -> None:
         self._ready.extend(jobs)
@@ -298,6 +303,10 @@ class LeasedJobs(Desk[V]):
     def _fail(self, error: MillstreamError) -> None:
         self._error = error
         self._arrived.set()
+
+    def _end(self) -> None:
+        if self._running is not None and not self._running.done():
+            self._running.set_result(None)
 
     def _tell(self, saying: Saying, error: MillstreamError | None) -> None:
         def settle() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from millstream.client.closing import close_all
+from millstream.client.closing import close_all, look
 from millstream.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
 
 T = TypeVar("T")
@@ -57,7 +57,9 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def call(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        return await asyncio.shield(self.start(function, *arguments, **keywords))
+        running = self.start(function, *arguments, **keywords)
+        running.add_done_callback(look)
+        return await asyncio.shield(running)
 
     def start(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> asyncio.Future[T]:
         def run() -> T:

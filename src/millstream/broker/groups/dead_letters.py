@@ -128,10 +128,12 @@ class DeadLetters:
         try:
             return await self._topics.create(name, self._topics.default_partitions, {"retention.ms": str(RETENTION_MS)})
         except RequestError as error:
-            topic = self._topics.get(name)
-            if error.code == Code.TOPIC_ALREADY_EXISTS and topic is not None:
-                return topic
-            raise
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+            topic = self._topics.get(name) or await self._topics.follow(name)  # somebody is just making it
+            if topic is None:
+                raise
+            return topic
 
     async def _find(self, target: Topic, partition: QueuePartition, graves: Sequence[Grave]) -> set[Identity]:
         """Which of them are in the dead-letter topic already: only a crash or a failed write can be the reason."""
@@ -182,7 +184,7 @@ class DeadLetters:
             (HEADER + "offset", offset),
             (HEADER + "group", group),
             (HEADER + "attempts", str(grave.attempts).encode()),
-            (HEADER + "reason", grave.reason.encode()),
+            (HEADER + "reason", grave.reason.encode(errors="backslashreplace")),  # one bad letter would hold up all
             (HEADER + "at", at.encode()),
         )
 
