@@ -344,6 +344,12 @@ def test_a_topic_that_is_created_later_makes_its_members_rejoin(client: Flume, u
     assert client.heartbeat(group, again.generation, again.member) == flume.NONE
 
 
+def test_topics_that_cannot_be_are_an_error_and_the_connection_goes_on(client: Flume, unique: Unique) -> None:
+    for name in ("", "not a topic", "x" * 40_000):
+        assert client.join(unique("group"), [name]).error == flume.UNKNOWN
+    assert client.join(unique("group"), [unique("topic")]).error == flume.NONE
+
+
 def test_kafka_tools_see_the_group_and_what_it_committed(
     served: ServedBroker, open_client: Callable[[], Flume], unique: Unique
 ) -> None:

@@ -85,6 +85,30 @@ def test_who_takes_long_for_a_frame_gives_its_memory_to_those_who_wait(broker: B
         assert 0 < connections(broker) < len(slow), "as many as it took lost theirs"
 
 
+def test_who_has_just_begun_a_frame_keeps_its_memory_although_others_wait(broker: BrokerInThread) -> None:
+    address = broker.address("kafka")
+    begun = struct.pack(">i", 60_000) + bytes(5000)
+    broker.advance(9.5)  # the door's own time is that of its last sweep
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(Raw(address)) for _ in range(2 * MB // BUFFER_BYTES)]
+        for each in busy:
+            each.send(begun)
+        wait_until_free(broker, 0, 0)
+        broker.advance(1)
+        stack.enter_context(Raw(address)).send(begun)
+        waiting = stack.enter_context(Raw(address))
+        waiting.send(begun)
+        for _ in range(2000):
+            if connections(broker) < len(busy) or broker.ask(waiters) == 2:
+                break
+        assert connections(broker) == len(busy) + 2
+
+
+def waiters(server: Server) -> int:
+    assert server._kafka is not None
+    return len(server._kafka.budget._waiting)
+
+
 def stored(address: str) -> None:
     raw.create_topic(address, "orders")
     with Raw(address) as client:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.outlet import KEPT_BYTES_MAX, Outlet
+from millstream.broker.outlet import KEPT_BYTES_MAX, RECORDS_MAX, Outlet
 from millstream.config import Config
 from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
@@ -59,6 +59,17 @@ async def test_a_count_bounds_what_is_taken(broker: Broker) -> None:
     assert values(await broker.outlet.take(log, 5, 0, count_max=1)) == [5]
 
 
+async def test_records_that_are_empty_have_a_bound_too(broker: Broker) -> None:
+    topic = await broker.topics.create("empty", 1, {})
+    for _ in range(3):
+        batch = memoryview(codec.encode([(0, 0, None, b"")] * 4000))
+        await topic.partitions[0].append(batch, broker.clock)[1]
+    log = topic.partitions[0].log
+    taken = await broker.outlet.take(log, 0, 1)
+    assert len(taken.records) == RECORDS_MAX == taken.next_offset == 10_000
+    assert len((await broker.outlet.take(log, taken.next_offset, 1)).records) == 2000
+
+
 async def test_heads_of_records_count(broker: Broker) -> None:
     log = await filled(broker, 3, 10)
     assert values(await broker.outlet.take(log, 0, 44, head_bytes=12)) == [0, 1]
@@ -91,6 +102,10 @@ async def test_one_by_one_a_batch_is_decoded_once(broker: Broker, monkeypatch: p
     for offset in range(200):
         assert values(await broker.outlet.take(log, offset, 0, count_max=1)) == [offset]
     assert len(decoded) == 2
+    largest = await filled(broker, 1, 50_000, name="largest")  # about what max.message.bytes takes of such records
+    for offset in range(30_000, 30_010):
+        assert values(await broker.outlet.take(largest, offset, 0, count_max=1)) == [offset]
+    assert len(decoded) == 3
 
 
 async def test_what_is_kept_has_a_bound(broker: Broker) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.config import Address, Config
+from millstream.doors.framed import door as framed_door
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.errors import ProtocolError, StartupError
@@ -25,8 +26,8 @@ from millstream.testing.clock import VirtualClock
 class Toy(FramedConnection):
     """Frames as FlowMQ has them: a command, a length, a payload.
 
-    e echoes, w waits for the test to say so (and overlaps with its kind), l echoes as a large answer, x is an error of
-    the protocol, b is a mistake of ours.
+    e echoes, w waits for the test to say so (and overlaps with its kind), j waits too (and overlaps with nothing), l
+    echoes as a large answer, m answers with many bytes, x is an error of the protocol, b is a mistake of ours.
     """
 
     LENGTH_AT = 1
@@ -45,6 +46,12 @@ class Toy(FramedConnection):
             place = self.reserve()
             promise.then(lambda done: self.fill(place, payload))
             return None
+        if command == "j":
+            waiting: Promise[bytes] = Promise()
+            door.joining.append(waiting)
+            return waiting
+        if command == "m":
+            return bytes(int(payload))
         if command == "l":
             return Large(int(payload), lambda: payload)
         if command == "x":
@@ -59,6 +66,7 @@ class ToyDoor(FramedDoor):
         super().__init__(broker)
         self.handled: list[str] = []
         self.waiting: list[Promise[None]] = []
+        self.joining: list[Promise[bytes]] = []
 
     def welcome(self, connected: socket.socket, peer: str) -> Toy:
         return Toy(self, connected, peer)
@@ -263,6 +271,102 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_line(bench: Bench)
     await bench.until_handled(2)
     bench.door.answers.give(bench.door.answers.limit)
     assert await asyncio.wait_for(reader.readexactly(3), 20) == b"200"
+
+
+async def test_a_client_that_is_gone_before_its_answers_gives_its_memory_back(bench: Bench) -> None:
+    gone = socket.create_connection((bench.address.host, bench.address.port))
+    await bench.until_connected(1)
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.sendall(frame("m", b"2000000") + frame("e", b"x" * 1000) * 10)
+    gone.close()
+    await bench.until_connected(0)
+    assert bench.door.handled == ["m2000000"], "the answer could not be sent"
+    assert bench.door.frames.free == bench.door.frames.limit
+
+
+@pytest.fixture
+async def narrow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """With memory for eight small buffers, and a sweep that is as late as those of real clocks."""
+    monkeypatch.setattr(framed_door, "SWEEP_SECONDS", 10.01)
+    narrow = Bench(inflight_bytes_max=1 << 20)
+    yield narrow
+    for writer in narrow.writers:
+        writer.close()
+    await narrow.door.close()
+    assert narrow.door.frames.free == narrow.door.frames.limit
+
+
+async def test_many_who_send_a_byte_and_stop_use_up_no_memory(narrow: Bench) -> None:
+    for _ in range(20):
+        (await narrow.connect())[1].write(b"e")
+    async with asyncio.timeout(20):
+        while sum(each.is_stuck for each in narrow.door._connections) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert narrow.door.frames.free == narrow.door.frames.limit
+    reader, writer = await narrow.connect()
+    writer.write(frame("e", b"fine"))
+    assert await asyncio.wait_for(reader.readexactly(4), 20) == b"fine"
+
+
+async def contested(bench: Bench) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that waits for memory for ever; the one that was there before it holds some."""
+    taken, bench.door.frames.free = bench.door.frames.free, 0
+    reader, writer = await bench.connect()
+    writer.write(frame("e", b"waits"))
+    async with asyncio.timeout(20):
+        while not bench.door.frames.is_contested:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    bench.door.frames.free = taken - bench.door.frames.limit  # the rest is somebody else's
+    return reader, writer
+
+
+async def sent(bench: Bench, writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Until the door has it."""
+    count = bench.broker.metrics.bytes_in + len(data)
+    writer.write(data)
+    async with asyncio.timeout(20):
+        while bench.broker.metrics.bytes_in < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_who_is_sending_a_frame_keeps_its_connection_while_others_wait_for_memory(narrow: Bench) -> None:
+    reader, writer = await narrow.connect()
+    narrow.clock.advance(10.01 * 3 - 0.1)  # the last sweep was ten seconds ago
+    data = frame("e", b"p" * 10_000)
+    await sent(narrow, writer, data[:9000])
+    await contested(narrow)
+    narrow.clock.advance(0.2)
+    assert narrow.broker.metrics.connections_active == 2, "it has been sending for a moment"
+    writer.write(data[9000:])
+    assert await asyncio.wait_for(reader.readexactly(10_000), 20) == b"p" * 10_000
+    narrow.door.frames.give(narrow.door.frames.limit - narrow.door.frames.free)
+
+
+async def test_who_sends_a_frame_byte_by_byte_gives_up_its_memory_to_those_who_wait(narrow: Bench) -> None:
+    reader, writer = await narrow.connect()
+    data = frame("e", b"p" * 10_000)
+    await sent(narrow, writer, data[:9000])
+    other, _ = await contested(narrow)
+    for at in range(9000, 9002):
+        narrow.clock.advance(9)
+        await sent(narrow, writer, data[at : at + 1])
+    narrow.clock.advance(9)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    narrow.door.frames.give(narrow.door.frames.limit - narrow.door.frames.free)
+    assert await asyncio.wait_for(other.readexactly(5), 20) == b"waits"
+
+
+async def test_requests_behind_one_that_waits_for_others_give_up_their_memory(narrow: Bench) -> None:
+    reader, writer = await narrow.connect()
+    await sent(narrow, writer, frame("j") + frame("e", b"x" * 100) * 100)
+    other, _ = await contested(narrow)
+    narrow.clock.advance(15)
+    assert narrow.broker.metrics.connections_active == 2
+    narrow.clock.advance(20)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    narrow.door.joining[0].settle(b"nobody is there")
+    narrow.door.frames.give(narrow.door.frames.limit - narrow.door.frames.free)
+    assert await asyncio.wait_for(other.readexactly(5), 20) == b"waits"
 
 
 async def test_more_connections_than_allowed_are_closed_at_once() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -182,6 +183,39 @@ async def test_what_retention_removed_is_skipped(bench: Bench) -> None:
     await topic.partitions[0].log.trim(6)
     assert bench.cursors.position("a", topic) == 6
     assert numbers(await bench.cursors.read("a", topic, 2)) == [6, 7]
+
+
+class Interrupted(Outlet):
+    """Something else happens while records are read, as with stores that do not answer at once."""
+
+    def __init__(self, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    async def take(self, *arguments: Any, **options: Any) -> Taken:
+        happens, self._happens = self._happens, turn
+        await happens()
+        return await super().take(*arguments, **options)
+
+
+async def test_what_retention_removes_while_it_is_read_is_skipped(bench: Bench) -> None:
+    topic = await bench.topic(10)
+    log = topic.partitions[0].log
+    bench.cursors._outlet = Interrupted(lambda: log.trim(6))
+    reads = [bench.cursors.read("a", topic, 2) for _ in range(3)]
+    assert [numbers(await each) for each in reads] == [[6, 7], [8, 9], []]
+
+
+async def test_readers_of_a_topic_whose_files_are_gone_hear_that_it_was_deleted(bench: Bench) -> None:
+    topic = await bench.topic(10)
+
+    async def delete() -> None:
+        await (await bench.topics.delete("t"))
+        raise FileNotFoundError("00000000000000000000.index")
+
+    bench.cursors._outlet = Interrupted(delete)
+    for reading in [bench.cursors.read("a", topic, 2) for _ in range(3)]:
+        assert await code_of(reading) == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_fanout_ids_have_bounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

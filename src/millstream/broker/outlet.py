@@ -23,6 +23,8 @@ BATCH_BYTES_MAX = 64 << 20
 """What one batch may decompress to: far above what a client can use, far below what a small one could claim."""
 RECORD_BYTES = 200
 """About what a decoded record takes in memory beside its key and value."""
+RECORDS_MAX = 10_000
+"""Of one reader at a time, however many would fit: a size alone does not bound records that are empty."""
 
 _OFFSET = attrgetter("offset")
 
@@ -51,11 +53,12 @@ class Outlet:
     async def take(
         self, log: PartitionLog, offset: int, bytes_max: int, *, head_bytes: int = 0, count_max: int | None = None
     ) -> Taken:
-        """Records from `offset` on, whole ones, below `bytes_max` with `head_bytes` each; at least one if there is one.
+        """Records from `offset` on, whole ones, below `bytes_max` with `head_bytes` each; at least one if there is one,
+        and at most `count_max` or `RECORDS_MAX`.
 
         Raises OFFSET_OUT_OF_RANGE, and `CorruptBatch` where a batch cannot be decoded.
         """
-        taking = _Taking(offset, bytes_max, head_bytes, count_max)
+        taking = _Taking(offset, bytes_max, head_bytes, RECORDS_MAX if count_max is None else count_max)
         kept = self._find(log, offset) if offset >= log.start else None
         if kept is not None and taking.add(kept):
             return taking.done()
@@ -85,7 +88,7 @@ class Outlet:
 
     def _keep(self, log: PartitionLog, batch: _Batch) -> None:
         size = sum(len(record.value or b"") + len(record.key or b"") + RECORD_BYTES for record in batch.records)
-        if size > KEPT_BYTES_MAX // 4 or (log, batch.start) in self._kept:
+        if size > KEPT_BYTES_MAX or (log, batch.start) in self._kept:
             return
         batch = batch._replace(size=size)
         self._kept[log, batch.start] = batch
@@ -104,7 +107,7 @@ class _Taking:
 
     __slots__ = ("_bytes_max", "_count_max", "_head_bytes", "_records", "_size", "full", "last", "next_offset")
 
-    def __init__(self, offset: int, bytes_max: int, head_bytes: int, count_max: int | None) -> None:
+    def __init__(self, offset: int, bytes_max: int, head_bytes: int, count_max: int) -> None:
         self.next_offset = offset
         self.full = False
         self.last: _Batch | None = None

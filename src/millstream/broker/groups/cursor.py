@@ -30,13 +30,13 @@ from uuid import UUID
 
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_of
-from millstream.broker.outlet import Outlet
+from millstream.broker.outlet import RECORD_BYTES, Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.records.record import Record
-from millstream.stores.base import Delete, MetaStore, Put
+from millstream.stores.base import Delete, MetaStore, PartitionLog, Put
 
 CURSORS_MAX = 100_000
 FANOUT_ID_BYTES_MAX = 512
@@ -158,7 +158,7 @@ class Cursors:
             raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
         self._cluster.check(fanout_id)
         if self._topics.by_id(topic.id) is not topic:  # it would take the place of its successor's cursor
-            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+            raise _deleted(topic)
         place = fanout_id, topic.name
         cursor = self._cursors.get(place)
         if cursor is None or cursor.topic_id != topic.id:
@@ -176,30 +176,43 @@ class Cursors:
 
     async def _read_round(self, cursor: _Cursor, topic: Topic) -> None:
         log = topic.partitions[0].log
-        position = max(cursor.position, log.start)
+        position = cursor.position
         answers: list[tuple[Promise[list[Record]], list[Record]]] = []
         left = ROUND_BYTES_MAX
         try:
             while cursor.waiting and (left > 0 or not answers):
                 reader = cursor.waiting.popleft()
                 answers.append((reader.answer, []))
-                taken = await self._outlet.take(log, position, reader.bytes_max, count_max=reader.count_max)
+                if self._topics.by_id(topic.id) is not topic:
+                    raise _deleted(topic)
+                taken = await self._take(log, position, reader)
                 answers[-1][1].extend(taken.records)
                 position = taken.next_offset
-                left -= sum(len(record.value or b"") for record in taken.records)
+                left -= sum(len(record.value or b"") + RECORD_BYTES for record in taken.records)
             if position > cursor.position:
                 await self._store(cursor, topic, position)
         except Exception as error:
+            is_gone = self._topics.by_id(topic.id) is not topic  # its files, too, perhaps: that is nobody's mistake
             for answer, _ in answers:
-                answer.fail(error)
+                answer.fail(_deleted(topic) if is_gone else error)
             return
         for answer, records in answers:
             answer.settle(records)
 
+    async def _take(self, log: PartitionLog, position: int, reader: _Reader) -> Taken:
+        """From there on, or from where the log starts: that may change while it is read."""
+        while True:
+            first = max(position, log.start)
+            try:
+                return await self._outlet.take(log, first, reader.bytes_max, count_max=reader.count_max)
+            except RequestError as error:
+                if error.code != Code.OFFSET_OUT_OF_RANGE or first >= log.start:
+                    raise
+
     async def _store(self, cursor: _Cursor, topic: Topic, position: int) -> None:
         def prepare() -> list[Put]:
             if self._topics.by_id(topic.id) is None:
-                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+                raise _deleted(topic)
             if self._cursors.get((cursor.fanout_id, topic.name)) is not cursor:
                 raise RequestError(Code.NOT_COORDINATOR, "the cursor was lost to another broker meanwhile")
             self._cluster.check(cursor.fanout_id)
@@ -224,3 +237,7 @@ class Cursors:
             self._journal.submit(
                 Entry(lambda: [Delete(cursor_key(*place)) for place in orphans if place not in self._cursors])
             )
+
+
+def _deleted(topic: Topic) -> RequestError:
+    return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")

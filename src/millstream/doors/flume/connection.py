@@ -18,6 +18,7 @@ from typing import Any
 from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
+from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
 from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
@@ -145,6 +146,11 @@ class FlumeConnection(FramedConnection):
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _join_group(self, request_id: int, request: flume.JoinGroup) -> Answer:
+        try:
+            for name in request.topics:
+                check_name(name)
+        except RequestError as error:
+            return self._refused(request_id, flume.encode_joined, error)
         config = self._broker.config
         session_ms = request.session_ms if request.session_ms > 0 else SESSION_MS
         session_ms = min(max(session_ms, config.session_timeout_min_ms), config.session_timeout_max_ms)
@@ -187,7 +193,7 @@ class FlumeConnection(FramedConnection):
             self._broker.groups.heartbeat(request.group, request.member, None, request.generation)
         except RequestError as error:
             return self._refused(request_id, flume.encode_error, error)
-        if len(self._memberships) < MEMBERSHIPS_MAX:
+        if len(self._memberships) < MEMBERSHIPS_MAX or request.group in self._memberships:
             self._memberships[request.group] = request.member, request.generation
         return flume.encode_error(request_id, Error.NONE)
 

@@ -1,7 +1,8 @@
 """A frame that did not arrive at once, while it is put together.
 
 It lies in a buffer of its own, which grows with what really arrives and never with what a head claims. The buffer's
-bytes are taken from the door's memory for frames and given back with it.
+bytes are taken from the door's memory for frames and given back with it, but for those of the smallest one
+(`BufferPool.FREE`): many who send a byte and stop must not use the memory up.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LENGTH = Struct(">i")
 class Assembly:
     """One per connection; `buffer` is None while no frame is under way."""
 
-    __slots__ = ("_door", "_expected", "_filled", "_head", "_low_water", "_socket", "buffer", "sends_large")
+    __slots__ = ("_door", "_expected", "_filled", "_head", "_low_water", "_socket", "began", "buffer", "sends_large")
 
     def __init__(self, door: FramedDoor, connected: socket.socket, head_bytes: int) -> None:
         self._door = door
@@ -32,6 +33,8 @@ class Assembly:
         self._filled = 0
         self._expected = 0
         """All bytes of the frame, or of its head while no more is known."""
+        self.began = 0.0
+        """When the first of it was there."""
         self.buffer: bytearray | None = None
         self.sends_large = False
         """Whether the last frame was a large one, so that the next is expected to be, too."""
@@ -41,10 +44,12 @@ class Assembly:
         pool = self._door.pool
         # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
         most = pool.LARGE if self.sends_large else len(beginning) * 2
-        return pool.size_for(min(self._size(beginning), most))
+        room = min(self._size(beginning), most)
+        return pool.FREE if room <= pool.FREE else pool.size_for(room)
 
     def start(self, beginning: memoryview, room: int) -> None:
-        """`room` bytes of the door's memory are taken for it."""
+        """`room` bytes of the door's memory are taken for it, if they are more than `FREE`."""
+        self.began = self._door.clock.monotonic()
         self._expected = self._size(beginning)
         self._filled = len(beginning)
         self.buffer = self._door.pool.take(room)
@@ -70,6 +75,10 @@ class Assembly:
     def is_whole(self) -> bool:
         return self._filled == self._expected
 
+    @property
+    def holds_memory(self) -> bool:
+        return self.buffer is not None and len(self.buffer) > self._door.pool.FREE
+
     def finish(self) -> tuple[bytearray, int]:
         """The buffer, and how much of it is the frame. It is given back with `give`."""
         buffer, self.buffer = self.buffer, None
@@ -80,7 +89,8 @@ class Assembly:
 
     def give(self, buffer: bytearray) -> None:
         self._door.pool.give(buffer)
-        self._door.frames.give(len(buffer))
+        if len(buffer) > self._door.pool.FREE:
+            self._door.frames.give(len(buffer))
 
     def drop(self) -> None:
         buffer, self.buffer = self.buffer, None

@@ -265,6 +265,8 @@ class FramedConnection(ABC):
 
     def _keep(self, data: memoryview, is_backlog: bool) -> None:
         """For later. What lies in the shared buffer is copied; what was kept before stays where it is."""
+        if self.closed:  # while it tried to send: nobody would give the memory back
+            return
         if not is_backlog:
             data = memoryview(bytearray(data))
             self._hold(len(data))
@@ -273,7 +275,7 @@ class FramedConnection(ABC):
     def _start_frame(self, beginning: memoryview) -> None:
         """Moves an incomplete frame into a buffer of its own, or waits for the memory for one."""
         room = self._assembly.room_for(beginning)
-        if self._door.frames.take(room):
+        if room <= self._door.pool.FREE or self._door.frames.take(room):
             self._assembly.start(beginning, room)
         else:
             rest = memoryview(bytes(beginning))
@@ -452,6 +454,15 @@ class FramedConnection(ABC):
     def is_stuck(self) -> bool:
         """Whether the next step is the client's and it is in the middle of it."""
         return self._is_written or self._assembly.buffer is not None
+
+    @property
+    def holds_since(self) -> float | None:
+        """Since when it keeps the door's memory for what is not done yet: a frame that the client has yet to send the
+        rest of, or requests behind one that waits for other clients, as joining a group does.
+        """
+        if self._assembly.holds_memory:
+            return self._assembly.began
+        return self.last_used if self._held and self._in_line and not self._only_overlapping else None
 
     @property
     def is_owed(self) -> bool:

@@ -32,7 +32,7 @@ IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame, or of taking an answer."""
 CONTESTED_SECONDS_MAX = 10
-"""The same, while others wait for the memory that it holds."""
+"""The same, while others wait for the memory that it holds; and how long one may take for a whole frame then."""
 CLOSE_SECONDS_MAX = 2.0
 """How long answers that are owed are waited for, when the door or a connection closes."""
 
@@ -94,13 +94,27 @@ class FramedDoor(ABC):
     def _sweep(self) -> None:
         self.now = self.clock.monotonic()
         contested = self.frames.is_contested or self.answers.is_contested
-        patience = CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX
+        # Whoever was used since the last sweep is noted with the time of that one.
+        patience = SWEEP_SECONDS + (CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX)
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
             if (quiet > patience and connection.is_stuck) or (quiet > IDLE_SECONDS_MAX and connection.is_idle):
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
+        if self.frames.is_contested:
+            self._take_memory_back(patience)
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _take_memory_back(self, patience: float) -> None:
+        """From those who have kept it too long, the longest first, until nobody waits."""
+        holders = [(each.holds_since, each) for each in self._connections]
+        slow = [(since, each) for since, each in holders if since is not None and self.now - since > patience]
+        for since, connection in sorted(slow, key=lambda pair: pair[0]):
+            if not self.frames.is_contested:
+                return
+            detail = f"{self.now - since:.0f} s for what it asks, while others wait for the memory that it holds"
+            self.note_refusal(connection.peer, ProtocolError(detail))
+            connection.close()
 
     async def close(self) -> None:
         """Stops accepting and reading, lets clients have the answers that wait for a sync, then closes everything."""

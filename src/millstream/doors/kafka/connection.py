@@ -213,7 +213,7 @@ class Connection:
         if room > pool.FREE and not self._reserve(room):
             self._backlog = bytes(beginning)
             return
-        self.frame_began = self._door.now
+        self.frame_began = self._door.clock.monotonic()  # `now` may be as old as the last sweep
         self._frame_is_large = size > len(self._door.shared) // 4
         self._expected = size
         self._filled = len(beginning)

@@ -147,7 +147,8 @@ class LuxunConnection(FramedConnection):
                     await coordinate(self._broker.cluster, request.fanout_id)
                     records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max)
                 else:
-                    taken = await self._broker.outlet.take(log, request.start_index, bytes_max, count_max=count_max)
+                    here = self._topic(request.topic).partitions[0].log  # it may have been deleted meanwhile
+                    taken = await self._broker.outlet.take(here, request.start_index, bytes_max, count_max=count_max)
                     records = taken.records
             except RequestError as error:
                 return self._refused(luxun.CONSUME, sequence_id, error)
