@@ -1,17 +1,15 @@
 """One client's connection: frames in, answers out, in the order of the requests.
 
-Receiving. Small requests are read many at a time into one buffer that all connections share, and handled where they
-lie. A frame that is not complete there moves into a buffer of its own, which grows with what really arrives, so that
-a large length in a header costs nothing. Handlers are done with a frame's bytes when they return.
+Small requests are handled where they lie in the receive buffer, many at a time; how frames get there is in
+`receiving.py`. Handlers are done with a frame's bytes when they return.
 
-Answering. Every request gets a place in line; answers leave when all before them have left. Produce requests overlap
-while they wait for their sync. Any other answer that is not there at once parks the connection: it is not read until
-the answer is, which is both backpressure and the order that clients expect.
+Every request gets a place in line; answers leave when all before them have left. Produce requests overlap while they
+wait for their sync. Any other answer that is not there at once parks the connection: it is not read until the answer
+is, which is both backpressure and the order that clients expect.
 
 The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many
 of its requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used
-up. Only a frame that is larger than any batch does not wait for memory: it would hold what it has, and with a few
-others of its kind all would wait for each other. It costs its connection.
+up.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import inspect
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -32,6 +29,7 @@ from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.kafka.produce_run import ProduceRun, append_part
+from millstream.doors.kafka.receiving import SIZE, Receiving
 from millstream.doors.outbox import Chunk, Outbox
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
@@ -48,17 +46,11 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
 """No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
-HEADER_READ_BYTES = 4096
-"""How much is read at once where a large frame is expected: just enough for its header, the rest goes where it
-belongs.
-"""
-LOW_WATER_BYTES_MAX = 256 * 1024
 COPIED_BYTES_MAX = 4096
 """Up to here a produce request that comes alone is taken as a run of one: its batch is copied, and that is cheaper than
 to look at it where it lies.
 """
 
-_SIZE = Struct(">i")
 _ANSWER_HEAD = Struct(">ii")
 _PRODUCE = api_00_produce.KEY
 _API_VERSIONS = api_18_api_versions.KEY
@@ -73,60 +65,17 @@ class _Place:
         self.chunks: list[Chunk] | None = None
 
 
-class Connection:
-    __slots__ = (
-        "_backlog",
-        "_buffer",
-        "_context",
-        "_door",
-        "_expected",
-        "_filled",
-        "_frame_is_large",
-        "_granted",
-        "_in_line",
-        "_is_parked",
-        "_is_read",
-        "_is_written",
-        "_leave_line",
-        "_low_water",
-        "_metrics",
-        "_outbox",
-        "_running",
-        "_sends_large",
-        "_socket",
-        "closed",
-        "frame_began",
-        "last_used",
-    )
+class Connection(Receiving):
+    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_outbox", "_running")
 
     def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
-        self._door = door
-        self._metrics = door.metrics
-        self._socket = connected
+        super().__init__(door, connected)
         self._context = context
         self._outbox = Outbox(connected)
         self._in_line: deque[_Place] = deque()
-        self._buffer: bytearray | None = None
-        """The frame that is being put together, `_filled` of `_expected` bytes, its length prefix included."""
-        self._filled = 0
-        self._expected = 0
-        self._frame_is_large = False
-        self._sends_large = False
-        self._low_water = 1
-        self._granted = 0
-        """Bytes of the door's budget that came after waiting, for the frame to come."""
-        self._leave_line: Callable[[], None] | None = None
-        """Set while this waits for the door's memory."""
-        self._backlog: bytes = b""
-        """What was received before the connection was parked, and not handled yet."""
-        self._is_parked = False
         self._is_read = True
         self._is_written = False
         self._running: asyncio.Task[None] | None = None
-        self.closed = False
-        self.last_used = door.now
-        self.frame_began = door.now
-        """When the frame that is being put together was begun."""
         door.loop.add_reader(connected.fileno(), self._on_readable)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
@@ -159,20 +108,6 @@ class Connection:
         except OSError:
             self.close()
 
-    def _receive(self) -> None:
-        if self._buffer is not None:
-            self._fill_frame()
-            return
-        shared = self._door.shared
-        view = shared[:HEADER_READ_BYTES] if self._frame_is_large else shared
-        count = self._socket.recv_into(view)
-        if count == 0:
-            self.close()
-            return
-        self._metrics.bytes_in += count
-        self._take(view[:count])
-        self._after_handling()
-
     def _take(self, data: memoryview) -> None:
         """Handles every whole frame in `data`, and keeps what is left over."""
         position, end = 0, len(data)
@@ -181,9 +116,9 @@ class Connection:
             if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
                 self._backlog = bytes(data[position:])
                 return
-            (size,) = _SIZE.unpack_from(data, position)
+            (size,) = SIZE.unpack_from(data, position)
             if size <= 0 or size > self._door.frame_bytes_max:
-                raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+                raise self._out_of_bounds(size)
             after = position + 4 + size
             if after > end:
                 break
@@ -202,105 +137,6 @@ class Connection:
             self._backlog = bytes(data[position:])
             return
         self._start_frame(data[position:])
-
-    def _start_frame(self, beginning: memoryview) -> None:
-        """Moves an incomplete frame into a buffer of its own."""
-        size = _SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
-        pool = self._door.pool
-        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
-        room = min(size, pool.LARGE if self._sends_large else len(beginning) * 2)
-        room = pool.FREE if room <= pool.FREE else pool.size_for(room)
-        if room > pool.FREE and not self._reserve(room):
-            self._backlog = bytes(beginning)
-            return
-        self.frame_began = self._door.clock.monotonic()  # `now` may be as old as the last sweep
-        self._frame_is_large = size > len(self._door.shared) // 4
-        self._expected = size
-        self._filled = len(beginning)
-        self._buffer = self._door.pool.take(room)
-        self._buffer[: self._filled] = beginning
-        if self._frame_is_large:
-            self._wake_at(size - self._filled)
-
-    def _wake_at(self, count: int) -> None:
-        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame.
-
-        A producer that compresses or makes many small records sends a frame slower than we read it: without this, each
-        megabyte would be a dozen turns of the loop.
-        """
-        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX)
-        if low_water != self._low_water:
-            self._low_water = low_water
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-
-    def _reserve(self, size: int) -> bool:
-        """Takes bytes out of the door's budget, or parks until there are some."""
-        if self._granted == size:
-            self._granted = 0
-            return True
-        if self._door.budget.take(size):
-            return True
-        self._park()
-
-        def grant() -> None:
-            self._leave_line = None
-            self._granted = size
-            self._unpark()
-
-        self._leave_line = self._door.budget.wait(size, grant)
-        self._door.look_for_memory()
-        return False
-
-    def _fill_frame(self) -> None:
-        buffer = self._buffer
-        assert buffer is not None
-        end = min(self._expected, len(buffer))
-        if self._filled < end:
-            with memoryview(buffer)[self._filled : end] as room:
-                count = self._socket.recv_into(room)
-            if count == 0:
-                self.close()
-                return
-            self._metrics.bytes_in += count
-            self._filled += count
-        self.last_used = self._door.now
-        if self._filled == end == 4 == self._expected:
-            # Only the length prefix had arrived; now it is known how much follows.
-            (size,) = _SIZE.unpack_from(buffer)
-            if size <= 0 or size > self._door.frame_bytes_max:
-                raise ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
-            self._expected = size + 4
-        elif self._filled == self._expected:
-            self._finish_frame(buffer)
-            return
-        elif self._filled == end:
-            self._grow(buffer)
-        if self._low_water > 1:
-            self._wake_at(self._expected - self._filled)
-
-    def _finish_frame(self, buffer: bytearray) -> None:
-        if self._low_water > 1:
-            self._wake_at(1)
-        self._sends_large = len(buffer) > self._door.pool.SMALL
-        with memoryview(buffer)[4 : self._expected] as frame:
-            self._buffer = None
-            try:
-                self._handle(frame)
-            finally:
-                self._door.give_buffer(buffer)
-        self._after_handling()
-
-    def _grow(self, buffer: bytearray) -> None:
-        """At least doubles the buffer: memory follows what arrives, not what a header claims."""
-        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
-        if room > self._door.pool.LARGE and not self._door.budget.take(room):
-            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
-        if room <= self._door.pool.LARGE and not self._reserve(room):
-            return
-        larger = self._door.pool.take(room)
-        larger[: self._filled] = memoryview(buffer)[: self._filled]
-        self._buffer = larger
-        self._door.give_buffer(buffer)
 
     # -- handling ----------------------------------------------------------------------------------------------------
 
@@ -523,9 +359,6 @@ class Connection:
 
     # -- parking -----------------------------------------------------------------------------------------------------
 
-    def _park(self) -> None:
-        self._is_parked = True
-
     def _unpark(self) -> None:
         self._is_parked = False
         if not self.closed:
@@ -572,15 +405,6 @@ class Connection:
         return bool(self._in_line or self._outbox) and not self._is_parked
 
     @property
-    def is_inside_frame(self) -> bool:
-        return self._buffer is not None
-
-    @property
-    def holds_memory(self) -> bool:
-        """Whether the door's memory is kept for a frame that the client has yet to send the rest of."""
-        return self._buffer is not None and len(self._buffer) > self._door.pool.FREE and self._leave_line is None
-
-    @property
     def host(self) -> str:
         return self._context.client_host
 
@@ -597,15 +421,7 @@ class Connection:
             self._context.cancel()
             self._context.cancel = None
         self._context.shares.disconnected(self._context)
-        if self._buffer is not None:
-            self._door.give_buffer(self._buffer)
-            self._buffer = None
-        if self._leave_line is not None:
-            self._leave_line()
-            self._leave_line = None
-        if self._granted:
-            self._door.budget.give(self._granted)
-            self._granted = 0
+        self._drop_frame()
         self._in_line.clear()
         self._door.forget(self)
 
