@@ -144,7 +144,7 @@ class StoreInUse(StartupError):
     def __init__(self, directory: str, pid: str) -> None:
         super().__init__(
             f"{directory} is in use by another broker (process {pid}); "
-            "stop it, or give this one another --data directory"
+            "stop it, or give this one another directory (serve --data)"
         )
 
 

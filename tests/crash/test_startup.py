@@ -92,7 +92,7 @@ class TestTheLock:
             second.lock()
         assert str(caught.value) == (
             f"{place.directory} is in use by another broker (process {os.getpid()}); "
-            "stop it, or give this one another --data directory"
+            "stop it, or give this one another directory (serve --data)"
         )
 
     def test_a_second_broker_exits_with_that_sentence(self, tmp_path: Path) -> None:

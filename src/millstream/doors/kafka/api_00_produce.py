@@ -96,7 +96,7 @@ def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise
 def append(partition: Partition, records: memoryview, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
     broker = context.broker
     header, promise = partition.append(records, broker.clock)
-    if partition.log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
+    if not promise.done and partition.log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
         context.slow_down = True
     metrics = broker.metrics
     metrics.batches_in += 1
