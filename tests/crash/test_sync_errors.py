@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from millstream.errors import Code, MillstreamError, RequestError, StartupError
+from millstream.errors import Code, LogReadOnly, MillstreamError, RequestError, StartupError
 from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
@@ -371,6 +371,28 @@ class TestNoRoom:
         machine.open()
         machine.check()
 
+    def test_for_a_new_segment_does_not_make_a_search_of_each_read(
+        self, machine: Failing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = machine.logs[0]
+        log.config = LogConfig(index_interval_bytes=200, retention_ms=1000)
+        for number in range(100):
+            machine._append(0, log, b"%d" % number + bytes(200))
+        machine.clock.advance(60)
+        monkeypatch.setattr(machine.disk, "append", no_room)
+        machine.housekeep()
+        assert not os.path.exists(log.segments[0].index.path), "it was to make room, and was not enough"
+        monkeypatch.undo()
+        run = append_run(log, *[batch(b"%d" % number + bytes(200)) for number in range(100, 110)])
+        machine.flusher.run_all()
+        assert run.value().base_offset == 100
+        segment = log.segments[0]
+        assert segment.index.by_offset(99)[1] > segment.size // 2
+        machine.check()
+        machine.disk = machine.disk.crash(Random(1))
+        machine.open()
+        machine.check()
+
     def test_is_not_said_of_every_log_in_every_round(
         self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -409,6 +431,22 @@ class TestNoDescriptors:
     @pytest.fixture
     def machine(self, tmp_path: Path, loop: asyncio.AbstractEventLoop) -> Failing:
         return Failing(tmp_path, loop)
+
+    async def test_do_not_keep_a_store_from_closing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk, clock = ForgetfulDisk(str(tmp_path)), VirtualClock()
+        store = LocalLogStore(str(tmp_path / "data"), clock, Flusher(asyncio.get_running_loop()), disk)
+        log = store.open("t", "0123456789abcdef", 0, KEEP)
+        await append(log, batch(b"kept"))
+        log._directory_dirty = True  # as after each new segment
+        monkeypatch.setattr(disk, "sync_directory", no_descriptors)
+        waiting = append(log, batch(b"not acknowledged"))
+        closing = asyncio.ensure_future(store.close())
+        for _ in range(1000):
+            if closing.done():
+                break
+            await asyncio.sleep(0.001)
+            clock.advance(0.1)
+        assert closing.done() and log.closed and isinstance(waiting.error, LogReadOnly)
 
     def test_for_the_directory_make_an_append_wait(self, machine: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
         machine.work(rounds=2)

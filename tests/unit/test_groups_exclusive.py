@@ -297,6 +297,19 @@ async def test_a_store_that_fails_fails_the_commit_and_the_member_stays_active(k
     assert kit.state().positions == {0: 2}
 
 
+async def test_what_is_committed_while_a_change_fails_does_not_wait_for_the_next(kit: Kit) -> None:
+    await kit.put(3)
+    member = await kit.join()
+    kit.meta.holding = True
+    first, second = member.commit({0: 1}), member.commit({0: 2})
+    kit.meta.lose()
+    kit.meta.holding = False
+    assert isinstance(first.error, OSError) and not second.done
+    await kit.advance(1.1)
+    assert second.done and second.error is None
+    assert kit.state().positions == {0: 2}
+
+
 async def test_a_commit_that_landed_although_its_answer_was_lost_does_not_end_the_membership(kit: Kit) -> None:
     await kit.put(3)
     member = await kit.join()

@@ -17,9 +17,11 @@ from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Ve
 from millstream.config import Config
 from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
+from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.record import Record
+from millstream.stores.base import Operation
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
@@ -40,6 +42,7 @@ class Kit:
     async def restart(self) -> None:
         for partition in self.broker.queues.partitions():
             partition.close()  # a dead broker's timers do not go off
+        self.broker.queues._is_closed = True
         self.broker = Broker(Config(), self.logs, self.meta, self.clock, Metrics())
         await self.broker.start()
 
@@ -532,6 +535,42 @@ async def test_a_topic_made_anew_is_a_new_queue(kit: Kit) -> None:
     await kit.put(b"c")
     queue, partition = await kit.queue()
     assert values(await take(partition, member)) == [b"c"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_nor_does_a_full_disk_leave_it_anything_of_the_old_one(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    await kit.topic()
+    await kit.put(*(b"old" for _ in range(900)))
+    queue, partition = await kit.queue()
+    member = queue.join("one")
+    accept(partition, member, *(each for each in await take(partition, member) if each.record.offset not in (5, 800)))
+    await settle()
+    real = kit.meta.transact
+
+    def full(*operations: Operation) -> Promise[int]:
+        if any(operation.key.startswith("queues/") for operation in operations):
+            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the disk is full"))
+        return real(*operations)
+
+    monkeypatch.setattr(kit.meta, "transact", full)
+    await kit.broker.delete_topic("jobs")
+    if is_restarted:
+        await kit.restart()
+    await settle()
+    monkeypatch.undo()
+    await kit.topic()
+    await kit.put(*(b"new" for _ in range(300)))
+    queue, partition = await kit.queue()
+    member = queue.join("two")
+    accept(partition, member, *await take(partition, member))
+    kit.clock.advance(1.1)
+    await settle()
+    await kit.restart()
+    queue, partition = await kit.queue()
+    await kit.put(b"newest")
+    assert values(await take(partition, queue.join("three"))) == [b"newest"]
 
 
 async def test_a_dead_letter_is_kept_for_its_time_however_old_its_record_was(kit: Kit) -> None:

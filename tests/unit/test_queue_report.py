@@ -102,3 +102,25 @@ async def test_how_long_the_oldest_record_has_waited_is_told_over_every_store(st
         assert told["available"] == 2 and told["age_ms"] == 20_000
     finally:
         await server.stop()
+
+
+async def test_nor_how_long_one_has_that_is_long_gone() -> None:
+    clock = VirtualClock()
+    server = Server(Config(store="memory:", kafka="127.0.0.1:0"), clock)
+    await server.start()
+    try:
+        topic = await server.broker.topics.create("jobs", 1, {})
+        queue = server.broker.queues.open("workers", settings={"share.auto.offset.reset": "earliest"})
+        partition = await queue.partition(topic, 0)
+        await server.broker.inlet(topic.partitions[0]).put(b"a", None, ())
+        await partition.date()
+        member = queue.join("me")
+        (taken,) = await partition.take(member, 1, 1 << 20)  # while other partitions are dated
+        await partition.answer(member, [Answer(taken.record.offset, taken.record.offset, Verb.ACCEPT)])
+        assert partition.figures().age_ms == 0
+        clock.advance(3600)
+        await partition.date()
+        await server.broker.inlet(topic.partitions[0]).put(b"b", None, ())
+        assert partition.figures().age_ms == 0
+    finally:
+        await server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,6 +38,30 @@ async def test_a_discarded_topic_leaves_nothing_on_disk(store: LocalLogStore, tm
     await store.discard("t", TOPIC_ID)
     assert list((tmp_path / "data" / "logs").iterdir()) == []
     assert list((tmp_path / "data" / "trash").iterdir()) == []
+
+
+async def test_a_discarded_topic_makes_room_on_a_full_disk(
+    store: LocalLogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await fill(store.open("t", TOPIC_ID, 0, LogConfig()), 10)
+    monkeypatch.setattr(store._disk, "_make_one", no_room)
+    await store.discard("t", TOPIC_ID)
+    assert list((tmp_path / "data" / "logs").iterdir()) == []
+
+
+def test_a_directory_whose_lock_cannot_be_written_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", no_room)
+        with pytest.raises(StartupError, match="No space left"):
+            store.lock()
+    store.lock()
 
 
 async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(

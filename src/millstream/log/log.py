@@ -51,6 +51,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Nothing was asked of the disk: what could not be opened can be when a client has gone."""
 SYNC_AGAIN_SECONDS = 0.1
+LAST_SYNCS_MAX = 50
+"""How often that is tried again when the log is to be closed: whoever closes it waits."""
 CHECKPOINT_BYTES = 64 << 20
 """How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
 
@@ -66,6 +68,7 @@ class Log(ReadableLog):
         "_flusher",
         "_sync_target",
         "_synced",
+        "_syncs_left",
         "_unsynced_batches",
         "_unsynced_segments",
         "_waiting",
@@ -104,6 +107,7 @@ class Log(ReadableLog):
         self._synced: tuple[int, int, int] = (0, 0, 0)
         """The offset, and segment and position, up to which the disk has everything: what a checkpoint may say."""
         self._sync_target: tuple[int, tuple[int, int], int, int] | None = None
+        self._syncs_left: int | None = None
         self._waiting: deque[tuple[int, Promise[Appended], Appended]] = deque()
         self._wakers: dict[Callable[[], None], None] | None = None
         self._checkpoint_due = 0
@@ -305,7 +309,15 @@ class Log(ReadableLog):
         for _, promise, answer in ready:
             promise.settle(answer)
 
+    def prepare_to_close(self) -> None:
+        self._syncs_left = LAST_SYNCS_MAX
+
     def _sync_again(self, error: OSError) -> None:
+        if self._syncs_left is not None:
+            self._syncs_left -= 1
+            if self._syncs_left < 0:
+                self.fail(error)
+                return
         refusals.error("cannot sync %s yet: %s", self.name, error)
         self.clock.call_later(SYNC_AGAIN_SECONDS, self._flush_by_time)
 

@@ -81,7 +81,9 @@ class Segment:
             self._disk.append(self.file, run.data)
             self.note(run.max_timestamp, base_offset, len(run.data), interval)
             return
-        # First the room in the index: a run of which only a part was noted could not be taken back.
+        # First the room in the index: a run of which only a part was noted could not be taken back. Before that the
+        # entries: one that was missing, and is made here, would pass for one that has nothing to say of all before.
+        self.load_index()
         self.index.reserve(len(run.data) // interval + 1)
         self._disk.append(self.file, run.data)
         for batch, header in split(run.data):

@@ -44,12 +44,15 @@ class DirectoryLock:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
         except BlockingIOError:
             holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._fd)
             raise StoreInUse(directory, holder) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def release(self) -> None:
         os.close(self._fd)
@@ -148,9 +151,12 @@ class LocalLogStore:
         source = self._topic_path(topic, topic_id)
         if not os.path.isdir(source):
             return
-        self._disk.make_directory(self._path("trash"))
         target = self._path("trash", os.path.basename(source))
-        self._disk.rename(source, target)
+        try:
+            self._disk.make_directory(self._path("trash"))
+            self._disk.rename(source, target)
+        except OSError:
+            target = source  # a full disk has no room for another directory: what is deleted there is to make some
         await asyncio.get_running_loop().run_in_executor(None, self._disk.remove_tree, target)
 
     async def housekeep(self) -> None:
@@ -179,6 +185,8 @@ class LocalLogStore:
         return [log for logs in self._logs.values() for log in logs.values()]
 
     async def close(self) -> None:
+        for log in self._every_log():
+            log.prepare_to_close()
         # Again for what came meanwhile: who appended before a log is closed gets an answer.
         while busy := [log for log in self._every_log() if log.unsynced_bytes and not (log.failure or log.closed)]:
             await asyncio.gather(*(log.flush() for log in busy), return_exceptions=True)

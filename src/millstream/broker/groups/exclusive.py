@@ -234,6 +234,7 @@ class ExclusiveMember:
         self._learn(done.value())
         if self._state is not None and self._state.active == SOMEBODY:
             self._retry.push(RETRY_MS)
+        self._pump()  # what was committed while the change that failed was on its way
         self._look()
 
     def _topics_changed(self) -> None:

@@ -113,6 +113,10 @@ class Queue:
         partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, shelf, stored, is_alone)
         return partition
 
+    def place(self, topic: str, index: int) -> QueuePartition | None:
+        """Whatever is there now, and be it only on its way."""
+        return self._partitions.get((topic, index))
+
     def partitions(self) -> Iterator[QueuePartition]:
         return iter(list(self._partitions.values()))
 

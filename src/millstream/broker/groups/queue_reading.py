@@ -75,10 +75,14 @@ class Reading:
         slice_ = await self._log.read(offset, 1)
         self._dated = next((header.base_timestamp for header, _ in codec.split(slice_.to_bytes())), None)
 
-    def timestamp_at(self, offset: int) -> int | None:
-        """Of the batch that holds an offset, or of what was dated a moment ago; None where nobody knows yet."""
-        if self._dated is not None:
-            dated, self._dated = self._dated, None
+    def timestamp_at(self, offset: int | None) -> int | None:
+        """Of the batch that holds an offset, or of what was dated a moment ago; None where nobody knows yet, or where
+        there is nothing any more.
+        """
+        dated, self._dated = self._dated, None
+        if offset is None:
+            return None
+        if dated is not None:
             return dated
         try:
             read = self._log.read(offset, 1)

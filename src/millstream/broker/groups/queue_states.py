@@ -131,7 +131,7 @@ class QueueStates(abc.ABC):
         fresh = max(self.log.durable - max(self.next, self.log.start), 0)
         available = sum(block.ready for block in blocks) + held + fresh
         first = self._first()
-        oldest = None if first is None else self.reading.timestamp_at(max(first, self.log.start))
+        oldest = self.reading.timestamp_at(None if first is None else max(first, self.log.start))
         age_ms = 0 if oldest is None else max(self._clock.now_ms() - oldest, 0)
         counts = self.done, self.dead, dying, self.redelivered
         return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 Committed = Callable[[], Iterable[tuple[str, str, int, int]]]
 """Group, topic, partition and offset of what stream groups have committed."""
+Place = tuple[str, str, int]
+"""Group, topic name, partition."""
 
 
 class Queues:
@@ -78,7 +80,7 @@ class Queues:
         self._open_stored(await self._meta.list(QUEUES_PREFIX), owns)
 
     def _open_stored(self, listed: Iterable[tuple[str, Versioned]], owns: Owns) -> None:
-        found: dict[tuple[str, str, int], Stored] = {}
+        found: dict[Place, Stored] = {}
         settings: dict[str, dict[str, str]] = {}
         for key, stored in listed:
             group_id, rest = split_key(key)
@@ -92,14 +94,39 @@ class Queues:
                 found.setdefault((group_id, name, index), Stored()).take(key, part, stored.value)
         for group_id, overrides in settings.items():
             self._make(group_id, overrides, durable=True)
-        orphans: list[str] = []
+        orphans: dict[Place, Callable[[], list[str]]] = {}
         for (group_id, name, index), kept in found.items():
             topic = self._topics.get(name)
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
-                orphans += kept.keys
+                orphans[group_id, name, index] = partial(list, kept.keys)
             else:
                 self._queues[group_id].restore(topic, index, kept, isinstance(self._cluster, Solo))
-        self._journal.submit(Entry(lambda: [Delete(key) for key in orphans]))
+        self._sweep(orphans)
+
+    def _sweep(self, orphans: Mapping[Place, Callable[[], Iterable[str]]]) -> None:
+        """Deletes what topics that are gone have left behind, however often it takes: with the next topic of that name
+        it would be taken for what is known of its records.
+        """
+        era = self._era
+
+        def prepare() -> Iterator[Delete]:
+            for (group_id, name, index), keys in orphans.items() if era == self._era else ():
+                if group_id in self._deleting:  # perhaps it comes back, with a place of that name
+                    raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} is being deleted")
+                queue = self._queues.get(group_id)
+                successor = queue.place(name, index) if queue is not None else None
+                held = {each.key for each in successor.removal()} if successor is not None else set()
+                yield from (Delete(key) for key in keys() if key not in held)
+
+        def swept(done: Promise[None]) -> None:
+            if done.error is not None:
+                self._clock.call_later(RETRY_SECONDS, again)
+
+        def again() -> None:
+            if era == self._era and not self._is_closed:
+                self._sweep(orphans)
+
+        self._journal.submit(Entry(prepare)).then(swept)
 
     def release(self) -> None:
         """Another broker looks after them now: nothing that is known here counts any more, and nothing is written."""
@@ -262,7 +289,8 @@ class Queues:
         for partition in gone:
             queue = self._queues[partition.group_id]
             queue.forget(partition)
-            self._journal.submit(Entry(partition.removal))
+            place = partition.group_id, partition.topic.name, partition.index
+            self._sweep({place: partial(_keys, partition)})
 
     def prepare_to_close(self) -> None:
         """The doors are about to close. A delivery that this cuts short is not the last one, as after a crash."""
@@ -280,3 +308,7 @@ class Queues:
                 logger.warning("queue %s could not be written down: %s", partition.group_id, error)
         for queue in list(self._queues.values()):
             queue.close()
+
+
+def _keys(partition: QueuePartition) -> list[str]:
+    return [each.key for each in partition.removal()]
