@@ -114,7 +114,9 @@ class Config:
         "file:DIR",
     )
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
-    http: str = _setting("127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz and /readyz; "off" closes this door')
+    http: str = _setting(
+        "127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz, /readyz and /queues; "off" closes this door'
+    )
     flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
     flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')

@@ -24,6 +24,8 @@ from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.errors import RequestError, StartupError
 from millstream.metrics import GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
+from millstream.stores.base import LogStore
+from millstream.stores.local import LocalLogStore
 from millstream.stores.url import is_shared, open_store
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class Server:
         self._broker = Broker(self.config, logs, meta, self.clock, self.metrics, cluster)
         try:
             await self._broker.start()
+            self._count_recovered(logs)
             self._kafka = KafkaDoor(self._broker)
             self.addresses["kafka"] = address = self._kafka.start(self.config.kafka_address)
             self._open_others()
@@ -153,6 +156,11 @@ class Server:
 
     def ready_line(self) -> str:
         return "ready " + " ".join(f"{door}={address}" for door, address in self.addresses.items())
+
+    def _count_recovered(self, logs: LogStore) -> None:
+        if isinstance(logs, LocalLogStore):  # a database recovers by itself
+            self.metrics.recovered_logs, self.metrics.recovered_bytes = logs.scanned_logs, logs.scanned_bytes
+            self.metrics.torn_logs, self.metrics.torn_bytes = logs.cut_logs, logs.cut_bytes
 
     def _observe_sync(self, seconds: float) -> None:
         self.metrics.syncs += 1

@@ -98,6 +98,24 @@ async def test_a_dead_letter_has_the_reason_that_was_given(ms: Millstream, uniqu
     assert reasons == {b"rejected": "größer als erlaubt", b"released": "busy"}
 
 
+async def keeps_its_settings(ms: Millstream, topic: str, group: str) -> bool:
+    await ms.send(topic, b"x")
+    async with ms.queue(topic, group=group, settings={"share.delivery.count.limit": "5"}) as jobs:
+        await (await take(jobs)).release()
+    async with ms.queue(topic, group=group, settings={"share.delivery.count.limit": "1"}) as jobs:
+        await (await take(jobs)).release()
+        again = await jobs.receive(5)
+        return again is not None and again.attempt == 3
+
+
+async def test_a_group_that_is_there_keeps_its_settings(ms: Millstream, unique: Unique) -> None:
+    assert await keeps_its_settings(ms, unique("jobs"), unique("workers"))
+
+
+async def test_a_group_that_is_there_keeps_its_settings_over_another_cluster(kafka: Millstream, unique: Unique) -> None:
+    assert await keeps_its_settings(kafka, unique("jobs"), unique("workers"))
+
+
 async def test_a_lease_that_is_renewed_outlasts_its_time(moved: Moved, unique: Unique) -> None:
     ms, advance = moved
     topic, group = unique("jobs"), unique("workers")

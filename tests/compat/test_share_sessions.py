@@ -22,10 +22,12 @@ Unique = Callable[[str], str]
 class Place:
     """A topic with batches of ten records, and a group that reads it from its start."""
 
-    def __init__(self, broker: ServedBroker, unique: Unique, batches: int = 1, partitions: int = 1) -> None:
+    def __init__(
+        self, broker: ServedBroker, unique: Unique, batches: int = 1, partitions: int = 1, **settings: str
+    ) -> None:
         self.address = broker.address
         self.topic, self.group = unique("jobs"), unique("workers")
-        raw.create_topic(self.address, self.topic, partitions)
+        raw.create_topic(self.address, self.topic, partitions, **settings)
         configure(self.address, self.group)
         self.id = topic_id(self.address, self.topic)
         for partition in range(partitions):
@@ -190,6 +192,20 @@ def test_leases_are_renewed_and_nothing_is_fetched_meanwhile(place: Place) -> No
         answer = member.acknowledge(2, place.at(0, (0, 4, [RENEW])), renew=True)
         assert codes(answer) == {0: 0} and answer.acquisition_lock_timeout.total_seconds() == 30
         assert codes(member.acknowledge(3, place.at(0, (5, 9, [RENEW])), renew=True)) == {0: Code.INVALID_RECORD_STATE}
+
+
+def test_every_answer_tells_the_lease_that_the_topic_sets(broker: ServedBroker, unique: Unique) -> None:
+    """A worker that is told a longer one while it has records renews them too late, and they are worked on twice."""
+    place = Place(broker, unique, group_share_record_lock_duration_ms="7000")
+    with place.member() as member:
+        opened = member.fetch(0, place.at())
+        assert leases(opened) == {0: [(0, 9, 1)]} and opened.acquisition_lock_timeout.total_seconds() == 7
+        nothing_new = member.fetch(1)
+        assert leases(nothing_new) == {} and nothing_new.acquisition_lock_timeout.total_seconds() == 7
+        renewed = member.acknowledge(2, place.at(0, (0, 9, [RENEW])), renew=True)
+        assert codes(renewed) == {0: 0} and renewed.acquisition_lock_timeout.total_seconds() == 7
+        configure(place.address, place.group, share__record__lock__duration__ms="9000")
+        assert member.fetch(3).acquisition_lock_timeout.total_seconds() == 9, "the group's own goes before the topic's"
 
 
 def test_a_session_moves_with_its_client_to_another_connection(place: Place) -> None:

@@ -14,6 +14,9 @@ import pytest
 
 from millstream.config import Config
 from millstream.errors import RequestError
+from millstream.records import codec
+from millstream.records.batch import read_header
+from millstream.records.record import Record
 from millstream.server import Server
 
 
@@ -61,3 +64,27 @@ async def test_metadata_that_takes_no_more_changes_is_not_healthy(
         assert status == 503 and json.loads(body)["reasons"] == ["the metadata store is read-only: disk I/O error"]
     finally:
         await server.stop()
+
+
+async def test_what_recovery_had_to_scan_and_to_cut_is_counted(tmp_path: Path) -> None:
+    config = Config(store=f"file:{tmp_path}", kafka="127.0.0.1:0", http="127.0.0.1:0")
+    server = Server(config)
+    await server.start()
+    topic = await server.broker.topics.create("orders", 2, {})
+    for partition in topic.partitions:
+        batch = memoryview(codec.encode([Record(0, 1, None, b"one widget", ())]))
+        await partition.log.append(batch, read_header(batch))
+    assert "millstream_recovered_logs_total 0.0" in (await page(server, "/metrics"))[1]
+    await server.stop()
+    [segment] = tmp_path.glob("logs/orders-*/1/*.log")
+    with segment.open("ab") as file:
+        file.write(b"torn" * 10)
+    server = Server(config)
+    await server.start()
+    try:
+        body = (await page(server, "/metrics"))[1]
+    finally:
+        await server.stop()
+    figures = {"recovered_logs": 1, "recovered_bytes": 40, "torn_logs": 1, "torn_bytes": 40}
+    for name, value in figures.items():
+        assert f"millstream_{name}_total {value:.1f}\n" in body

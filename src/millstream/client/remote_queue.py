@@ -8,21 +8,26 @@ Kafka's protocol has (`remote_share.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource, ResourceType
 
+from millstream.client.cluster import Cluster, ClusterError
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Queue
+from millstream.client.link import LinkBroken
 from millstream.client.records import Job
 from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_share import SharedJobs
+from millstream.errors import Unreachable
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
 
 V = TypeVar("V")
+LIST_GROUPS = 16
 OUR_SETTING = "http"
 """Which every Millstream broker has among its settings, and no other."""
 
@@ -60,18 +65,21 @@ class RemoteQueue(Queue[V]):
         self._remote.check_open()
         for topic in self._topics:
             await self._remote.partition_count(topic)
-        await self._remote.worker.call(self._configure)
+        is_ours = not self._remote.is_secured and await self._remote.worker.call(self._is_ours)
+        await self._remote.worker.call(self._configure, is_ours)
         kind: type[LeasedJobs[V]] | type[SharedJobs[V]] = SharedJobs
-        if not self._remote.is_secured and await self._remote.worker.call(self._is_ours):
+        if is_ours:
             kind = LeasedJobs
         self._jobs = kind(self._remote, self._topics, self._group, self._prefetch, self._decode)
         await self._jobs.start()
 
-    def _configure(self) -> None:
+    def _configure(self, is_ours: bool) -> None:
         """Settings are for a group that is new; one that is there keeps its own."""
         admin, timeout = self._remote.admin, self._remote.timeout
         listed = admin.list_consumer_groups(request_timeout=timeout).result()
         if any(group.group_id == self._group for group in listed.valid):
+            return
+        if self._is_listed() if is_ours else self._has_settings():  # librdkafka does not list share groups
             return
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
@@ -80,6 +88,23 @@ class RemoteQueue(Queue[V]):
         resource = ConfigResource(ResourceType.GROUP, self._group, incremental_configs=entries)
         for future in admin.incremental_alter_configs([resource], request_timeout=timeout).values():
             future.result()
+
+    def _is_listed(self) -> bool:
+        cluster = Cluster(self._remote.bootstrap, "millstream", self._remote.timeout)
+        try:
+            with closing(cluster.coordinator(self._group)) as link:
+                answer = link.ask(LIST_GROUPS, 5, 5, {"states_filter": [], "types_filter": ["share"]})
+        except (LinkBroken, ClusterError) as error:
+            raise Unreachable(str(error)) from error
+        finally:
+            cluster.close()
+        return any(each.group_id == self._group for each in answer.groups)
+
+    def _has_settings(self) -> bool:
+        admin, timeout = self._remote.admin, self._remote.timeout
+        resource = ConfigResource(ResourceType.GROUP, self._group)
+        entries = admin.describe_configs([resource], request_timeout=timeout)[resource].result()
+        return any(entry.source == ConfigSource.GROUP_CONFIG.value for entry in entries.values())
 
     def _is_ours(self) -> bool:
         """Whether the server is a Millstream."""

@@ -69,8 +69,8 @@ class LocalLogStore:
         self._logs: dict[tuple[str, str], dict[int, Log]] = {}
         self._lock: DirectoryLock | None = None
         self._damped = Damped(__name__)
-        self.scanned_bytes = 0
-        self.cut_bytes = 0
+        self.scanned_logs = self.scanned_bytes = 0
+        self.cut_logs = self.cut_bytes = 0
 
     async def start(self) -> None:
         return None
@@ -118,7 +118,9 @@ class LocalLogStore:
                 "recovered %s: scanned %d bytes, cut %d, ends at %d",
                 log.name, recovery.scanned_bytes, recovery.cut_bytes, log.end,
             )  # fmt: skip
+        self.scanned_logs += recovery.scanned_bytes > 0
         self.scanned_bytes += recovery.scanned_bytes
+        self.cut_logs += recovery.cut_bytes > 0
         self.cut_bytes += recovery.cut_bytes
         logs[partition] = log
         return log

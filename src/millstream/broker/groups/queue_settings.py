@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,14 @@ def group_value(overrides: Mapping[str, str], name: str) -> Any:
     """A setting that no topic has a say in."""
     setting = GROUP_SETTINGS[name]
     return setting.check(overrides.get(name, setting.default))
+
+
+def lease_ms(overrides: Mapping[str, str], topics: Iterable[TopicSettings]) -> int:
+    """How long a record of any of these topics is leased at the least."""
+    name = "share.record.lock.duration.ms"
+    if name in overrides:
+        return int(overrides[name])
+    return min((int(topic.value(PREFIX + name)) for topic in topics), default=int(GROUP_SETTINGS[name].default))
 
 
 def clean(overrides: Mapping[str, str]) -> dict[str, str]:

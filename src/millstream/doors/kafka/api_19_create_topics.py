@@ -1,7 +1,7 @@
 """CreateTopics (key 19), versions 2 to 7.
 
 Names, numbers of partitions and settings; -1 partitions means the broker's default. Durable when answered.
-Gaps: a replication factor other than 1 (or -1) is refused, as there is one broker.
+Gaps: a replication factor other than 1 (or -1) is refused, as there is one copy of each partition.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OffsetForLeaderEpoch (key 23), versions 2 to 4.
 
-Where an epoch ends: with one broker there is one epoch, which ends where the partition does.
+Where an epoch ends: with one copy of each partition there is one epoch, which ends where the partition does.
 Gaps: none.
 """
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from uuid import UUID
 
 from millstream.broker.groups import share_fetch
-from millstream.broker.groups.queue_settings import group_value
 from millstream.broker.groups.share_fetch import Leased, ShareFetch
 from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
@@ -101,7 +100,7 @@ def _parked(context: Context) -> None:
 def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, context: Context) -> list[Chunk]:
     lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
     if not lock_ms:
-        lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
+        lock_ms = session.lock_ms(context.broker.topics, session.places)
     by_topic: dict[UUID, list[Leased]] = {}
     known = {each.place for each in leased}
     for each in leased + [Leased(place, share_fetch.NOTHING, 0) for place in refusals if place not in known]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from uuid import UUID
 
 from millstream.broker.groups import share_fetch
-from millstream.broker.groups.queue_settings import group_value
 from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.share_answers import Refusals
@@ -54,7 +53,7 @@ async def _acknowledge(
     refusals.update(await share_fetch.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
         context.shares.close(session)
-    lock_ms = int(group_value(session.queue.overrides, "share.record.lock.duration.ms"))
+    lock_ms = session.lock_ms(context.broker.topics, request.acknowledged)
     return [_encode(version, refusals, lock_ms, context.broker.node_id)]
 
 

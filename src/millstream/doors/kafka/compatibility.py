@@ -35,10 +35,13 @@ exclusive; share groups: `ShareConsumer` and `DeserializingShareConsumer`, impli
 | kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
 | kcat 1.7 | the shell, with an older librdkafka | classic: range |
 
-Clients of Flume and Luxun have [doors of their own](doors.md), with the same topics and the same groups behind them:
+Clients of FlowMQ, Flume and Luxun have doors of their own ([FlowMQ](flowmq.md), [the others](doors.md)), with the same
+topics and the same groups behind them:
 
 | client | what it stands for | groups |
 |---|---|---|
+| a client written from the table of FlowMQ's document | every FlowMQ client \
+| queues, the same that share consumers work on |
 | a client written from the tables of Flume's document | every Flume client \
 | range, planned by the broker; Kafka consumers may be members too |
 | a client that Apache Thrift generated from Luxun's IDL; thriftpy2 | every Luxun client | fanout ids: one cursor each |

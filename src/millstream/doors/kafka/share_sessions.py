@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
+from millstream.broker.groups.queue_settings import lease_ms
 from millstream.broker.groups.share_fetch import Place, ShareFetch
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from millstream.broker.groups.queue import Queue
     from millstream.broker.groups.queue_verbs import Member
     from millstream.broker.groups.share import ShareGroup
+    from millstream.broker.topics import Topics
     from millstream.doors.kafka.context import Context
     from millstream.doors.outbox import Chunk
 
@@ -64,6 +66,11 @@ class ShareSession:
             if place in self.places:
                 del self.places[place]
                 self.places[place] = None
+
+    def lock_ms(self, topics: Topics, places: Iterable[Place]) -> int:
+        """The shortest lease there: what its client has from before is renewed by it, though nothing new was leased."""
+        found = (topics.by_id(topic_id) for topic_id in {topic_id for topic_id, _ in places})
+        return lease_ms(self.queue.overrides, (topic.settings for topic in found if topic is not None))
 
 
 class ShareSessions:
