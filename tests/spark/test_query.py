@@ -141,6 +141,7 @@ def test_columns_that_the_sql_does_not_name_are_not_read(
         ("WITH c AS (SELECT a FROM x) SELECT a FROM c, `y.z-1`", ("x", "y.z-1"), {"c", "a", "x", "y.z-1"}),
         ("SELECT a FROM x NATURAL JOIN y", ("x", "y"), None),
         ("FROM x", ("x",), None),
+        ("SELECT b FROM x PIVOT (sum(c) FOR d IN (1 AS b))", ("x",), None),
         ("SELECT a FROM x WHERE b IN (SELECT c FROM y)", ("x", "y"), {"a", "b", "c", "x", "y"}),
         ("DESCRIBE x", (), None),
         ("SELECT a FROM range(3), other.catalog", (), {"a", "other", "catalog"}),

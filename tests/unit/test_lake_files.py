@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -200,24 +199,9 @@ def test_all_types_of_a_row_come_back(tmp_path: Path) -> None:
     assert read.schema.field("at").type == INSTANT
 
 
-def test_statistics_bound_what_is_there(tmp_path: Path) -> None:
-    at = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=UTC)
-    [entry] = write([rows([at, None, at + timedelta(seconds=1)], 7)], tmp_path, "none")
-    assert json.loads(entry.stats or "") == {
-        "numRecords": 3,
-        "minValues": {"_offset": 7, "_timestamp": "2024-05-01T12:00:00.123Z"},
-        "maxValues": {"_offset": 9, "_timestamp": "2024-05-01T12:00:01.124Z"},
-        "nullCount": {"_offset": 0, "_timestamp": 1},
-    }
-    [beyond] = write([rows([2**63 - 1])], tmp_path, "none")
-    assert "_timestamp" not in json.loads(beyond.stats or "")["minValues"]
-
-
-def test_statistics_span_all_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROW_GROUP_ROWS", 2)
-    [entry] = write([rows([NOON, NOON], first) for first in (4, 0, 2)], tmp_path)
-    found = json.loads(entry.stats or "")
-    assert (found["numRecords"], found["minValues"]["_offset"], found["maxValues"]["_offset"]) == (6, 0, 5)
+def test_times_that_no_calendar_has_take_no_others_along(tmp_path: Path) -> None:
+    entries = write([rows([-(2**62), NOON, 2**62])], tmp_path, "day")
+    assert {entry.partition["day"]: entry.rows for entry in entries} == {None: 2, NOON.date().isoformat(): 1}
 
 
 def test_a_task_that_fails_takes_its_unfinished_file_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ def test_mistakes_of_both_kinds_are_told_together(tmp_path: Path) -> None:
         ('schema = "a INT"\noptions = { timestampformat = "x" }', None),
         ('schema = "a INT"\noptions = { Mode = "FAILFAST" }', "source.options: Mode is decided by on_error"),
         ('format = "text"\noptions = { sep = ";" }', "source.options: format text has no options"),
+        ('format = "text"\noptions = { failOnDataLoss = false }', None),
+        ('schema = "a INT"\noptions = { failOnDataLoss = "no" }', "source.options: failOnDataLoss must be true"),
         ('schema = "a INT"\nwatermark = { column = "at", delay = "1 day" }', "the watermark's column at is not in"),
         ('schema = "at DATE"\nwatermark = { column = "at", delay = "1 day" }', "the watermark's column at is DATE"),
         ('schema = "At TIMESTAMP"\nwatermark = { column = "at", delay = "1 day" }', None),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from millstream.pipeline import guess
+from millstream.pipeline import ddl, guess
 from millstream.pipeline.gauges import CannotServeMetrics, Gauges
 from millstream.pipeline.live import JsonLines, LiveView, SinkTally, Tally
 from millstream.pipeline.lock import CheckpointLock, CheckpointUnusable, PipelineRunning
@@ -166,3 +166,9 @@ def test_a_few_bad_values_do_not_make_a_topic_text_but_many_do() -> None:
     assert guess.columns([b'{"a": 1}'] * 80 + [b"bad"] * 20) is None
     assert guess.columns([b"[1]", b"2", b'"x"']) is None
     assert guess.columns([]) is None
+
+
+def test_columns_that_are_guessed_can_be_read_whatever_their_names() -> None:
+    guessed = guess.columns(['{"größe": 1, "a b": {"straße`n": 2}}'.encode()])
+    assert guessed is not None
+    assert ddl.columns(guessed) == [("größe", "BIGINT"), ("a b", "STRUCT<`straße``n`: BIGINT>")]

@@ -63,3 +63,11 @@ def test_a_merged_file_is_sent_in_the_order_of_offsets_though_the_later_rows_lie
     *_, count = replay.Replay(str(tmp_path), replay.Span(), "127.0.0.1:9092", "again")
     assert count == 600
     assert sent.values == [b"%d" % at for at in range(600)]
+
+
+def test_a_column_that_begins_with_an_underscore_is_sent_unless_it_is_about_the_source(tmp_path: Path) -> None:
+    schema = pa.schema([("_id", pa.string()), ("x", pa.int64()), *list(SCHEMA)[1:]])
+    row = {"_id": "a", "x": 1, "_topic": "clicks", "_partition": 0, "_offset": 0, "_timestamp": NOON}
+    batch = pa.RecordBatch.from_pylist([row], schema=schema)
+    assert replay.as_records(batch).column("value").to_pylist() == ['{"_id":"a","x":1}']
+    assert replay._needed(schema, "lake")[:2] == ["_id", "x"]

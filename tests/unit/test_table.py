@@ -510,3 +510,12 @@ def test_a_database_in_another_encoding_still_gets_utf_8(server: PrivatePostgres
         table.upsert(0, [batch((NOON, "/größe", 1))])
     assert Database("postgres", url).ask("SELECT length(url) FROM hits") == [(6,)]
     database.ask("DROP DATABASE latin")
+
+
+def test_a_key_is_found_whatever_its_capitals(database: Database) -> None:
+    """As Spark compares names, and as `check` does, which has let it pass."""
+    schema = pa.schema([("Url", pa.string()), ("hits", pa.int64())])
+    with closing(open_table(database.url, "hits", ("url",), schema, APP)) as table:
+        for batch in range(2):
+            table.upsert(batch, [pa.RecordBatch.from_pylist([{"Url": "/", "hits": batch}], schema=schema)])
+    assert database.ask('SELECT "Url", hits FROM hits') == [("/", 1)]

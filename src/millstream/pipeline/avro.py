@@ -2,6 +2,9 @@
 
 A value is one datum in Avro's binary encoding. With `confluent = "true"` among the source's options the five bytes that
 Confluent's serializers put in front (a zero and the schema's number) are skipped.
+
+Of Avro's logical types those are read that Spark has a type for, as Spark's own reader does it; a value of another is
+the plain value that it is stored as, such as milliseconds for the time of a day.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -46,12 +50,15 @@ _PLAIN: dict[str, DataType] = {
     "enum": StringType(),
     "fixed": BinaryType(),
 }
-_LOGICAL: dict[str, DataType] = {
-    "date": DateType(),
-    "timestamp-millis": TimestampType(),
-    "timestamp-micros": TimestampType(),
-    "uuid": StringType(),
+_LOGICAL: dict[tuple[str, str], DataType] = {
+    ("int", "date"): DateType(),
+    ("long", "timestamp-millis"): TimestampType(),
+    ("long", "timestamp-micros"): TimestampType(),
+    ("long", "local-timestamp-millis"): TimestampNTZType(),
+    ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
+_DECIMALS = ("bytes", "fixed")
+_DIGITS_MAX = 38
 
 
 class BadAvro(MillstreamError):
@@ -60,10 +67,15 @@ class BadAvro(MillstreamError):
 
 def columns(schema: str) -> StructType:
     """Spark's columns for an Avro record."""
-    made = _spark_type(json.loads(schema), {})
+    made = _spark_type(json.loads(schema), {}, "")
     if not isinstance(made, StructType):
         raise BadAvro("the Avro schema must be a record: its fields become columns")
     return made
+
+
+def reader_schema(schema: str) -> Any:
+    """What fastavro reads by: the schema without the logical types that it would turn into what no column holds."""
+    return _bare(json.loads(schema))
 
 
 def decode(records: DataFrame, schema: str, options: Mapping[str, str], bad: str) -> DataFrame:
@@ -76,11 +88,11 @@ def decode(records: DataFrame, schema: str, options: Mapping[str, str], bad: str
         import fastavro
 
         kind = to_arrow_type(parsed, timezone="UTC")
-        known = fastavro.parse_schema(json.loads(schema))
+        known = fastavro.parse_schema(reader_schema(schema))
         for batch in batches:
             rows = [_read(fastavro, known, value, skip, bad) for value in batch.column("value").to_pylist()]
             names = [*batch.schema.names, "_parsed"]
-            yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(rows, kind)], names=names)
+            yield pa.RecordBatch.from_arrays([*batch.columns, as_structs(rows, kind, bad)], names=names)
 
     return records.mapInArrow(read, out)
 
@@ -88,6 +100,8 @@ def decode(records: DataFrame, schema: str, options: Mapping[str, str], bad: str
 def _read(fastavro: Any, schema: Any, value: bytes | None, skip: int, bad: str) -> dict[str, Any]:
     if value is None:
         return {}
+    if skip and value[:1] != b"\0":
+        return {bad: "the value does not begin with a zero and a schema's number, as Confluent's serializers write it"}
     stream = io.BytesIO(value)
     stream.seek(skip)
     try:
@@ -96,41 +110,93 @@ def _read(fastavro: Any, schema: Any, value: bytes | None, skip: int, bad: str) 
         return {bad: f"the value is not Avro of this schema: {type(error).__name__} {error}".rstrip()}
     if stream.tell() != len(value):
         return {bad: f"the value is not Avro of this schema: {len(value) - stream.tell()} bytes are left over"}
-    return {name: str(item) if type(item).__name__ == "UUID" else item for name, item in row.items()}
+    return row
 
 
-def _spark_type(schema: Any, named: dict[str, DataType | None]) -> DataType:
+def as_structs(rows: list[dict[str, Any]], kind: pa.DataType, bad: str) -> pa.Array:
+    """Rows that were read as Arrow has them; one whose value no column can hold is a bad row, and stops nothing."""
+    try:
+        return pa.array(rows, kind)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return pa.array([_that_fits(row, kind, bad) for row in rows], kind)
+
+
+def _that_fits(row: dict[str, Any], kind: pa.DataType, bad: str) -> dict[str, Any]:
+    try:
+        pa.array([row], kind)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        return {bad: f"the value does not fit this schema: {error}"}
+    return row
+
+
+def _bare(schema: Any) -> Any:
     if isinstance(schema, list):
-        return _union(schema, named)
+        return [_bare(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    bare = {key: _bare(value) if key in ("type", "items", "values") else value for key, value in schema.items()}
+    if isinstance(schema.get("fields"), list):
+        bare["fields"] = [_bare(field) for field in schema["fields"]]
+    if isinstance(kind, str) and _logical(schema, kind) is None:
+        bare.pop("logicalType", None)
+    return bare
+
+
+def _logical(schema: Mapping[str, Any], kind: str) -> DataType | None:
+    logical = schema.get("logicalType")
+    if logical == "decimal" and kind in _DECIMALS:
+        if schema["precision"] > _DIGITS_MAX:
+            raise BadAvro(f"a decimal of {schema['precision']} digits cannot be a column; {_DIGITS_MAX} are the most")
+        return DecimalType(schema["precision"], schema.get("scale", 0))
+    return _LOGICAL.get((kind, str(logical)))
+
+
+def _spark_type(schema: Any, named: dict[str, DataType | None], space: str) -> DataType:
+    """`named` has the types that were met, by their full names; `space` is the namespace around."""
+    if isinstance(schema, list):
+        return _union(schema, named, space)
     if isinstance(schema, str):
-        if schema in named and named[schema] is None:
+        full = schema if schema in _PLAIN else _full(schema, space)
+        if full in named and named[full] is None:
             raise BadAvro(f"the Avro type {schema} holds itself, and cannot be a column")
-        return named.get(schema) or _plain(schema)
-    kind, name = schema["type"], schema.get("name")
+        return named.get(full) or named.get(schema) or _plain(schema)
+    kind = schema["type"]
     if isinstance(kind, dict | list):
-        return _spark_type(kind, named)
-    if name is not None:
-        named[name] = None
-    made = _complex_type(schema, kind, named)
-    if name is not None:
-        named[name] = made
+        return _spark_type(kind, named, space)
+    if "name" not in schema:
+        return _complex_type(schema, kind, named, space)
+    full = _full(schema["name"], schema.get("namespace", space))
+    named[full] = None
+    named[full] = made = _complex_type(schema, kind, named, full.rpartition(".")[0])
     return made
 
 
-def _complex_type(schema: Any, kind: str, named: dict[str, DataType | None]) -> DataType:
-    logical = schema.get("logicalType")
-    if logical == "decimal":
-        return DecimalType(schema["precision"], schema.get("scale", 0))
-    if logical in _LOGICAL:
-        return _LOGICAL[logical]
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _complex_type(schema: Any, kind: str, named: dict[str, DataType | None], space: str) -> DataType:
+    logical = _logical(schema, kind)
+    if logical is not None:
+        return logical
     if kind == "record":
-        fields = [StructField(field["name"], _spark_type(field["type"], named)) for field in schema["fields"]]
+        fields = [StructField(field["name"], _spark_type(field["type"], named, space)) for field in schema["fields"]]
+        _refuse_twins([field.name for field in fields])
         return StructType(fields)
     if kind == "array":
-        return ArrayType(_spark_type(schema["items"], named))
+        return ArrayType(_spark_type(schema["items"], named, space))
     if kind == "map":
-        return MapType(StringType(), _spark_type(schema["values"], named))
-    return _plain(kind)
+        return MapType(StringType(), _spark_type(schema["values"], named, space))
+    return _plain(kind) if kind in _PLAIN else _spark_type(kind, named, space)
+
+
+def _refuse_twins(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise BadAvro(f"the field {name} is there twice; Spark tells no capitals from small")
+        seen.add(name.lower())
 
 
 def _plain(kind: str) -> DataType:
@@ -139,8 +205,8 @@ def _plain(kind: str) -> DataType:
     return _PLAIN[kind]
 
 
-def _union(schema: list[Any], named: dict[str, DataType | None]) -> DataType:
+def _union(schema: list[Any], named: dict[str, DataType | None], space: str) -> DataType:
     others = [each for each in schema if each != "null"]
     if len(others) != 1:
         raise BadAvro(f"the union of {len(others)} Avro types cannot be a column; unions of one type and null can")
-    return _spark_type(others[0], named)
+    return _spark_type(others[0], named, space)

@@ -227,7 +227,7 @@ def _token(match: re.Match[str]) -> _Token:
 
 def quoted(name: str) -> str:
     """A name as SQL needs it: in backticks unless it is plain."""
-    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name.replace('`', '``')}`"
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else f"`{name.replace('`', '``')}`"
 
 
 def _sign(token: _Token) -> str:

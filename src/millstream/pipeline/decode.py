@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from millstream.pipeline import avro
+from millstream.pipeline.ddl import quoted
 from millstream.pipeline.spec import SourceSpec
 
 META = {
@@ -47,6 +48,8 @@ def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
     parsed = records.withColumn("_parsed", _parse(source.format, text, fields, options))
     wrong = F.col("_parsed")[_BAD].isNotNull() | (F.col("value").isNotNull() & F.col("_parsed").isNull())
     cause = F.when(wrong, F.lit(f"the value is not {source.format.upper()} that fits {source.schema}"))
+    if source.format == "json":
+        cause = cause.when(_goes_on(text, options), F.lit("the value goes on behind its JSON object"))
     return _spread(parsed, fields, F.coalesce(_not_text(), cause))
 
 
@@ -65,12 +68,21 @@ def bad(rows: DataFrame) -> DataFrame:
     return rows.where(F.col(CAUSE).isNotNull())
 
 
+def _goes_on(text: Column, options: Mapping[str, str]) -> Column:
+    """Whether something follows the object, such as another one: Spark reads the first, and is silent about the rest.
+
+    As the first of two elements the text must be one. Only where a brace is not the last character may it not be.
+    """
+    both = F.from_json(F.concat(F.lit("["), text, F.lit("\n,0]")), "ARRAY<STRING>", dict(options))
+    return text.rlike(r"\}\s*\S") & (F.coalesce(F.size(both), F.lit(0)) != 2)
+
+
 def _parse(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:
     schema = StructType([*fields.fields, StructField(_BAD, StringType())])
     if kind == "json":
         return F.from_json(text, schema, dict(options))
     return F.from_csv(
-        text, ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in schema), dict(options)
+        text, ", ".join(f"{quoted(each.name)} {each.dataType.simpleString()}" for each in schema), dict(options)
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -134,13 +134,18 @@ class DeadLetterDelivery:
 def as_records(rows: DataFrame, sink: TopicSink) -> DataFrame:
     """Rows as key and value: a JSON object of all columns but those about the source, or the column `value` itself."""
     columns = [name for name in rows.columns if name not in decode.META]
-    whole = F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)))
+    whole = F.to_json(F.struct(*(_column(name) for name in columns)))
     chosen = [(whole if sink.format == "json" else F.col("value")).alias("value")]
     if sink.key is not None:
-        chosen.append(F.col(f"`{sink.key}`").cast("string").alias("key"))
+        chosen.append(_column(sink.key).cast("string").alias("key"))
     elif "_key" in rows.columns:
         chosen.append(F.col("_key").alias("key"))
     return rows.select(*chosen)
+
+
+def _column(name: str) -> Column:
+    """By its very name, whatever is in it."""
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _send(records: DataFrame, broker: str, topic: str, compression: str) -> int:

@@ -56,7 +56,6 @@ FILE_SCHEMA = StructType(
         StructField("size", LongType()),
         StructField("rows", LongType()),
         StructField("partition", StringType()),
-        StructField("stats", StringType()),
         StructField("modified_ms", LongType()),
     ]
 )
@@ -79,8 +78,6 @@ class FileEntry:
     size: int
     rows: int
     partition: dict[str, str | None]
-    stats: str | None
-    """As Delta Lake has them: JSON with numRecords, minValues, maxValues and nullCount."""
     modified_ms: int
 
     def to_batch(self) -> pa.RecordBatch:
@@ -176,7 +173,8 @@ def _split(
     times = _microseconds(batch.column(time_column))
     extremes = pc.min_max(times).as_py()
     first, last = (_floor(extremes[which], step) for which in ("min", "max"))
-    if first == last and times.null_count in (0, len(times)):
+    is_same = first == last and (first is not None or extremes["min"] == extremes["max"])
+    if is_same and times.null_count in (0, len(times)):
         yield first, batch
         return
     hours = np.floor_divide(times.fill_null(0).to_numpy(zero_copy_only=False), _HOUR_US * step) * step
@@ -278,11 +276,11 @@ class _Writing:
         each = self._files[key]
         self._buffered_bytes -= each.file.buffered_bytes
         each.file.flush()
-        size, stats = each.file.close()
+        size = each.file.close()
         # All the way up: another task may have made a folder and not synced its name yet.
         folder = os.path.dirname(each.file.path)
         for _ in range(len(each.partition) + 1):
             _disk.sync_directory(folder)
             folder = os.path.dirname(folder)
         del self._files[key]
-        return FileEntry(each.path, size, each.file.rows, each.partition, stats, int(time.time() * 1000))
+        return FileEntry(each.path, size, each.file.rows, each.partition, int(time.time() * 1000))

@@ -330,7 +330,11 @@ def _is_orphan(path: str) -> bool:
 
 
 def _add(entry: FileEntry, *, is_new: bool) -> AddAction:
-    stats = entry.stats or json.dumps({"numRecords": entry.rows})
+    """Of statistics only the number of rows: to Python's `deltalake` a column without bounds, beside others
+    that have them, is one that no value fits, and a filter on it finds nothing. So is a column that came later, and a
+    time that no calendar has. What can be skipped inside a file its own footer says.
+    """
+    stats = json.dumps({"numRecords": entry.rows})
     return AddAction(entry.path, entry.size, entry.partition, entry.modified_ms, is_new, stats)
 
 

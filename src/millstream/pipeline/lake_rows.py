@@ -69,17 +69,18 @@ class LakeRows:
         if TIME not in self._dataset.schema.names:
             raise LakeError(f"the lake {self._path} has no column {TIME}, so it cannot be read by time")
         wanted = ds.scalar(True)
-        by_day = "day" in self._partition_columns
+        # Rows whose time no calendar has are in no day.
+        in_no_day = ds.field("day").is_null() if "day" in self._partition_columns else None
         if since is not None:
             since = _in_utc(since)
             wanted &= ds.field(TIME) >= pa.scalar(since, pa.timestamp("us", "UTC"))
-            if by_day:
-                wanted &= ds.field("day") >= since.date()
+            if in_no_day is not None:
+                wanted &= (ds.field("day") >= since.date()) | in_no_day
         if until is not None:
             until = _in_utc(until)
             wanted &= ds.field(TIME) < pa.scalar(until, pa.timestamp("us", "UTC"))
-            if by_day:
-                wanted &= ds.field("day") <= until.date()
+            if in_no_day is not None:
+                wanted &= (ds.field("day") <= until.date()) | in_no_day
         return wanted
 
 

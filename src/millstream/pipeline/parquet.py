@@ -7,10 +7,8 @@ smaller by a tenth. Random bytes are stored as they are, at twice the speed of a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +18,6 @@ from millstream.log.disk import Disk
 
 SAMPLE_ROWS = 8_192
 WORTH_COMPRESSING = 0.9
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _disk = Disk()
 
 
@@ -35,8 +32,6 @@ class ParquetFile:
         self._batches: list[pa.RecordBatch] = []
         self._sink: Any = None
         self._writer: Any = None
-        self._metadata: list[Any] = []
-        self._with_statistics: list[str] = []
 
     @property
     def size(self) -> int:
@@ -62,14 +57,12 @@ class ParquetFile:
         self.buffered_bytes = self.buffered_rows = 0
 
     def _open(self, table: pa.Table) -> None:
-        storage = choose_storage(table)
-        self._with_statistics = storage["write_statistics"]
         _disk.make_directory(os.path.dirname(self.path))
         self._sink = pa.OSFile(self.path, "wb")
-        self._writer = _writer(self._sink, table.schema, self._metadata, storage)
+        self._writer = _writer(self._sink, table.schema, None, choose_storage(table))
 
-    def close(self) -> tuple[int, str]:
-        """Completes the file and syncs it; gives its size, and statistics as Delta Lake has them."""
+    def close(self) -> int:
+        """Completes the file and syncs it; gives its size."""
         self._writer.close()
         self._sink.close()
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,7 +72,7 @@ class ParquetFile:
         finally:
             os.close(fd)
         self._sink = None
-        return size, statistics(self._metadata[0], self._with_statistics)
+        return size
 
     def abandon(self) -> None:
         if self._sink is not None:
@@ -89,7 +82,7 @@ class ParquetFile:
             _disk.remove(self.path)
 
 
-def _writer(sink: Any, schema: pa.Schema, metadata: list[Any], storage: dict[str, Any]) -> Any:
+def _writer(sink: Any, schema: pa.Schema, metadata: list[Any] | None, storage: dict[str, Any]) -> Any:
     # Spark and Delta Lake count in microseconds.
     return pq.ParquetWriter(
         sink,
@@ -107,7 +100,7 @@ def _writer(sink: Any, schema: pa.Schema, metadata: list[Any], storage: dict[str
 
 def choose_storage(table: pa.Table) -> dict[str, Any]:
     """The Parquet writer's settings, by the leaves of the columns. Numbers without a dictionary are stored as steps
-    from one to the next, and only they get statistics: those of text cost more than a lake's readers gain.
+    from one to the next, and only they get statistics in the file: those of text cost more than a lake's readers gain.
     """
     sample = table.slice(0, SAMPLE_ROWS)
     with_dictionary = _leaves(sample, {"use_dictionary": True})
@@ -150,46 +143,3 @@ def _leaves(sample: pa.Table, storage: dict[str, Any]) -> dict[str, _Leaf]:
         each.path_in_schema: _Leaf(each.physical_type, each.total_uncompressed_size, each.total_compressed_size)
         for each in columns
     }
-
-
-# -- statistics ------------------------------------------------------------------------------------------------------
-
-
-def statistics(metadata: Any, columns: list[str]) -> str:
-    """What readers of Delta Lake skip files by, from what the Parquet writer has seen."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-    for at in range(metadata.num_columns):
-        column = metadata.schema.column(at)
-        chunks = [group.column(at).statistics for group in groups]
-        if column.path not in columns or not all(chunk is not None and chunk.has_null_count for chunk in chunks):
-            continue
-        nulls[column.path] = sum(chunk.null_count for chunk in chunks)
-        known = [chunk for chunk in chunks if chunk.has_min_max]
-        kind = json.loads(column.logical_type.to_json())
-        lowest = _bound(min((chunk.min_raw for chunk in known), default=None), kind, is_upper=False)
-        highest = _bound(max((chunk.max_raw for chunk in known), default=None), kind, is_upper=True)
-        if lowest is not None and highest is not None:
-            low[column.path], high[column.path] = lowest, highest
-    found = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-    return json.dumps(found, separators=(",", ":"))
-
-
-def _bound(raw: int | None, kind: dict[str, Any], *, is_upper: bool) -> int | str | None:
-    """A smallest or largest value in Delta Lake's words; None where it has none."""
-    if raw is None:
-        return None
-    try:
-        if kind["Type"] in ("None", "Int"):
-            return raw
-        if kind["Type"] == "Date":
-            return (date(1970, 1, 1) + timedelta(days=raw)).isoformat()
-        if kind["Type"] == "Timestamp" and kind["timeUnit"] == "microseconds":
-            milliseconds = -(-raw // 1000) if is_upper else raw // 1000  # never inside what it bounds
-            text = (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
-            return text.replace("+00:00", "Z" if kind["isAdjustedToUTC"] else "")
-    except OverflowError:
-        pass  # a time that no calendar has
-    return None

@@ -81,7 +81,8 @@ def read_wording(sql: str) -> Wording:
 def _asks_for_all(parsed: exp.Query) -> bool:
     stars = any(not isinstance(star.parent, exp.Count) for star in parsed.find_all(exp.Star))
     natural = any(join.method.upper() == "NATURAL" for join in parsed.find_all(exp.Join))
-    return stars or natural or any(not select.expressions for select in parsed.find_all(exp.Select))
+    pivots = parsed.find(exp.Pivot) is not None  # groups by every column that it does not name
+    return stars or natural or pivots or any(not select.expressions for select in parsed.find_all(exp.Select))
 
 
 def _names(parsed: exp.Query) -> frozenset[str]:

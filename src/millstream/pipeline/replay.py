@@ -3,7 +3,7 @@
 What a row becomes
 ------------------
 A lake of `bytes` or `text` gives back what its pipeline has read: value, key, headers and time. The rows of any other
-lake are JSON objects of the columns that do not start with `_`, null ones left out, as a topic sink writes them. Their
+lake are JSON objects of all columns but those about the source, null ones left out, as a topic sink writes them. Their
 keys and times are kept if the rows have them (`_key`, `_timestamp`). A record that had no value, or none that the
 columns could hold, comes back as `{}`.
 
@@ -188,16 +188,20 @@ def _is_mixed(batch: pa.RecordBatch) -> bool:
 
 
 def _needed(schema: pa.Schema, lake: str) -> list[str]:
-    data = [name for name in schema.names if not name.startswith("_")]
+    data = _data(schema)
     if not data:
         raise NothingToReplay(f"the rows of {lake} have no columns that could be a record's value")
     about = [name for name in (*RECORD, *PLACE) if name in schema.names]
     return [*data, *about]
 
 
+def _data(schema: pa.Schema) -> list[str]:
+    return [name for name in schema.names if name not in RECORD and name not in PLACE]
+
+
 def as_records(rows: pa.RecordBatch, keep_partitions: bool = False) -> pa.RecordBatch:
     """Columns as the writer takes them: value, and key, timestamp and headers where the rows have them."""
-    data = [name for name in rows.schema.names if not name.startswith("_")]
+    data = _data(rows.schema)
     is_raw = data == ["value"] and _is_bytes(rows.column("value").type)
     columns = {"value": rows.column("value") if is_raw else as_objects(rows, data)}
     for name, record in RECORD.items():

@@ -33,6 +33,7 @@ from millstream.pipeline.deliveries import (
 from millstream.pipeline.lake import task_folder
 from millstream.pipeline.mover import FORMAT as MOVER
 from millstream.pipeline.mover import MOVE, Move, Mover
+from millstream.pipeline.source import DATA_LOSS
 from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink
 
 if TYPE_CHECKING:
@@ -212,6 +213,9 @@ class Pipeline:
             "group.id": f"{self._spec.name}.{sink}",
             "client.id": f"millstream-pipeline-{self._spec.name}",
         }
+        for name, value in source.options.items():
+            if name.lower() == DATA_LOSS.lower():
+                options[DATA_LOSS] = value
         which = {"subscribe": source.topic} if source.topic is not None else {"subscribePattern": source.pattern}
         return session.readStream.format(kind).options(**options, **which)
 

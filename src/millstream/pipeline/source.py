@@ -32,6 +32,8 @@ _CSV = (
     *("emptyValue", "ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace", "maxColumns", "maxCharsPerColumn"),
     *("charToEscapeQuoteEscaping", "unescapedQuoteHandling", "multiLine", "lineSep", "encoding", "charset"),
 )
+DATA_LOSS = "failOnDataLoss"
+"""An option of the reading and not of the decoding: whether records that are gone stop the pipeline."""
 OPTIONS = {"json": (*_TIMES, *_JSON), "csv": (*_TIMES, *_CSV), "avro": ("confluent",)}
 OURS = ("mode", "columnnameofcorruptrecord")
 """Options of Spark's that decide about bad rows, which is what `on_error` does."""
@@ -114,9 +116,12 @@ def _avro(schema: str) -> tuple[Columns, list[_Wrong]]:
 def _check_options(spec: PipelineSpec) -> list[Mistake]:
     source, mistakes = spec.source, []
     known = {name.lower(): name for name in OPTIONS.get(source.format, ())}
-    for name in source.options:
+    for name, value in source.options.items():
         line = spec.lines.line(*source.place, "options", name)
-        if not known:
+        if name.lower() == DATA_LOSS.lower():
+            if value.lower() not in ("true", "false"):
+                mistakes.append(Mistake(line, f"source.options: {name} must be true or false"))
+        elif not known:
             mistakes.append(Mistake(line, f"source.options: format {source.format} has no options; leave them out"))
         elif name.lower() in OURS:
             mistakes.append(Mistake(line, f"source.options: {name} is decided by on_error; leave it out"))

@@ -31,7 +31,8 @@ class Columns:
     def __init__(self, table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         self.table = table
         self.names: list[str] = schema.names
-        self.key = key
+        by_any_case = {name.lower(): name for name in self.names}  # as Spark compares them, and `check` does
+        self.key = key = tuple(name if name in self.names else by_any_case.get(name.lower(), name) for name in key)
         self.rest = [name for name in self.names if name not in key]
         if not key:
             raise TableError(f"the table {table} has no key; name the columns that tell its rows apart")

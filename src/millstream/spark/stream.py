@@ -144,9 +144,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         back = sorted(place for place, offset in ends.items() if began.get(place, 0) > offset)
         if (gone or back) and self._options.fail_on_data_loss:
             topic, partition = (gone or back)[0]
-            what = "does not exist any more" if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
+            there = bool(gone) and partition in self._cluster.partitions([topic]).get(topic, ())
+            lost = "is not read any more" if there else "does not exist any more"
+            what = lost if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
             raise StreamBroken(
-                f"{topic}-{partition} {what}, though the checkpoint says it was read; was the topic made anew? "
+                f"{topic}-{partition} {what}, though the checkpoint says it was read; was the topic made anew, or "
+                "is another one read now? "
                 "Set failOnDataLoss to false to read on with what is there, or use a new checkpoint"
             )
         return {**{place: began[place] for place in gone}, **ends}

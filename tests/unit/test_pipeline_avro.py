@@ -1,0 +1,98 @@
+"""Avro values into columns, without Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType
+
+from millstream.pipeline import avro
+
+BAD = "_bad"
+ID = UUID("12345678-1234-5678-1234-567812345678")
+
+
+def record(kind: Any, **more: Any) -> str:
+    return json.dumps({"type": "record", "name": "Click", "fields": [{"name": "x", "type": kind}], **more})
+
+
+def encoded(schema: str, x: Any) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(schema)), {"x": x})
+    return stream.getvalue()
+
+
+def read(schema: str, *values: bytes, skip: int = 0) -> list[dict[str, Any]]:
+    """As `avro.decode` does it in a task."""
+    kind = to_arrow_type(StructType([*avro.columns(schema).fields, StructField(BAD, StringType())]), timezone="UTC")
+    known = fastavro.parse_schema(avro.reader_schema(schema))
+    rows = [avro._read(fastavro, known, value, skip, BAD) for value in values]
+    return [row for row in avro.as_structs(rows, kind, BAD).to_pylist() if row is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "column", "wanted"),
+    [
+        ({"type": "int", "logicalType": "time-millis"}, time(0, 0, 1), "int", 1_000),
+        ({"type": "long", "logicalType": "time-micros"}, time(0, 0, 1), "bigint", 1_000_000),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, datetime(2026, 1, 2), "timestamp_ntz", None),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, datetime(2026, 1, 2), "timestamp_ntz", None),
+        ({"type": "array", "items": {"type": "string", "logicalType": "uuid"}}, [ID], "array<string>", [str(ID)]),
+        ({"type": "string", "logicalType": "date"}, "today", "string", None),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, Decimal(1), "decimal(5,2)", None),
+    ],
+)  # fmt: skip
+def test_every_logical_type_is_a_column(kind: Any, written: Any, column: str, wanted: Any) -> None:
+    schema = record(kind)
+    assert avro.columns(schema)["x"].dataType.simpleString() == column
+    assert read(schema, encoded(schema, written)) == [{"x": written if wanted is None else wanted, BAD: None}]
+
+
+def test_a_type_is_called_by_its_full_name_or_by_its_short_one() -> None:
+    inner = {"type": "record", "name": "Point", "fields": [{"name": "at", "type": "int"}]}
+    fields = [{"name": "a", "type": inner}, {"name": "b", "type": "com.example.Point"}, {"name": "c", "type": "Point"}]
+    schema = json.dumps({"type": "record", "name": "Click", "namespace": "com.example", "fields": fields})
+    assert avro.columns(schema).simpleString() == "struct<a:struct<at:int>,b:struct<at:int>,c:struct<at:int>>"
+
+
+def test_a_value_that_no_column_holds_is_one_bad_row() -> None:
+    schema = record({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2})
+    wide = record({"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 2})
+    fits, does_not = read(schema, encoded(schema, Decimal("1.25")), encoded(wide, Decimal("1234567890.25")))
+    assert fits == {"x": Decimal("1.25"), BAD: None}
+    assert does_not["x"] is None and does_not[BAD].startswith("the value does not fit this schema")
+
+
+def test_a_value_without_confluents_prefix_is_not_read_from_its_middle() -> None:
+    schema = record("string")
+    with_prefix, without = read(
+        schema, b"\0\0\0\0\7" + encoded(schema, "click"), encoded(schema, "click click"), skip=avro.PREFIX_BYTES
+    )
+    assert with_prefix == {"x": "click", BAD: None}
+    assert "does not begin with a zero" in without[BAD]
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        (record({"type": "bytes", "logicalType": "decimal", "precision": 50}), "a decimal of 50 digits cannot be"),
+        (record("int", fields=[{"name": name, "type": "int"} for name in "aA"]), "the field A is there twice"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_columns_is_refused(schema: str, wanted: str) -> None:
+    with pytest.raises(avro.BadAvro, match=wanted):
+        avro.columns(schema)
+
+
+def test_rows_that_fit_come_as_they_are() -> None:
+    kind = pa.struct([("x", pa.int32()), (BAD, pa.string())])
+    assert avro.as_structs([{"x": 1}, {}, {"x": 2**40}], kind, BAD).field("x").to_pylist() == [1, None, None]
