@@ -195,6 +195,56 @@ def test_one_that_was_late_and_lives_gets_one_message_at_a_time_until_it_answers
     assert slow.has_nothing() and quick.has_nothing()
 
 
+def test_one_that_was_late_and_lives_is_not_held_back_by_a_message_that_has_become_a_dead_letter(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    """It will never be delivered again, and its subscriber may never answer it."""
+    client, slow, quick, listener = connect(), connect(), connect(), connect()
+    slow.subscribe("jobs", "workers")
+    listener.subscribe("__dlq__")
+    client.publish("jobs", b"poison")
+    for _ in range(2):
+        slow.next()
+        broker.advance(30.1)
+    assert slow.next().payload == b"poison"
+    client.publish("jobs", b"long")
+    long = slow.next()
+    quick.subscribe("jobs", "workers")
+    client.publish("jobs", b"short")
+    quick.ack(quick.next())
+    broker.advance(30.1)
+    assert listener.next().payload == b"poison"
+    quick.ack(quick.next())
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        slow.ack(long)
+    for number in range(4):
+        client.publish("jobs", b"%d" % number)
+    slow.ack(slow.next())
+
+
+def test_an_answer_to_a_message_that_has_become_a_dead_letter_is_not_in_time(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, slow, quick, listener = connect(), connect(), connect(), connect()
+    slow.subscribe("jobs", "workers")
+    listener.subscribe("__dlq__")
+    client.publish("jobs", b"poison")
+    for _ in range(2):
+        slow.next()
+        broker.advance(30.1)
+    poison = slow.next()
+    quick.subscribe("jobs", "workers")
+    client.publish("jobs", b"short")
+    quick.ack(quick.next())
+    broker.advance(30.1)
+    assert listener.next().payload == b"poison"
+    with pytest.raises(FlowmqError, match="its lease ran out"):
+        slow.ack(poison)
+    for number in range(6):
+        client.publish("jobs", b"%d" % number)
+    assert not slow.has_nothing() and len(slow.messages) == 1
+
+
 def test_who_does_not_read_for_as_long_as_a_lease_keeps_nothing_from_one_that_was_late(
     broker: BrokerInThread, connect: Connect
 ) -> None:

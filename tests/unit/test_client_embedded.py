@@ -463,4 +463,9 @@ def test_who_asks_it_on_another_event_loop_is_told(tmp_path: Path) -> None:
             with pytest.raises(MillstreamError, match="another event loop"):
                 another.run(asyncio.wait_for(ask(), 20))
         its.run(ms.send("orders", b"z"))
+        sender = ms.sender("orders")  # which has asked before, and knows the topic
+        its.run(sender.send(b"u"))
+        its.run(sender.flush())
+        with pytest.raises(MillstreamError, match="another event loop"):
+            another.run(sender.send(b"v"))
         its.run(ms.close())

@@ -202,3 +202,43 @@ async def test_an_opening_that_nobody_waits_for_any_more_does_not_begin(ms: Mill
     await nothing_is_open(ms)
     assert held.count == 1 and not iterator.is_closed
     await iterator.close()
+
+
+async def test_one_who_is_cancelled_when_it_has_opened_shuts_it_under_nobody_who_waited_too(ms: Millstream) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.create_topic(topic)
+    ledger = ms.exclusive(topic, group=group)
+    held = Held(ledger)
+    stays = asyncio.ensure_future(ledger.receive(SECONDS))
+    cancelled = asyncio.ensure_future(ledger.changed())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    assert ledger._opening is not None
+    ledger._opening.add_done_callback(lambda done: cancelled.cancel())  # both know that it is open, and have yet to run
+    held.may_go_on.set()
+    await asyncio.wait([cancelled])
+    await ms.send(topic, b"x")
+    event = await stays
+    assert event is not None and event.value == b"x" and held.count == 1
+    await ledger.close()
+    assert not ms._consuming
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_one_who_is_cancelled_when_it_has_opened_shuts_it_under_nobody_who_came(
+    ms: Millstream, verb: str
+) -> None:
+    topic, group = f"orders-{next(_names)}", f"group-{next(_names)}"
+    await ms.create_topic(topic)
+    iterator = ask(ms, verb, topic, group)
+    held = Held(iterator)
+    cancelled = asyncio.ensure_future(iterator.receive())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    held.may_go_on.set()
+    came = asyncio.ensure_future(iterator.receive(SECONDS))  # finds it open, before whoever opened it hears of that
+    asyncio.get_running_loop().call_soon(cancelled.cancel)
+    await asyncio.wait([cancelled])
+    await ms.send(topic, b"x")
+    item = await came
+    assert item is not None and item.value == b"x" and held.count == 1
+    await iterator.close()
+    assert not ms._consuming

@@ -207,3 +207,18 @@ async def test_what_a_cluster_alone_refuses_has_its_code(millstream: BrokerThrea
         with pytest.raises(RequestError) as refused:
             await ms.send("orders", b"y")
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED == 29
+
+
+async def test_a_worker_whose_thread_cannot_be_started_is_shut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a process has as many threads as it may have."""
+    owner: Any = SimpleNamespace(bootstrap="127.0.0.1:1")
+    jobs: LeasedJobs[bytes] = LeasedJobs(owner, ("jobs",), "workers", 1, None)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await jobs.start()
+    await asyncio.wait_for(jobs.shut(), SECONDS)

@@ -25,6 +25,9 @@ class Owner:
         self.answers_at_once = answers_at_once
         self.handed: list[tuple[Batch, Promise[Sequence[int | BaseException]]]] = []
 
+    def check_open(self) -> None:
+        pass
+
     async def partition_count(self, topic: str) -> int:
         return self.partitions
 

@@ -51,3 +51,19 @@ def test_what_is_given_back_is_enough_for_who_gave_it() -> None:
     other.memory.close()
     sender.receive(bytes(10) + HEAD.pack(Command.PUBLISH, LARGE) + bytes(20_000))
     assert sender.memory.leave_line is None and budget.free == 0
+
+
+def test_who_is_closed_while_it_gives_back_takes_nothing_more() -> None:
+    """Who gets the memory handles what it has received: that may send something to the one that gave it."""
+    budget = Budget(SMALL + LARGE)
+    giver, other = Sender(budget), Sender(budget)
+    giver.receive((HEAD.pack(Command.PUBLISH, SMALL) + bytes(SMALL))[:-10])
+    taken = budget.free
+    assert budget.take(taken)
+    other.receive(HEAD.pack(Command.PUBLISH, 100_000) + bytes(20_000))
+    assert other.memory.leave_line is not None
+    other.memory._on_granted = giver.memory.close
+    giver.receive(bytes(10) + HEAD.pack(Command.PUBLISH, LARGE) + bytes(20_000))
+    other.memory.close()
+    budget.give(taken)
+    assert budget.free == budget.limit and not budget.is_contested

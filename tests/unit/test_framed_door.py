@@ -356,6 +356,25 @@ async def test_who_sends_a_frame_byte_by_byte_gives_up_its_memory_to_those_who_w
     assert await asyncio.wait_for(other.readexactly(5), 20) == b"waits"
 
 
+@pytest.mark.parametrize("first", [1, 5, 1000])
+async def test_a_frame_of_which_little_was_there_waits_for_memory_too(narrow: Bench, first: int) -> None:
+    """As where a client writes its head first: the little lies in a buffer that nobody counts."""
+    reader, writer = await narrow.connect()
+    data = frame("e", b"p" * 10_000)
+    await sent(narrow, writer, data[:first])
+    other, _ = await contested(narrow)
+    writer.write(data[first:])
+    async with asyncio.timeout(20):
+        while len(narrow.door.frames._waiting) < 2 and narrow.broker.metrics.connections_active == 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    for _ in range(10):
+        narrow.clock.advance(9)
+    assert narrow.broker.metrics.connections_active == 2, "it has sent all it has to send"
+    narrow.door.frames.give(narrow.door.frames.limit - narrow.door.frames.free)
+    assert await asyncio.wait_for(reader.readexactly(10_000), 20) == b"p" * 10_000
+    assert await asyncio.wait_for(other.readexactly(5), 20) == b"waits"
+
+
 async def test_requests_behind_one_that_waits_for_others_give_up_their_memory(narrow: Bench) -> None:
     reader, writer = await narrow.connect()
     await sent(narrow, writer, frame("j") + frame("e", b"x" * 100) * 100)

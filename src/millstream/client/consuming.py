@@ -58,6 +58,8 @@ class Consuming(abc.ABC, Generic[T]):
         self._opening: asyncio.Task[None] | None = None
         self._has_begun = False
         """It has something to shut, by now or soon."""
+        self._is_used = False
+        """Somebody has got it open: one who waited for that too, and is cancelled, does not shut it."""
         self._openers = 0
         """Who wait for it."""
         self._undoing: asyncio.Task[None] | None = None
@@ -83,6 +85,7 @@ class Consuming(abc.ABC, Generic[T]):
             await self._ensure_open()
             if self.is_closed:  # meanwhile
                 return None
+        self._is_used = True
         return await self._next(timeout)
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
@@ -124,15 +127,17 @@ class Consuming(abc.ABC, Generic[T]):
         if self.is_closed:
             raise Closed("this iterator was closed; ask for a new one")
         if self._opening is None:
-            self._has_begun = False
+            self._has_begun = self._is_used = False
             self._opening = asyncio.ensure_future(self._open(self._undoing))
             self._opening.add_done_callback(look)
         opening = self._opening
         self._openers += 1
         try:
             await asyncio.shield(opening)
+            self._is_used = True
         except asyncio.CancelledError:
-            if self._openers == 1 and not self.is_closed and self._opening is opening and self._has_begun:
+            is_wanted = self._openers > 1 or self._is_used
+            if not (is_wanted or self.is_closed) and self._opening is opening and self._has_begun:
                 self._opening = None
                 self._is_open = False
                 self._undoing = asyncio.ensure_future(self._undo(opening))

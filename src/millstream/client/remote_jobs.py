@@ -91,9 +91,11 @@ class LeasedJobs(Desk[V]):
     # -- the side of the tasks ---------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._running = self._loop.create_future()
         # A program that ends without having closed this must not wait for it: the server gives the jobs to others
-        threading.Thread(target=self._run, name="millstream-queue", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="millstream-queue", daemon=True)
+        running = self._loop.create_future()
+        thread.start()
+        self._running = running  # where it did not start, nobody would ever say that it has ended
 
     async def next(self, timeout: float | None) -> Job[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -203,6 +203,7 @@ class Sender:
 
         if self.is_closed:  # while this record waited for room
             raise Closed("the sender is closed")
+        self._owner.check_open()
         heap = self._heaps[topic, partition] = Heap(Batch(topic, partition, []))
         if self._timer is None:
             self._timer = self._owner.clock.call_later(self._linger, self._time_is_over)

@@ -231,13 +231,16 @@ class Connection:
 
     def _answer(self, name: bytes, verb: Verb, reason: str = "") -> None:
         subscription = self.subscriptions.get(name[: message_id.TOPIC_BYTES])
-        sent = subscription.unanswered.pop(name, None) if subscription is not None else None
-        if subscription is None or sent is None:
-            if subscription is not None and subscription.is_late:
+        if subscription is None:
+            raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
+        dispatcher = subscription.dispatcher
+        dispatcher.forget_expired(subscription)  # not all of it is delivered again: some is a dead letter by now
+        sent = subscription.unanswered.pop(name, None)
+        if sent is None:
+            if subscription.is_late:
                 subscription.answered_late()
                 self._answering[subscription] = None
             raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
-        dispatcher = subscription.dispatcher
         promise = dispatcher.answer(subscription, sent, verb, reason)
         if promise.done and not self._in_line:
             self._reply(answers.answered(name, promise))

@@ -120,7 +120,7 @@ class Dispatcher:
         """What it has not answered is released, and counts as a failed delivery."""
         self.subscriptions.remove(subscription)
         self.has_no_room(subscription)
-        subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
+        self.forget_expired(subscription)
         unanswered, subscription.unanswered = subscription.unanswered, {}
         self._release(unanswered.values(), "its subscriber disconnected")
         self._line_up()
@@ -138,6 +138,11 @@ class Dispatcher:
         if subscription.is_in_line:
             self._line.remove(subscription)
             subscription.is_in_line = False
+
+    def forget_expired(self, subscription: Subscription) -> None:
+        """What is not its own any more."""
+        if subscription.unanswered:
+            subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
 
     def answer(self, subscription: Subscription, sent: Sent, verb: Verb, reason: str = "") -> Promise[None]:
         """Settles when the answer to one message is durable, or fails with `RequestError`."""

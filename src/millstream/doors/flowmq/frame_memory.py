@@ -19,11 +19,12 @@ WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
 
 
 class FrameMemory:
-    __slots__ = ("_budget", "_on_granted", "leave_line", "reserved")
+    __slots__ = ("_budget", "_is_closed", "_on_granted", "leave_line", "reserved")
 
     def __init__(self, budget: Budget, on_granted: Callable[[], None]) -> None:
         self._budget = budget
         self._on_granted = on_granted
+        self._is_closed = False
         self.reserved = 0
         self.leave_line: Callable[[], None] | None = None
         """Set while it waits: nothing may be read until `on_granted` is called."""
@@ -42,6 +43,8 @@ class FrameMemory:
             self.reserved += more
             return
         self._give_back()  # what a frame before this one left: who waits has nothing that others wait for
+        if self._is_closed:  # by what whoever got it has done with it
+            return
         if size > WAITING_BYTES_MAX:
             reader.give_up(f"no memory for a frame of {size} bytes while others use it")
         elif self._budget.take(size):
@@ -60,6 +63,7 @@ class FrameMemory:
             self._budget.give(given)
 
     def close(self) -> None:
+        self._is_closed = True
         if self.leave_line is not None:
             leave, self.leave_line = self.leave_line, None
             leave()

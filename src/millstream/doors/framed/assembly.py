@@ -66,10 +66,25 @@ class Assembly:
         if self._filled == self._expected == self._head:
             self._expected = self._size(buffer)  # only the head had arrived; now it is known how much follows
         if self._filled < self._expected:
-            if self._filled == len(buffer):
+            if self._filled == len(buffer) > self._door.pool.FREE:
                 self._grow(buffer)
             self._wake_at(self._expected - self._filled)
         return count
+
+    @property
+    def room_wanted(self) -> int:
+        """How much memory `move` needs: the smallest buffer is full, the frame has none yet, and may wait. Else 0."""
+        buffer = self.buffer
+        if buffer is None or len(buffer) > self._door.pool.FREE or self._filled < len(buffer) or self.is_whole:
+            return 0
+        return self._room_behind(buffer)
+
+    def move(self, room: int) -> None:
+        """Into a buffer for which `room` bytes of the door's memory are taken."""
+        self.began = self._door.clock.monotonic()
+        buffer = self.buffer
+        assert buffer is not None
+        self._move(buffer, room)
 
     @property
     def is_whole(self) -> bool:
@@ -106,9 +121,15 @@ class Assembly:
 
     def _grow(self, buffer: bytearray) -> None:
         """At least doubles it. Waiting for memory here could make frames wait for each other for ever."""
-        room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+        room = self._room_behind(buffer)
         if not self._door.frames.take(room):
             raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+        self._move(buffer, room)
+
+    def _room_behind(self, buffer: bytearray) -> int:
+        return self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+
+    def _move(self, buffer: bytearray, room: int) -> None:
         larger = self._door.pool.take(room)
         larger[: self._filled] = memoryview(buffer)[: self._filled]
         self.buffer = larger

@@ -12,8 +12,8 @@ request is handled when everything before it is answered: a client that pipeline
 
 Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
 appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
-large says so (`Large`) and waits for the room. A frame that finds no room to grow costs its connection: if it waited,
-frames that are half there could wait for each other for ever.
+large says so (`Large`) and waits for the room. So does a frame, before it has any of the memory. One that has some and
+finds no room to grow costs its connection: if it waited, frames that are half there could wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -290,6 +290,8 @@ class FramedConnection(ABC):
         self._door.metrics.bytes_in += count
         self.last_used = self._door.now
         if not assembly.is_whole:
+            if room := assembly.room_wanted:
+                self._make_room(room)
             return
         buffer, size = assembly.finish()
         try:
@@ -301,6 +303,13 @@ class FramedConnection(ABC):
         finally:
             assembly.give(buffer)
         self._after_handling()
+
+    def _make_room(self, room: int) -> None:
+        """For a frame that has none of the door's memory yet: if it waits, nobody waits for it."""
+        if self._door.frames.take(room):
+            self._assembly.move(room)
+        else:
+            self._await_memory(self._door.frames, room, lambda: self._assembly.move(room))
 
     # -- handling and answering --------------------------------------------------------------------------------------
 
@@ -453,7 +462,7 @@ class FramedConnection(ABC):
     @property
     def is_stuck(self) -> bool:
         """Whether the next step is the client's and it is in the middle of it."""
-        return self._is_written or self._assembly.buffer is not None
+        return self._is_written or (self._assembly.buffer is not None and self._leave_line is None)
 
     @property
     def holds_since(self) -> float | None:
@@ -492,6 +501,7 @@ class FramedConnection(ABC):
 
         def granted() -> None:
             self._leave_line = None
+            self.last_used = self._door.now  # from now on the next step is the client's
             try:
                 go_on()
             except ProtocolError as error:
