@@ -12,9 +12,9 @@ from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.promise import Promise
 from millstream.records.batch import read_header
-from millstream.stores import table_store
+from millstream.stores import postgres, table_store
 from millstream.stores.base import Delete, PartitionLog, Put, Versioned
-from millstream.stores.database import Database
+from millstream.stores.database import Append, Database
 from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.table_store import TableLogStore
 from tests.batches import NOW, append, batch, fill, read_back
@@ -121,6 +121,25 @@ class TestLogs:
         assert two.durable == 2
         with pytest.raises(RequestError):
             await two.read(3, 1000)
+
+    async def test_who_is_stopped_within_a_transaction_holds_up_the_others_for_a_moment_only(
+        self, stores: tuple[TableLogStore, TableLogStore], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not isinstance(stores[0].database, PostgresDatabase):
+            pytest.skip("SQLite cannot tell who is stopped: docs/stores.md")
+        monkeypatch.setattr(postgres, "PAUSE_MS_MAX", 100)
+        stopped = driver.make_logs()
+        assert isinstance(stopped, TableLogStore) and isinstance(stopped.database, PostgresDatabase)
+        await stopped.start()
+        log = stores[0].open(TOPIC, TOPIC_ID, 0, LogConfig())
+        with pytest.raises(RequestError, match="cannot be reached"):
+            async with stopped.database._appends.take() as connection, connection.transaction():
+                one = batch(b"never committed")
+                await stopped.database._append(connection, [Append(log.id, [bytearray(one)], [read_header(one)])], NOW)
+                async with asyncio.timeout(SECONDS):
+                    assert (await append(log, batch(b"another"))).base_offset == 0
+        assert [record.value for record in await read_back(log)] == [b"another"]
+        await stopped.close()
 
     async def test_news_that_overtake_the_opening_of_a_log_are_kept(
         self, stores: tuple[TableLogStore, TableLogStore]

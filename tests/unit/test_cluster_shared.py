@@ -10,7 +10,7 @@ import pytest
 from millstream.cluster.base import Node, Owns
 from millstream.cluster.shared import SHARDS, SharedCluster, shard_of
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
-from millstream.promise import Promise
+from millstream.promise import Promise, promised
 from millstream.stores.base import Check, Delete, Operation, Put, Versioned
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
@@ -48,8 +48,17 @@ class View:
         """How many it takes before it is away."""
         self.gate: Promise[None] | None = None
         """Until it is settled, answers to lists are on their way."""
+        self.lock: Promise[None] | None = None
+        """Until it is settled, writes wait before they are carried out."""
 
     def transact(self, *operations: Operation) -> Promise[int]:
+        return self._transact(*operations) if self.lock is None else promised(self._wait(self.lock, *operations))
+
+    async def _wait(self, lock: Promise[None], *operations: Operation) -> int:
+        await lock
+        return await self._transact(*operations)
+
+    def _transact(self, *operations: Operation) -> Promise[int]:
         if self.is_away or self.writes_left == 0:
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "away"))
         if self.refuses and not any(isinstance(each, Check) for each in operations):
@@ -251,6 +260,22 @@ async def test_after_an_outage_for_all_nobody_is_taken_for_dead(meta: FlakyMeta,
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
 
 
+async def test_after_the_database_stood_still_nobody_is_taken_for_dead(meta: FlakyMeta, clock: VirtualClock) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("g")
+    locks: dict[Member, Promise[None]] = {two: Promise(), one: Promise()}
+    for member, lock in locks.items():
+        member.view.lock = lock
+    await live(clock, 10)  # their signs of life are on their way all the time
+    for member, lock in locks.items():  # the first to be answered is who looks after nothing, and would like to
+        member.view.lock = None
+        lock.settle(None)
+        await turn()
+    await live(clock, 20)
+    assert (one.releases, two.releases) == (0, 0)
+    assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
+
+
 async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:
     one = await Member(meta, clock, 1).join(9001)
     await one.cluster.find_coordinator("g")
@@ -422,6 +447,17 @@ async def test_two_embedded_brokers_with_one_number_do_not_take_turns(meta: Flak
         await joining
     await live(clock, 10)
     assert one.releases == 0
+
+
+async def test_clients_are_told_of_a_coordinator_that_they_cannot_reach(meta: FlakyMeta, clock: VirtualClock) -> None:
+    embedded = Member(meta, clock, 1)
+    await embedded.cluster.start()
+    await embedded.cluster.join("", 0)
+    assert await embedded.cluster.find_coordinator("g") is None
+    served = await Member(meta, clock, 2).join(9002)
+    with pytest.raises(RequestError, match="a process with an embedded broker") as caught:
+        await served.cluster.find_coordinator("g")
+    assert caught.value.code == Code.COORDINATOR_NOT_AVAILABLE
 
 
 def test_every_group_has_a_shard_for_ever() -> None:

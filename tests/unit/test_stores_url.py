@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -89,6 +90,22 @@ class TestUrls:
         found = understand("postgresql://h/d?connect_timeout=3&keepalives=1&sslmode=require&application_name=x")
         assert found.dsn == "postgresql://h/d?sslmode=require&application_name=x"
         assert found.connect_seconds == 3
+
+    @pytest.mark.parametrize(
+        ("url", "query"),
+        [
+            ("postgresql://one,two/d", "target_session_attrs=read-write"),
+            ("postgresql:///d?host=one,two", "host=one%2Ctwo&target_session_attrs=read-write"),
+            ("postgresql://one,two/d?target_session_attrs=any", "target_session_attrs=any"),
+            ("postgresql://one/d", ""),
+        ],
+    )
+    def test_of_several_hosts_the_one_that_can_be_written_to_is_meant(self, url: str, query: str) -> None:
+        assert urlsplit(understand(url).dsn).query == query
+
+    def test_a_plus_is_a_plus_as_libpq_has_it(self) -> None:
+        found = understand("postgresql://h/d?user=a+b&password=c%2Bd&options=e%20f")
+        assert parse_qs(urlsplit(found.dsn).query) == {"user": ["a+b"], "password": ["c+d"], "options": ["e f"]}
 
     @pytest.mark.parametrize(
         ("url", "shown"),

@@ -37,6 +37,7 @@ class Held:
         self.prepares = asyncio.Event()
         self.failing_prepares = 0
         """How many of the next fail."""
+        self.failure = Code.KAFKA_STORAGE_ERROR
         self.unopenable: set[int] = set()
         """Partitions that cannot be opened."""
         self.refused_opening = asyncio.Event()
@@ -49,7 +50,7 @@ class Held:
         await self.may_prepare.wait()
         if self.failing_prepares:
             self.failing_prepares -= 1
-            raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store cannot be reached")
+            raise RequestError(self.failure, "the store cannot be reached, or its topic is being deleted")
         await self._store.prepare(topic_id, partitions)
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Any:
@@ -197,6 +198,22 @@ async def test_a_removal_that_takes_long_keeps_nobody_from_following(pair: tuple
     await one.topics.create("next", 1, {})
     await until(lambda: two.topics.get("next") is not None)
     assert two.topics.get("large") is None
+
+
+async def test_a_topic_that_is_being_deleted_holds_up_no_other(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics_module, "RETRY_SECONDS", 3600)
+    one, two = pair
+    two.held.failing_prepares, two.held.failure = 1, Code.UNKNOWN_TOPIC_OR_PARTITION  # its logs are closed already
+    await one.topics.create("doomed", 1, {})
+    await until(lambda: two.held.failing_prepares == 0)
+    await one.topics.create("orders", 1, {})
+    await until(lambda: two.topics.get("orders") is not None)
+    await delete(one, "doomed")
+    await two.heard_what(one)
+    await until(lambda: not two.topics._following)
+    assert two.topics.get("doomed") is None
 
 
 async def test_after_a_refresh_every_topic_is_known_as_the_store_has_it(pair: tuple[Member, Member]) -> None:

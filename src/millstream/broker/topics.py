@@ -127,6 +127,10 @@ class Topics:
             except Exception as error:  # a refusal, or a log that cannot be opened
                 if self._is_closed:
                     return
+                if isinstance(error, RequestError) and error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                    # Another broker is deleting it, and has told so by now: the others need not wait for that.
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._look_at, name)
+                    continue
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
                 self._to_follow[name] = None
                 await asyncio.sleep(RETRY_SECONDS)

@@ -139,8 +139,11 @@ class SharedCluster:
         if shard in self._own:
             return None
         owner = self._living_owner(shard)
-        if owner is None or not owner.host:
+        if owner is None:
             raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the group is between two coordinators")
+        if not owner.host:
+            detail = "a process with an embedded broker looks after the group, or one of its part, until it ends"
+            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail)
         return owner
 
     def _living_owner(self, shard: int) -> Node | None:
@@ -253,15 +256,16 @@ class SharedCluster:
                 return
             started = self._clock.monotonic()
             put = Put(self._key, self._encode(self._epoch), self._revision)
-            was_cut_off = started - self._renewed > self._lease * 2 / 3
+            before = self._renewed
             try:
                 self._revision = await self._meta.transact(put, *self.guards())
                 self._renewed = started
             except RevisionConflict:
                 await self._begin_anew()
-            if was_cut_off:
+            now = self._clock.monotonic()  # a database that stands still answers late: that counts as well
+            if now - before > self._lease * 2 / 3:
                 for seen in self._seen.values():  # rule 7
-                    seen.at = self._clock.monotonic()
+                    seen.at = now
         finally:
             self._renewing = False
         self._claim_soon()

@@ -37,6 +37,10 @@ CHANNEL = "millstream"
 READERS = 4
 STEP_ROWS = 500
 READ_ROWS_MAX = 2_000
+PAUSE_MS_MAX = 4_000
+"""Between two statements of one transaction. A process that is stopped there (SIGSTOP, a frozen container) holds locks
+for which all others wait: the server gives its transaction up.
+"""
 PING_SECONDS = 10.0
 """How often the listening connection is tried: a server that vanished says nothing."""
 RECONNECT_SECONDS = 0.2
@@ -80,7 +84,8 @@ class PostgresDatabase:
             self._url.dsn, timeout=self._url.connect_seconds, command_timeout=STATEMENT_SECONDS_MAX
         )
         try:
-            await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
+            # Whatever a database or a role has as its default.
+            await connection.fetchrow(_SQL["session"], f"{PAUSE_MS_MAX}ms")
         except BaseException:
             connection.terminate()
             raise
@@ -370,6 +375,8 @@ def _why(error: Exception) -> str:
     """One sentence without anything that could be a secret: a driver may quote what it could not parse."""
     if isinstance(error, asyncpg.PostgresError):
         return sentence(error)
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "none of its hosts can be written to now"
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if isinstance(error, OSError):

@@ -9,6 +9,7 @@ know it would hand to the server as a setting, so options of libpq that only con
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -37,7 +38,8 @@ def understand(url: str) -> PostgresUrl:
     )
     try:
         parts = urlsplit(url)
-        options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        query = parts.query.replace("+", "%2B")  # a plus is a plus to libpq, and a space in forms of web pages only
+        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise mistake from None  # what it says may hold a part of the password
     if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not url.partition(":")[2].startswith("//"):
@@ -56,8 +58,11 @@ def understand(url: str) -> PostgresUrl:
         if name == "sslmode" and value not in SSL_MODES:
             raise StartupError(f"sslmode={value} in the PostgreSQL URL is not one of {', '.join(SSL_MODES)}")
     kept = [(name, value) for name, value in options if name not in _NOT_FOR_US and name != "connect_timeout"]
-    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
     where = dict(options)
+    is_said = "target_session_attrs" in where or "PGTARGETSESSIONATTRS" in os.environ
+    if "," in (hosts or where.get("host", "")) and not is_said:
+        kept.append(("target_session_attrs", "read-write"))  # the first that answers may be a replica
+    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
     place = hosts or where.get("host", "") or "localhost"
     if where.get("port") and not hosts:
         place += f":{where['port']}"

@@ -10,7 +10,8 @@ SELECT max(version) FROM millstream.schema_version
 -- name: session
 SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
-                                        ELSE current_setting('synchronous_commit') END, false)
+                                        ELSE current_setting('synchronous_commit') END, false),
+       set_config('idle_in_transaction_session_timeout', $1, false)
 
 -- name: make_logs
 INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
