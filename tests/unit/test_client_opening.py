@@ -165,6 +165,15 @@ async def test_closing_all_waits_for_an_opening_that_is_undone(server: BrokerThr
         await closing
 
 
+async def ask_and_go(iterator: Any, held: Held) -> None:
+    """Asks, and is cancelled when an opening is on its way."""
+    task = asyncio.ensure_future(iterator.receive())
+    await asyncio.wait_for(held.is_there.wait(), SECONDS)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
 @pytest.mark.parametrize("verb", VERBS)
 async def test_those_who_ask_and_go_while_it_is_shut_cost_nobody_an_opening(ms: Millstream, verb: str) -> None:
     """As `asyncio.wait_for` in a loop, with less time than an opening takes: each would be one more to wait for."""
@@ -173,11 +182,7 @@ async def test_those_who_ask_and_go_while_it_is_shut_cost_nobody_an_opening(ms: 
     iterator = ask(ms, verb, topic, group)
     held = Held(iterator)
     for _ in range(5):
-        task = asyncio.ensure_future(iterator.receive())
-        await asyncio.wait_for(held.is_there.wait(), SECONDS)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
+        await ask_and_go(iterator, held)
     assert held.count == 1
     held.may_go_on.set()
     item = await iterator.receive(SECONDS)
@@ -193,11 +198,7 @@ async def test_an_opening_that_nobody_waits_for_any_more_does_not_begin(ms: Mill
     iterator = ask(ms, verb, topic, group)
     held = Held(iterator)
     for _ in range(2):
-        task = asyncio.ensure_future(iterator.receive())
-        await asyncio.wait_for(held.is_there.wait(), SECONDS)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
+        await ask_and_go(iterator, held)
     held.may_go_on.set()
     await nothing_is_open(ms)
     assert held.count == 1 and not iterator.is_closed

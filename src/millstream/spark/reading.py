@@ -1,13 +1,13 @@
 """A task's work: one range of offsets, from the broker into Arrow batches.
 
-About a megabyte at a time. While one answer is decoded and handed to Spark, the next is already on its way: the
+A few megabytes at a time. While one answer is decoded and handed to Spark, the next is already on its way: the
 headers of the batches tell where to go on, so nothing has to be decoded for that.
 
 What does not belong to the range is cut off: a broker answers with whole batches. Control batches and records of
 aborted transactions never appear. Offsets that are gone (deleted, trimmed) are an error if `failOnDataLoss` is set,
 and skipped if it is not.
 
-A megabyte of well compressed batches may hold gigabytes. What decodes to more than `DECODED_BYTES_MAX` is decoded in
+Well compressed batches of that size may hold gigabytes. What decodes to more than `DECODED_BYTES_MAX` is decoded in
 halves, down to single batches, so that memory has a bound.
 """
 
