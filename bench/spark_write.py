@@ -2,7 +2,7 @@
 
     spark-lake   a pipeline that takes the topic's records as they are (`format = "bytes"`) into a Delta lake, with all
                  its defaults, run once: from `start` to the end of `watch`. Every batch is synced and committed, and
-                 the checkpoint written, for each million records. Spark's copy has the same six columns; it is one
+                 the checkpoint written. Spark's copy has the same six columns; it is one
                  job that syncs nothing.
     spark-sink   rows of the Parquet files into a topic with four partitions on a broker with its default flush: synced
                  before it is acknowledged. Spark's copy has the same columns: key and value.

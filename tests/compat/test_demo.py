@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.home import short_lived
+from tests.spark.standalone import SHORT_LIVED
 
 AS_IT_IS = ["-m", "millstream.demo"]
 SMALLER = """
@@ -29,7 +29,7 @@ runpy.run_module("millstream.demo", run_name="__main__")
 )
 @pytest.mark.timeout(240)
 def test_the_demo_ends_with_every_record_accounted_for(arguments: list[str], tmp_path: Path) -> None:
-    environ = os.environ | short_lived(tmp_path / "spark")
+    environ = os.environ | {"JDK_JAVA_OPTIONS": SHORT_LIVED}
     command = [sys.executable, *arguments]
     ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=220)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving import MILLSTREAM, ServedBroker
-from tests.spark.home import short_lived
+from tests.spark.standalone import SHORT_LIVED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -39,7 +39,7 @@ def test_every_command_of_the_page_works(page: Path, tmp_path: Path) -> None:
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")},
             "MILLSTREAM_BROKER": broker.address,
-            **short_lived(tmp_path / "spark"),
+            "JDK_JAVA_OPTIONS": SHORT_LIVED,
         }
         for language, text in blocks(page):
             text = text.replace("127.0.0.1:9092", broker.address).replace("127.0.0.1:8092", broker.http)

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millstream.spark import session
-from tests.spark.home import make_home
 from tests.spark.standalone import SHORT_LIVED, StandaloneCluster
 
 HERE = Path(__file__).parent
@@ -26,18 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     warehouse = tmp_path_factory.mktemp("warehouse")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", make_home(tmp_path_factory.mktemp("home")))
-        started = session.start(
-            "tests",
-            "local[2]",
-            {
-                "spark.driver.extraJavaOptions": SHORT_LIVED,
-                "spark.sql.shuffle.partitions": "2",
-                "spark.sql.warehouse.dir": str(warehouse),
-                "spark.task.maxFailures": "1",
-            },
-        )
+    started = session.start(
+        "tests",
+        "local[2]",
+        {
+            "spark.driver.extraJavaOptions": SHORT_LIVED,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(warehouse),
+            "spark.task.maxFailures": "1",
+        },
+    )
     yield started
     started.stop()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from millstream.spark import session, shipping
+from millstream.spark import interpreter, session, shipping
 from millstream.spark.jvm import SparkDidNotStart
 
 
@@ -33,7 +35,17 @@ def listener() -> Iterator[str]:
 def test_a_session_is_in_utc_and_on_the_loopback_address_alone(spark: SparkSession) -> None:
     assert spark.sql("SELECT current_timezone()").first()[0] == "UTC"  # type: ignore[index]
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
-    assert spark.sparkContext.pythonExec == sys.executable
+
+
+def test_tasks_run_with_this_python_and_the_installed_pyspark(spark: SparkSession) -> None:
+    def look(_: object) -> tuple[str, str | None, str]:
+        import pyspark
+
+        return sys.prefix, pyspark.__file__, sys.version
+
+    import pyspark
+
+    assert spark.sparkContext.parallelize([0]).map(look).collect() == [(sys.prefix, pyspark.__file__, sys.version)]
 
 
 def test_the_session_of_the_process_is_taken(spark: SparkSession) -> None:
@@ -66,19 +78,39 @@ class TestMaster:
 
 @pytest.mark.usefixtures("none_running")
 class TestPython:
+    def test_of_another_spark_than_the_installed_one_nothing_is_taken_away(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert interpreter.for_local() == interpreter.WITHOUT_ZIP
+        monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+        assert interpreter.for_local() == sys.executable
+
+    def test_the_zips_are_taken_from_the_front_of_its_path_and_nothing_else(self) -> None:
+        asked = subprocess.run(
+            [interpreter.WITHOUT_ZIP, "-c", "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:])", "a b", ""],
+            env={
+                interpreter.BEHIND_IT: sys.executable,
+                "PYTHONPATH": "/opt/spark/python/lib/pyspark.zip:/opt/spark/python/lib/py4j-0.10.9.9-src.zip:/a:/b/c",
+            },
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert asked.stdout == "/a:/b/c ['a b', '']\n"
+
     def test_on_this_machine_it_is_this_one(self) -> None:
-        assert session.choose_python(None, is_here=True) == sys.executable
+        assert interpreter.for_cluster(None, is_here=True) == sys.executable
 
     def test_elsewhere_it_is_the_same_version_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", os.defpath)
-        name = session.choose_python(None, is_here=False)
+        name = interpreter.for_cluster(None, is_here=False)
         assert name == f"python{sys.version_info.major}.{sys.version_info.minor}"
         assert os.path.samefile(os.path.join(os.environ["PATH"].split(os.pathsep)[0], name), sys.executable)
 
     def test_one_that_is_named_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYSPARK_PYTHON", "/bin/sh")
-        assert session.choose_python(None, is_here=True) == "/bin/sh"
-        assert session.choose_python("/bin/cat", is_here=True) == "/bin/cat"
+        assert interpreter.for_cluster(None, is_here=True) == "/bin/sh"
+        assert interpreter.for_cluster("/bin/cat", is_here=True) == "/bin/cat"
 
 
 def test_workers_that_cannot_run_tasks_are_one_clear_error(
@@ -91,4 +123,4 @@ def test_workers_that_cannot_run_tasks_are_one_clear_error(
     monkeypatch.setattr(shipping, "check_worker", fail)
     with pytest.raises(SparkDidNotStart) as caught:
         session.ask_workers(spark)
-    assert str(caught.value).endswith(f"cannot run tasks with {sys.executable}: PyArrow must be installed")
+    assert str(caught.value).endswith(f"cannot run tasks with {interpreter.WITHOUT_ZIP}: PyArrow must be installed")

@@ -58,7 +58,7 @@ def test_reads_the_example_of_the_readme() -> None:
     assert (spec.on_error, spec.trigger, spec.rows_per_batch, spec.broker) == (
         "dead-letter",
         "1 second",
-        1_000_000,
+        None,
         None,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.pipeline.lines import Lines, Path
 from millstream.pipeline.mistakes import Mistake, closest
@@ -23,6 +23,7 @@ _UNITS = {
     "day": 86_400.0,
     "week": 604_800.0,
 }
+Default = TypeVar("Default")
 _DURATION = re.compile(rf"\s*(\d{{1,9}})\s+({'|'.join(_UNITS)})s?\b", re.IGNORECASE)
 
 
@@ -94,8 +95,10 @@ class Keys:
             return default
         return value
 
-    def number(self, key: str, default: int, low: int, high: int) -> int:
-        value = self._table.get(key, default)
+    def number(self, key: str, default: Default, low: int, high: int) -> int | Default:
+        if key not in self._table:
+            return default
+        value = self._table[key]
         if not isinstance(value, int) or isinstance(value, bool):
             self.wrong(f"{self._name(key)} must be a whole number, not {kind(value)}", key)
         elif not low <= value <= high:

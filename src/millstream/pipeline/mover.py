@@ -8,9 +8,10 @@ removes them.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterator, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -26,8 +27,12 @@ from millstream.spark.stream import StreamReader
 
 FORMAT = "millstream-mover"
 MOVE = "move"
-ROWS_PER_TASK_MIN = 500_000
-"""Short ranges share a task, and so a file."""
+ROWS_PER_BATCH = 4_000_000
+"""Unless the pipeline says how many: as no row reaches Spark, a batch costs no memory, and planning and committing one
+costs as much as moving some hundred thousand records.
+"""
+ROWS_PER_TASK_MIN, ROWS_PER_TASK_MAX = 500_000, 1_000_000
+"""Short ranges share a task, and so a file; a long one is cut, so that one partition keeps all cores busy."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +72,13 @@ class RangesPartition(InputPartition):
 
 class MovingReader(StreamReader):
     def __init__(self, options: SourceOptions, schema: StructType, move: Move) -> None:
-        super().__init__(options, schema)
+        rows_max = min(options.rows_per_partition_max, ROWS_PER_TASK_MAX)
+        super().__init__(replace(options, rows_per_partition_max=rows_max), schema)
         self._move = move
 
     def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[InputPartition]:
-        together: list[RangesPartition] = []
-        room = 0
-        for part in super().partitions(start, end):
-            assert isinstance(part, RangePartition)
-            if together and part.range.size <= room:
-                together[-1].parts.append(part)
-            else:
-                together.append(RangesPartition([part]))
-                room = ROWS_PER_TASK_MIN
-            room -= part.range.size
-        return list(together)
+        parts = [part for part in super().partitions(start, end) if isinstance(part, RangePartition)]
+        return [RangesPartition(together) for together in _even(parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RangesPartition):
@@ -110,3 +107,15 @@ class MovingReader(StreamReader):
                     self._tell(cluster, {part.range.place: part.range.end})
         finally:
             cluster.close()
+
+
+def _even(parts: list[RangePartition]) -> list[list[RangePartition]]:
+    """Ranges that share a task: as many tasks as there is work for, each with about as much as any other."""
+    count = max(1, sum(part.range.size for part in parts) // ROWS_PER_TASK_MIN)
+    tasks: list[list[RangePartition]] = [[] for _ in range(min(count, len(parts)))]
+    loads = [(0, at) for at in range(len(tasks))]
+    for part in sorted(parts, key=lambda part: -part.range.size):
+        load, at = heapq.heappop(loads)
+        tasks[at].append(part)
+        heapq.heappush(loads, (load + part.range.size, at))
+    return [sorted(task, key=lambda part: (part.range.place, part.range.start)) for task in tasks]

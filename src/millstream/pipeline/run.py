@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.errors import MillstreamError
-from millstream.pipeline import check, decode
+from millstream.pipeline import check, decode, mover
 from millstream.pipeline.deliveries import (
     DeadLetterDelivery,
     Delivery,
@@ -31,8 +31,6 @@ from millstream.pipeline.deliveries import (
     TopicDelivery,
 )
 from millstream.pipeline.lake import task_folder
-from millstream.pipeline.mover import FORMAT as MOVER
-from millstream.pipeline.mover import MOVE, Move, Mover
 from millstream.pipeline.source import DATA_LOSS
 from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink
 
@@ -47,6 +45,8 @@ BEGINNINGS_MAX = 4
 WORKER_LATE = "Python worker failed to connect back"
 """Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
 POLL_SECONDS = 0.1
+ROWS_PER_BATCH = 1_000_000
+"""Unless the pipeline says how many."""
 
 
 class PipelineFailed(MillstreamError):
@@ -147,10 +147,11 @@ class Pipeline:
         return TopicDelivery(sink, self._broker)
 
     def _start_mover(self, session: SparkSession, sink: LakeSink, once: bool) -> None:
-        session.dataSource.register(Mover)
+        session.dataSource.register(mover.Mover)
         root, suffix = task_folder(sink.path, sink.format)
-        move = Move(root, suffix, sink.partition_by, sink.file_mb << 20, self._spec.source.headers)
-        described = self._reader(session, sink.name, MOVER).option(MOVE, move.to_option()).load()
+        move = mover.Move(root, suffix, sink.partition_by, sink.file_mb << 20, self._spec.source.headers)
+        reader = self._reader(session, sink.name, mover.FORMAT, mover.ROWS_PER_BATCH)
+        described = reader.option(mover.MOVE, move.to_option()).load()
         schema = decode.good(decode.decode(self._reader(session, sink.name).load(), self._spec.source)).schema
 
         def deliver(query: str) -> Delivery:
@@ -203,12 +204,14 @@ class Pipeline:
                 raise PipelineFailed(f"step {step.name}", first_line(error)) from error
         return session.table(sink.source)
 
-    def _reader(self, session: SparkSession, sink: str, kind: str = "millstream") -> DataStreamReader:
+    def _reader(
+        self, session: SparkSession, sink: str, kind: str = "millstream", rows_per_batch: int = ROWS_PER_BATCH
+    ) -> DataStreamReader:
         source = self._spec.source
         options: dict[str, Any] = {
             "bootstrap.servers": self._broker,
             "startingOffsets": source.starting,
-            "maxOffsetsPerTrigger": self._spec.rows_per_batch,
+            "maxOffsetsPerTrigger": self._spec.rows_per_batch or rows_per_batch,
             "includeHeaders": str(source.headers).lower(),
             "group.id": f"{self._spec.name}.{sink}",
             "client.id": f"millstream-pipeline-{self._spec.name}",

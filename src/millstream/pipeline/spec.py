@@ -122,7 +122,8 @@ class PipelineSpec:
     """None where no row can go there: values that are not decoded, and `on_error = "stop"`."""
     on_error: str = "dead-letter"
     trigger: str = "1 second"
-    rows_per_batch: int = 1_000_000
+    rows_per_batch: int | None = None
+    """None: as many as suit each sink."""
     lines: Lines = field(default_factory=Lines, compare=False, repr=False)
 
 
@@ -181,7 +182,7 @@ class _Reader:
         broker = top.named("broker", _BROKER, 'write HOST:PORT, as in "127.0.0.1:9092"')
         on_error = top.choice("on_error", ("dead-letter", "stop"), "dead-letter")
         trigger = top.duration("trigger", "1 second", '"1 second"') or "1 second"
-        rows_per_batch = top.number("rows_per_batch", 1_000_000, 1, 2**31 - 1)
+        rows_per_batch = top.number("rows_per_batch", None, 1, 2**31 - 1)
         checkpoint = self._folder / (top.text("checkpoint") or f".millstream/{name}")
         source = self._source(name)
         steps = tuple(step for keys in top.tables("step") if (step := self._step(keys)) is not None)

@@ -1,25 +1,18 @@
 """Starting Spark: a local one unless told otherwise, quiet, in UTC.
 
-Which Python runs tasks
------------------------
-A local Spark uses the Python that runs this. So does a cluster whose master is on this machine. The workers of any
-other cluster are asked for `pythonX.Y` of this one's version; `PYSPARK_PYTHON` or `spark.pyspark.python` names another.
-Spark plans reads with the same name or path on this machine, so it has to lead to a Python here as well.
-
-Millstream's code travels to the workers by itself (`shipping.py`). Before anything else they are asked whether they can
-run it: a task that fails to import something says so in forty lines of stack trace.
+Millstream's code travels to the workers of a cluster by itself (`shipping.py`), to a Python that `interpreter.py`
+chooses. Before anything else they are asked whether they can run it: a task that fails to import something says so in
+forty lines of stack trace.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from millstream.spark import jvm, shipping
+from millstream.spark import interpreter, jvm, shipping
 from millstream.spark.jvm import SparkDidNotStart
 
 if TYPE_CHECKING:
@@ -94,7 +87,7 @@ def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
     else:
         is_here = False
     settings |= given
-    python = sys.executable if is_local else choose_python(settings.get(PYTHON), is_here)
+    python = interpreter.for_local() if is_local else interpreter.for_cluster(settings.get(PYTHON), is_here)
     # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     if not is_local:
@@ -116,22 +109,6 @@ def _reach(master: str) -> tuple[str, bool]:
         except (OSError, OverflowError) as error:
             cause = getattr(error, "strerror", None) or str(error)
     raise SparkDidNotStart(f"no Spark master answers at {master} ({cause}); start it, or name another with --master")
-
-
-def choose_python(named: str | None, is_here: bool) -> str:
-    named = named or os.environ.get("PYSPARK_PYTHON")
-    if named:
-        if shutil.which(named) is None:
-            raise SparkDidNotStart(
-                f"the Python for Spark's workers is {named}, which is not on this machine; reads are planned here with "
-                "the same, so name one (PYSPARK_PYTHON) that is there on both"
-            )
-        return named
-    if is_here:
-        return sys.executable
-    # The name alone, because paths differ from machine to machine; here it has to mean this very Python.
-    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
-    return f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _ship(settings: dict[str, str]) -> None:

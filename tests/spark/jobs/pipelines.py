@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -24,7 +25,8 @@ def main() -> None:
     for pipeline in pipelines:
         pipeline.start(once=mode == "once")
     print("started", flush=True)
-    watchers = [threading.Thread(target=watch, args=(pipeline, stop)) for pipeline in pipelines]
+    failures: list[Exception] = []
+    watchers = [threading.Thread(target=watch, args=(pipeline, stop, failures)) for pipeline in pipelines]
     for watcher in watchers:
         watcher.start()
     for watcher in watchers:
@@ -32,13 +34,19 @@ def main() -> None:
     for pipeline in pipelines:
         pipeline.stop()
     spark.stop()
+    if failures:
+        sys.exit(f"a pipeline failed: {failures}")
     print("ended", flush=True)
 
 
-def watch(pipeline: Pipeline, stop: threading.Event) -> None:
-    for report in pipeline.watch(stop.is_set):
-        line = {"sink": report.sink, "batch": report.batch, "rows": report.rows, "lag": sum(report.lag.values())}
-        print(json.dumps(line), flush=True)
+def watch(pipeline: Pipeline, stop: threading.Event, failures: list[Exception]) -> None:
+    try:
+        for report in pipeline.watch(stop.is_set):
+            line = {"sink": report.sink, "batch": report.batch, "rows": report.rows, "lag": sum(report.lag.values())}
+            print(json.dumps(line), flush=True)
+    except Exception as error:  # the other pipelines go on to their end
+        logging.exception("a pipeline failed")
+        failures.append(error)
 
 
 if __name__ == "__main__":

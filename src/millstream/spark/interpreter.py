@@ -1,0 +1,57 @@
+"""Which Python runs Spark's tasks.
+
+A local Spark uses the Python that runs this. So does a cluster whose master is on this machine. The workers of any
+other cluster are asked for `pythonX.Y` of this one's version; `PYSPARK_PYTHON` or `spark.pyspark.python` names another.
+Spark plans reads with the same name or path on this machine, so it has to lead to a Python here as well.
+
+Spark has its processes import pyspark out of a zip file, of which Python keeps no compiled modules: each of them, and a
+stream starts several, spends a second on compiling it. Where pyspark is installed as a package, which is the same code,
+`python.sh` takes the zip out of their way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+
+from millstream.spark.jvm import SparkDidNotStart
+
+WITHOUT_ZIP = os.path.join(os.path.dirname(__file__), "python.sh")
+BEHIND_IT = "PYSPARK_MILLSTREAM_PYTHON"
+"""The variable that tells `python.sh` which Python to run."""
+
+
+def for_local() -> str:
+    if not (_is_package() and os.access(WITHOUT_ZIP, os.X_OK)):
+        return sys.executable
+    os.environ[BEHIND_IT] = sys.executable
+    return WITHOUT_ZIP
+
+
+def _is_package() -> bool:
+    """Whether the pyspark that any new process of this Python finds is the very one whose Java classes are started."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    installed = os.path.join(sysconfig.get_path("purelib"), "pyspark")
+    return all(
+        os.path.isdir(each) and os.path.samefile(each, installed)
+        for each in (_find_spark_home(), os.path.dirname(sys.modules["pyspark"].__file__ or ""))
+    )
+
+
+def for_cluster(named: str | None, is_here: bool) -> str:
+    named = named or os.environ.get("PYSPARK_PYTHON")
+    if named:
+        if shutil.which(named) is None:
+            raise SparkDidNotStart(
+                f"the Python for Spark's workers is {named}, which is not on this machine; reads are planned here with "
+                "the same, so name one (PYSPARK_PYTHON) that is there on both"
+            )
+        return named
+    if is_here:
+        return sys.executable
+    # The name alone, because paths differ from machine to machine; here it has to mean this very Python.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
+    return f"python{sys.version_info.major}.{sys.version_info.minor}"
