@@ -209,6 +209,32 @@ async def test_what_a_cluster_alone_refuses_has_its_code(millstream: BrokerThrea
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED == 29
 
 
+@pytest.mark.parametrize("refusals", range(1, 5))
+@pytest.mark.parametrize("asked", [{"offset": "start"}, {"time": 1_700_000_000_000}], ids=["by position", "by time"])
+@pytest.mark.parametrize("code", ["OFFSET_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "LEADER_NOT_AVAILABLE"])
+async def test_a_read_begins_when_the_broker_can_tell_where(
+    millstream: BrokerThread, asked: dict[str, Any], code: str, refusals: int
+) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        for value in (b"a", b"b"):
+            await ms.send("orders", value)
+        millstream.fail_next("ListOffsets", code, times=refusals)
+        read = [record.value async for record in ms.read("orders", partition=0, follow=False, **asked)]
+        assert read == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("asked", [{"offset": "start"}, {"time": 1_700_000_000_000}], ids=["by position", "by time"])
+async def test_a_read_that_may_not_know_where_to_begin_says_so_and_does_not_begin_at_the_end(
+    millstream: BrokerThread, asked: dict[str, Any]
+) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"a")
+        millstream.fail_next("ListOffsets", "TOPIC_AUTHORIZATION_FAILED")
+        with pytest.raises(RequestError) as refused:
+            assert [record.value async for record in ms.read("orders", partition=0, follow=False, **asked)] == [b"a"]
+        assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED
+
+
 async def test_a_worker_whose_thread_cannot_be_started_is_shut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a process has as many threads as it may have."""
     owner: Any = SimpleNamespace(bootstrap="127.0.0.1:1")

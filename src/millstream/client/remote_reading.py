@@ -6,13 +6,22 @@ import time as clock
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, ShareConsumer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    ShareConsumer,
+    TopicPartition,
+)
 
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Code, OutOfRange, UnknownTopic
+from millstream.errors import Code, OutOfRange, UnknownTopic, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 MESSAGES_MAX = 500
 """Taken over from the client at a time."""
+RETRY_SECONDS = 0.1
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
@@ -65,25 +75,44 @@ class RemoteReading(Reading[V]):
         """On the worker's thread."""
         assert self._consumer is not None
         timeout = self._remote.timeout
-        place = TopicPartition(self._topic, self._partition)
         found = self._consumer.list_topics(self._topic, timeout).topics[self._topic]
         if found.error is not None and found.error.code() != Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise KafkaException(found.error)
         if found.error is not None or self._partition not in found.partitions:
             detail = f"there is no partition {self._partition} of a topic {self._topic}"
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
-        low, high = self._consumer.get_watermark_offsets(place, timeout)
+        low, high = self._at_time(OFFSET_BEGINNING), self._at_time(OFFSET_END)
         offset = {"start": low, "end": high}[self._offset] if isinstance(self._offset, str) else self._offset
         if self._time is not None:
-            place.offset = self._time
-            [timed] = self._consumer.offsets_for_times([place], timeout)
-            offset = timed.offset if timed.offset >= 0 else high
+            timed = self._at_time(self._time)
+            offset = timed if timed >= 0 else high
         if not low <= offset <= high:
             detail = f"{self._topic}-{self._partition} holds offsets {low} to {high}, not {offset}"
             raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
         self._limit = None if self._follow else high
         self._next_offset = offset
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def _at_time(self, time: int) -> int:
+        """The offset of the first record at or after a time, negative where there is none; or the start, or the end.
+
+        librdkafka's own call for start and end takes one for the other where a broker refuses one of its two requests,
+        and tells nobody. This one says what went wrong, and asks again where that may help.
+        """
+        assert self._consumer is not None
+        deadline = clock.monotonic() + self._remote.timeout
+        while True:
+            try:
+                place = TopicPartition(self._topic, self._partition, time)
+                [found] = self._consumer.offsets_for_times([place], self._remote.timeout)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return int(found.offset)
+            except KafkaException as error:
+                code = code_of(error.args[0].code())
+                if code is None or not code.retriable or clock.monotonic() + RETRY_SECONDS > deadline:
+                    raise
+            clock.sleep(RETRY_SECONDS)
 
     def _poll(self, seconds: float) -> list[Message]:
         return poll(self._consumer, seconds)
