@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark import SparkContext
@@ -84,6 +86,40 @@ class TestPython:
         assert interpreter.for_local() == interpreter.WITHOUT_ZIP
         monkeypatch.setenv("SPARK_HOME", str(tmp_path))
         assert interpreter.for_local() == sys.executable
+
+    def test_a_pyspark_that_is_not_beside_millstream_is_left_as_it_is(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """As with one in the user's own folder, or of the system in a venv that sees it."""
+        monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / name))
+        assert interpreter.for_local() == sys.executable
+
+    def test_a_java_that_others_have_started_is_not_told_what_to_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told: dict[str, str] = {}
+        system = SimpleNamespace(getenv=told.get)
+        java = SimpleNamespace(jvm=SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=system))))
+        monkeypatch.setattr(SparkContext, "_gateway", java)
+        assert interpreter.for_local() == sys.executable
+        told[interpreter.BEHIND_IT] = sys.executable
+        assert interpreter.for_local() == interpreter.WITHOUT_ZIP
+
+    @pytest.mark.parametrize("named", ["", "/bin/sh"])
+    def test_what_a_local_session_was_given_is_nothing_to_a_cluster(
+        self, monkeypatch: pytest.MonkeyPatch, named: str
+    ) -> None:
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            monkeypatch.setenv(name, named)
+        monkeypatch.setattr(interpreter, "_before", dict(interpreter._before))
+        for _ in range(2):
+            interpreter.settle(interpreter.for_local())
+            assert os.environ["PYSPARK_PYTHON"] == interpreter.WITHOUT_ZIP
+        assert interpreter.for_cluster(None, is_here=True) == (named or sys.executable)
+
+    def test_what_the_local_session_of_a_parent_was_given_is_nothing_either(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYSPARK_PYTHON", interpreter.WITHOUT_ZIP)
+        assert interpreter.for_cluster(None, is_here=True) == sys.executable
 
     def test_the_zips_are_taken_from_the_front_of_its_path_and_nothing_else(self) -> None:
         asked = subprocess.run(

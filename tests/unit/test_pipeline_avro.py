@@ -57,6 +57,15 @@ def test_every_logical_type_is_a_column(kind: Any, written: Any, column: str, wa
     assert read(schema, encoded(schema, written)) == [{"x": written if wanted is None else wanted, BAD: None}]
 
 
+def test_a_logical_type_beside_a_fields_type_is_none() -> None:
+    """A slip that readers of Avro pass over: it belongs into the type."""
+    schema = json.dumps(
+        {"type": "record", "name": "Click", "fields": [{"name": "x", "type": "bytes", "logicalType": "decimal"}]}
+    )
+    assert avro.columns(schema).simpleString() == "struct<x:binary>"
+    assert read(schema, encoded(schema, b"ab")) == [{"x": b"ab", BAD: None}]
+
+
 def test_a_type_is_called_by_its_full_name_or_by_its_short_one() -> None:
     inner = {"type": "record", "name": "Point", "fields": [{"name": "at", "type": "int"}]}
     fields = [{"name": "a", "type": inner}, {"name": "b", "type": "com.example.Point"}, {"name": "c", "type": "Point"}]

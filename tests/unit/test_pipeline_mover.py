@@ -48,3 +48,8 @@ def test_one_long_partition_is_read_by_several_tasks_and_every_record_by_one() -
 def test_every_partition_has_one_last_range() -> None:
     pieces = [piece for task in plan([10, 3_333_333, 1_200_000, 700_001]) for piece in task]
     assert sorted(piece[0] for piece in pieces if piece[3]) == [0, 1, 2, 3]
+
+
+def test_the_last_range_of_a_partition_is_read_last() -> None:
+    """Its task tells the group how far the partition was read."""
+    assert [task[0][3] for task in plan([3 * ROWS_PER_TASK_MAX + 333_333])] == [False, False, False, True]

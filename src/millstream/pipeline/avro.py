@@ -137,7 +137,7 @@ def _bare(schema: Any) -> Any:
     kind = schema.get("type")
     bare = {key: _bare(value) if key in ("type", "items", "values") else value for key, value in schema.items()}
     if isinstance(schema.get("fields"), list):
-        bare["fields"] = [_bare(field) for field in schema["fields"]]
+        bare["fields"] = [{**field, "type": _bare(field["type"])} for field in schema["fields"]]
     if isinstance(kind, str) and _logical(schema, kind) is None:
         bare.pop("logicalType", None)
     return bare

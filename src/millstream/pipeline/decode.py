@@ -30,6 +30,7 @@ CAUSE = "_cause"
 RAW = "_value"
 """The value as it came, for dead letters."""
 _BAD = "_bad"
+_END = "_millstream_end"
 
 
 def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
@@ -71,10 +72,14 @@ def bad(rows: DataFrame) -> DataFrame:
 def _goes_on(text: Column, options: Mapping[str, str]) -> Column:
     """Whether something follows the object, such as another one: Spark reads the first, and is silent about the rest.
 
-    As the first of two elements the text must be one. Only where a brace is not the last character may it not be.
+    As the first of two elements the text must be one, and the second must be ours: behind a bracket in the text Spark
+    would be silent again. Only where a brace is not the last character may it not be.
     """
-    both = F.from_json(F.concat(F.lit("["), text, F.lit("\n,0]")), "ARRAY<STRING>", dict(options))
-    return text.rlike(r"\}\s*\S") & (F.coalesce(F.size(both), F.lit(0)) != 2)
+    both = F.from_json(
+        F.concat(F.lit("["), text, F.lit(f'\n,{{"{_END}":"{_END}"}}]')), f"ARRAY<STRUCT<{_END}: STRING>>", dict(options)
+    )
+    is_whole = (F.size(both) == 2) & (F.get(both, F.lit(1))[_END] == _END)
+    return text.rlike(r"\}\s*\S") & ~F.coalesce(is_whole, F.lit(False))
 
 
 def _parse(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:

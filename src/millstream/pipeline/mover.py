@@ -118,4 +118,6 @@ def _even(parts: list[RangePartition]) -> list[list[RangePartition]]:
         load, at = heapq.heappop(loads)
         tasks[at].append(part)
         heapq.heappush(loads, (load + part.range.size, at))
+    # Those that tell the group how far a partition was read come last, after its other ranges.
+    tasks.sort(key=lambda task: any(part.is_last for part in task))
     return [sorted(task, key=lambda part: (part.range.place, part.range.start)) for task in tasks]

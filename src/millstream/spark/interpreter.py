@@ -21,13 +21,37 @@ from millstream.spark.jvm import SparkDidNotStart
 WITHOUT_ZIP = os.path.join(os.path.dirname(__file__), "python.sh")
 BEHIND_IT = "PYSPARK_MILLSTREAM_PYTHON"
 """The variable that tells `python.sh` which Python to run."""
+_WHERE_NAMED = "PYSPARK_PYTHON"
+_before: dict[str, str | None] = {WITHOUT_ZIP: None}
+"""What `settle` has put into the environment, and what was named there before."""
+
+
+def settle(python: str) -> None:
+    """Names the Python where Spark looks for it."""
+    _before[python] = _named()
+    # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
+    os.environ[_WHERE_NAMED] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+
+
+def _named() -> str | None:
+    """What the user has named: not what an earlier session here, or in the process that started this, was given."""
+    named = os.environ.get(_WHERE_NAMED)
+    return _before.get(named, named) if named else None
 
 
 def for_local() -> str:
-    if not (_is_package() and os.access(WITHOUT_ZIP, os.X_OK)):
+    if not (_is_package() and os.access(WITHOUT_ZIP, os.X_OK) and _is_told_to_java()):
         return sys.executable
     os.environ[BEHIND_IT] = sys.executable
     return WITHOUT_ZIP
+
+
+def _is_told_to_java() -> bool:
+    """A Java that runs already gives its processes the environment that it was started with, perhaps by others."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    return gateway is None or gateway.jvm.java.lang.System.getenv(BEHIND_IT) == sys.executable
 
 
 def _is_package() -> bool:
@@ -35,14 +59,14 @@ def _is_package() -> bool:
     from pyspark.find_spark_home import _find_spark_home
 
     installed = os.path.join(sysconfig.get_path("purelib"), "pyspark")
-    return all(
+    return os.path.isdir(installed) and all(
         os.path.isdir(each) and os.path.samefile(each, installed)
         for each in (_find_spark_home(), os.path.dirname(sys.modules["pyspark"].__file__ or ""))
     )
 
 
 def for_cluster(named: str | None, is_here: bool) -> str:
-    named = named or os.environ.get("PYSPARK_PYTHON")
+    named = named or _named()
     if named:
         if shutil.which(named) is None:
             raise SparkDidNotStart(

@@ -88,8 +88,7 @@ def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
         is_here = False
     settings |= given
     python = interpreter.for_local() if is_local else interpreter.for_cluster(settings.get(PYTHON), is_here)
-    # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    interpreter.settle(python)
     if not is_local:
         _ship(settings)
     return settings
