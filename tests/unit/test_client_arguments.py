@@ -58,6 +58,12 @@ async def test_a_time_that_is_none(ms: Millstream, time: Any) -> None:
         ms.read("orders", time=time)
 
 
+@pytest.mark.parametrize("offset", [0, 7, "end"])
+async def test_an_offset_and_a_time(ms: Millstream, offset: Any) -> None:
+    with pytest.raises(MillstreamError, match="an offset or a time, not both"):
+        ms.read("orders", offset=offset, time=1)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [

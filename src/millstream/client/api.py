@@ -307,6 +307,8 @@ class Millstream(abc.ABC):
             raise MillstreamError(f"a time is a datetime, or milliseconds since 1970 as an int, not {time!r}")
         if offset not in ("start", "end") and type(offset) is not int:
             raise MillstreamError(f"an offset is an int, 'start' or 'end', not {offset!r}")
+        if time is not None and offset != "start":
+            raise MillstreamError(f"give an offset or a time, not both: offset={offset!r}, time={time}")
         check_partition(partition)
         return self._reading(topic, partition, offset, time, follow, decode)
 

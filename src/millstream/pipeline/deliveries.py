@@ -15,9 +15,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millstream.errors import MillstreamError
 from millstream.pipeline import decode, files
-from millstream.pipeline.lake import Lake, create_lake
-from millstream.pipeline.spec import LakeSink, TableSink, TopicSink
+from millstream.pipeline.lake import Lake, create_lake, is_lake
+from millstream.pipeline.spec import LakeSink, Sink, TableSink, TopicSink, redacted
 from millstream.pipeline.table import Table, open_table
 
 TIDY_EVERY = 10
@@ -32,10 +33,27 @@ class Delivery(Protocol):
     def close(self) -> None: ...
 
 
-class LakeDelivery:
-    """Rows into Parquet files, written by the tasks; the driver commits their list."""
+class NotTheSame(MillstreamError):
+    """A sink without the batches that its checkpoint counts: going on would leave them out for good."""
 
-    def __init__(self, sink: LakeSink, schema: StructType, time_column: str | None, app_id: str) -> None:
+    def __init__(self, sink: Sink, what: str, batch: int) -> None:
+        super().__init__(
+            f"{what} does not hold what came before batch {batch}: it was deleted, set back, or is another one; "
+            f"bring the old one back, or, to read everything again, give the sink a new id or delete its checkpoint "
+            f"(the folder {sink.name} in the pipeline's)"
+        )
+
+
+class LakeDelivery:
+    """Rows into Parquet files, written by the tasks; the driver commits their list.
+
+    A lake is made with the first batch, whether that has rows or not: one that is not there when a later one comes is
+    not the one that has the others.
+    """
+
+    def __init__(self, sink: LakeSink, schema: StructType, time_column: str | None, app_id: str, batch: int) -> None:
+        if batch > 0 and not is_lake(sink.path):
+            raise NotTheSame(sink, f"the lake {sink.path}", batch)
         self._sink = sink
         self._time_column = time_column
         arrow = to_arrow_schema(schema, timezone="UTC")
@@ -78,9 +96,14 @@ class MovedDelivery(LakeDelivery):
 
 
 class TableDelivery:
-    def __init__(self, sink: TableSink, schema: StructType, app_id: str) -> None:
+    """Every batch leaves its number in the database, also one without rows."""
+
+    def __init__(self, sink: TableSink, schema: StructType, app_id: str, batch: int) -> None:
         arrow = to_arrow_schema(schema, timezone="UTC")
         self._table: Table = open_table(sink.url, sink.table, sink.key, arrow, app_id)
+        if batch > 0 and not self._table.has(batch - 1):
+            self._table.close()
+            raise NotTheSame(sink, f"the table {sink.table} in {redacted(sink.url)}", batch)
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         if self._table.has(batch):

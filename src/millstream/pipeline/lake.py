@@ -19,7 +19,7 @@ from millstream.pipeline.lake_parquet import ParquetLake
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, settle
 
-__all__ = ["Lake", "LakeError", "LakeRows", "create_lake", "open_lake", "task_folder"]
+__all__ = ["Lake", "LakeError", "LakeRows", "create_lake", "is_lake", "open_lake", "task_folder"]
 
 FILE_BYTES = 128 << 20
 
@@ -80,6 +80,10 @@ def open_lake(path: str) -> LakeRows:
         what = "holds no lake" if os.path.isdir(path) else "does not exist"
         raise LakeError(f"{path} {what}; name a folder that a pipeline's lake sink has written")
     return lake_delta.rows(path) if there == "delta" else lake_parquet.rows(path)
+
+
+def is_lake(path: str) -> bool:
+    return _format(_folder(path)) is not None
 
 
 def _format(path: str) -> str | None:

@@ -44,6 +44,7 @@ BEGIN_SECONDS_MAX = 30.0
 BEGINNINGS_MAX = 4
 WORKER_LATE = "Python worker failed to connect back"
 """Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
+BUSY = " The machine is too busy to start Python within Spark's ten seconds; nothing is lost, run the pipeline again."
 POLL_SECONDS = 0.1
 ROWS_PER_BATCH = 1_000_000
 """Unless the pipeline says how many."""
@@ -77,7 +78,7 @@ class _Running:
     """One sink's query. The query's id is part of the sink's memory of batches: a new checkpoint is a new story."""
 
     name: str
-    deliver: Callable[[str], Delivery]
+    deliver: Callable[[str, int], Delivery]
     begin: Callable[[], StreamingQuery] | None = None
     begun: int = 0
     query: StreamingQuery | None = None
@@ -99,7 +100,7 @@ class _Running:
         assert self.query is not None
         try:
             if self.delivery is None:
-                self.delivery = self.deliver(str(self.query.id))
+                self.delivery = self.deliver(str(self.query.id), batch)
             self.written[batch] = self.delivery.deliver(rows, batch)
             self.begun = 1  # it works: what is late weeks from now has all its tries again
         except Exception as error:
@@ -135,15 +136,15 @@ class Pipeline:
             return
         rows = self._view(session, sink)
         mode = check.output_mode(spec, sink)
-        self._start_query(sink.name, rows, lambda query: self._delivery(sink, rows, query), mode, once)
+        self._start_query(sink.name, rows, lambda query, batch: self._delivery(sink, rows, query, batch), mode, once)
 
-    def _delivery(self, sink: Sink, rows: DataFrame, query: str) -> Delivery:
+    def _delivery(self, sink: Sink, rows: DataFrame, query: str, batch: int) -> Delivery:
         app_id = f"{self._spec.name}/{sink.name}/{query}"
         if isinstance(sink, LakeSink):
             columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
-            return LakeDelivery(sink, rows.schema, check.time_column(self._spec, sink, columns), app_id)
+            return LakeDelivery(sink, rows.schema, check.time_column(self._spec, sink, columns), app_id, batch)
         if isinstance(sink, TableSink):
-            return TableDelivery(sink, rows.schema, app_id)
+            return TableDelivery(sink, rows.schema, app_id, batch)
         return TopicDelivery(sink, self._broker)
 
     def _start_mover(self, session: SparkSession, sink: LakeSink, once: bool) -> None:
@@ -154,8 +155,8 @@ class Pipeline:
         described = reader.option(mover.MOVE, move.to_option()).load()
         schema = decode.good(decode.decode(self._reader(session, sink.name).load(), self._spec.source)).schema
 
-        def deliver(query: str) -> Delivery:
-            return MovedDelivery(sink, schema, "_timestamp", f"{self._spec.name}/{sink.name}/{query}")
+        def deliver(query: str, batch: int) -> Delivery:
+            return MovedDelivery(sink, schema, "_timestamp", f"{self._spec.name}/{sink.name}/{query}", batch)
 
         self._start_query(sink.name, described, deliver, "append", once)
 
@@ -163,10 +164,10 @@ class Pipeline:
         topic = self._spec.dead_letters
         assert topic is not None
         rows = decode.decode(self._reader(self._spark.newSession(), DEAD_LETTERS).load(), self._spec.source)
-        self._start_query(DEAD_LETTERS, rows, lambda _: DeadLetterDelivery(topic, self._broker), "append", once)
+        self._start_query(DEAD_LETTERS, rows, lambda *_: DeadLetterDelivery(topic, self._broker), "append", once)
 
     def _start_query(
-        self, name: str, rows: DataFrame, deliver: Callable[[str], Delivery], mode: str, once: bool
+        self, name: str, rows: DataFrame, deliver: Callable[[str, int], Delivery], mode: str, once: bool
     ) -> None:
         self._let_others_begin()
         running = _Running(name, deliver)
@@ -261,7 +262,8 @@ class Pipeline:
         if error is None:
             return False
         if WORKER_LATE not in str(error) or running.begun >= BEGINNINGS_MAX:
-            raise PipelineFailed(running.name, first_line(error)) from error
+            late = BUSY if WORKER_LATE in str(error) else ""
+            raise PipelineFailed(running.name, first_line(error) + late) from error
         running.query.stop()
         running.start()
         return True
