@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from millstream.clock import SystemClock
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.promise import Promise
@@ -140,6 +143,28 @@ class TestLogs:
                     assert (await append(log, batch(b"another"))).base_offset == 0
         assert [record.value for record in await read_back(log)] == [b"another"]
         await stopped.close()
+
+    async def test_a_slow_line_is_no_pause_within_a_transaction(
+        self, stores: tuple[TableLogStore, TableLogStore], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not isinstance(stores[0].database, PostgresDatabase):
+            pytest.skip("there is no line to it")
+        monkeypatch.setattr(postgres, "PAUSE_MS_MAX", 50)
+        slow = driver.make_logs()
+        assert isinstance(slow, TableLogStore) and isinstance(slow.database, PostgresDatabase)
+        await slow.start()
+        await slow.prepare(TOPIC_ID, 3)
+        send = slow.database._append
+
+        async def send_slowly(*arguments: Any) -> Any:
+            await asyncio.sleep(0.3)  # what is on its way has not reached the server yet, which has begun already
+            return await send(*arguments)
+
+        monkeypatch.setattr(slow.database, "_append", send_slowly)
+        with slow.together():
+            promises = [append(slow.open(TOPIC, TOPIC_ID, index, LogConfig()), batch(b"a")) for index in range(3)]
+        assert [(await promise).base_offset for promise in promises] == [0, 0, 0]
+        await slow.close()
 
     async def test_news_that_overtake_the_opening_of_a_log_are_kept(
         self, stores: tuple[TableLogStore, TableLogStore]
@@ -316,6 +341,62 @@ class TestLogs:
         assert not await two.database.states([gone.id]) and await two.database.rows(gone.id, 0, 1), "closed, and there"
         await two.housekeep()
         assert stays.start == 3
+
+
+class Line:
+    """The way to a server, on which a server can vanish: what is open then gets no word any more, and no end."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._ways: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", self._port)
+        self._ways += [writer, there[1]]
+        for one, other in ((reader, there[1]), (there[0], writer)):
+            self._tasks.append(asyncio.create_task(self._carry(one, other)))
+
+    def cut(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self._connected, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+            self.cut()
+            for way in self._ways:
+                way.close()
+
+
+class TestLines:
+    async def test_what_a_server_that_vanished_did_not_answer_is_given_up_when_there_is_one_again(
+        self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not isinstance(stores[0].database, PostgresDatabase):
+            pytest.skip("there is no line to it")
+        url = urlsplit(stores[0].database._url.dsn)
+        assert url.port is not None
+        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
+        line = Line(url.port)
+        async with line.open() as port:
+            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
+            store = TableLogStore(database, SystemClock())
+            await store.start()
+            await store.prepare(TOPIC_ID, 1)
+            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
+            await append(log, batch(b"a"))
+            line.cut()
+            async with asyncio.timeout(SECONDS):
+                with pytest.raises(RequestError, match="cannot be reached"):
+                    await append(log, batch(b"never answered"))
+                assert (await append(log, batch(b"b"))).base_offset == 1
+            await store.close()
 
 
 class TestTogether:

@@ -276,6 +276,26 @@ async def test_after_the_database_stood_still_nobody_is_taken_for_dead(meta: Fla
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
 
 
+async def test_who_comes_back_without_a_lease_gives_the_others_a_whole_one(
+    meta: FlakyMeta, clock: VirtualClock
+) -> None:
+    one, two = await both(meta, clock)
+    await one.cluster.find_coordinator("g")
+    two.view.is_away = True
+    await live(clock, 10)  # it is taken for dead
+    two.view.is_away, two.view.refuses = False, True
+    await live(clock, 3)  # it finds out, and then the database is away before it is a member again; for all
+    assert two.releases == 1
+    one.view.is_away = True
+    await live(clock, 10)
+    two.view.refuses = False
+    await live(clock, 4)
+    one.view.is_away = False  # its connection is back a little later
+    await live(clock, 20)
+    assert one.releases == 0
+    assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
+
+
 async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:
     one = await Member(meta, clock, 1).join(9001)
     await one.cluster.find_coordinator("g")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -102,6 +103,26 @@ class TestUrls:
     )
     def test_of_several_hosts_the_one_that_can_be_written_to_is_meant(self, url: str, query: str) -> None:
         assert urlsplit(understand(url).dsn).query == query
+
+    def test_hosts_from_the_environment_are_several_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PGHOST", "one,two")
+        monkeypatch.setenv("PGPORT", "5,6")
+        found = understand("postgresql:///d")
+        assert urlsplit(found.dsn).query == "target_session_attrs=read-write"
+        each = [parse_qs(urlsplit(host).query) for host in found.hosts]
+        assert [(host["host"], host["port"]) for host in each] == [(["one"], ["5"]), (["two"], ["6"])]
+        assert understand("postgresql://three/d").dsn == "postgresql://three/d"
+
+    @pytest.mark.parametrize(
+        ("url", "hosts"),
+        [
+            ("postgresql://me:pw@one:5,[::1]:6/d?target_session_attrs=any", ["me:pw@one:5", "me:pw@[::1]:6"]),
+            ("postgresql://one,two/d?target_session_attrs=prefer-standby", ["one,two"]),
+            ("postgresql://one/d", ["one"]),
+        ],
+    )
+    def test_each_host_is_tried_by_itself(self, url: str, hosts: list[str]) -> None:
+        assert [urlsplit(each).netloc for each in understand(url).hosts] == hosts
 
     def test_a_plus_is_a_plus_as_libpq_has_it(self) -> None:
         found = understand("postgresql://h/d?user=a+b&password=c%2Bd&options=e%20f")
@@ -271,6 +292,14 @@ class TestPostgres:
         await logs.start()
         assert logs.location.startswith("postgresql:///") and "s3cret" not in logs.location
         await logs.close()
+
+    async def test_a_host_that_does_not_answer_leaves_time_for_the_next(self, postgres: PrivatePostgres) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{postgres.port}"
+            url = postgres.url.replace(address, f"127.0.0.1:{silent.getsockname()[1]},{address}")
+            logs, _ = open_store(f"{url}?connect_timeout=1", VirtualClock(), lambda seconds: None)
+            await logs.start()
+            await logs.close()
 
     async def test_two_that_start_at_once_make_the_tables_once(self, postgres: PrivatePostgres) -> None:
         url = postgres.new_database()

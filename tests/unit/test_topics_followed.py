@@ -232,6 +232,21 @@ async def test_after_a_refresh_every_topic_is_known_as_the_store_has_it(pair: tu
     assert found is not None and (found.id, found.partition_count) == (again.id, 2)
 
 
+async def test_a_topic_that_is_deleted_during_a_refresh_is_no_mistake(pair: tuple[Member, Member]) -> None:
+    one, two = pair
+    two.become_deaf()
+    for name in ("doomed", "orders"):
+        await one.topics.create(name, 1, {})
+    two.held.may_prepare.clear()
+    refreshing = asyncio.ensure_future(two.topics.refresh())
+    await two.held.prepares.wait()
+    await (await one.topics.delete("doomed"))
+    two.held.failing_prepares, two.held.failure = 1, Code.UNKNOWN_TOPIC_OR_PARTITION  # its logs were closed just now
+    two.held.may_prepare.set()
+    await refreshing
+    assert {topic.name for topic in two.topics} == {"orders"}
+
+
 async def test_a_topic_that_is_heard_of_when_the_last_was_just_followed_is_followed_too(
     pair: tuple[Member, Member],
 ) -> None:

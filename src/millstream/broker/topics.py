@@ -158,9 +158,17 @@ class Topics:
             known, news = self._by_name.get(name), self._news
             versioned = await self._meta.get(PREFIX + name)
             if versioned is not None:
-                if await self._take_over(name, versioned, news):
-                    self._notify()
-                return
+                try:
+                    if await self._take_over(name, versioned, news):
+                        self._notify()
+                    return
+                except RequestError as error:
+                    if (
+                        error.code != Code.UNKNOWN_TOPIC_OR_PARTITION
+                        or await self._meta.get(PREFIX + name) == versioned
+                    ):
+                        raise
+                    continue  # another broker has deleted it since the store was asked
             if self._by_name.get(name) is known:
                 break
             # Somebody has made it, or taken it over, since the store was asked.

@@ -250,16 +250,15 @@ class SharedCluster:
             return
         self._renewing = True
         try:
-            if not self._epoch:
-                await self._register()
-                self._claim_soon()
-                return
             started = self._clock.monotonic()
-            put = Put(self._key, self._encode(self._epoch), self._revision)
             before = self._renewed
             try:
-                self._revision = await self._meta.transact(put, *self.guards())
-                self._renewed = started
+                if self._epoch:
+                    put = Put(self._key, self._encode(self._epoch), self._revision)
+                    self._revision = await self._meta.transact(put, *self.guards())
+                    self._renewed = started
+                else:
+                    await self._register()
             except RevisionConflict:
                 await self._begin_anew()
             now = self._clock.monotonic()  # a database that stands still answers late: that counts as well

@@ -27,7 +27,7 @@ from millstream.promise import Promise, promised
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row, Stored, Torn, check_bundles
-from millstream.stores.postgres_connections import STATEMENT_SECONDS_MAX, Connection, Pool, sentence
+from millstream.stores.postgres_connections import STATEMENT_SECONDS_MAX, UNREACHABLE, Connection, Pool, sentence
 from millstream.stores.postgres_url import understand
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,9 @@ READERS = 4
 STEP_ROWS = 500
 READ_ROWS_MAX = 2_000
 PAUSE_MS_MAX = 4_000
-"""Between two statements of one transaction. A process that is stopped there (SIGSTOP, a frozen container) holds locks
-for which all others wait: the server gives its transaction up.
+"""Between two statements of one transaction that has locks. A process that is stopped there (SIGSTOP, a frozen
+container) has all others wait: the server gives its transaction up. Before there are locks the same clock would run
+against a large append on its way over a slow line, which is none of its business: so they come with one statement.
 """
 PING_SECONDS = 10.0
 """How often the listening connection is tried: a server that vanished says nothing."""
@@ -62,6 +63,7 @@ class PostgresDatabase:
         self._url = understand(url)
         self.location = self._url.location
         self.failure: str | None = None
+        self._host = 0
         self._appends = Pool(self._connect, 1, self.location)
         self._meta = Pool(self._connect, 1, self.location)
         self._reads = Pool(self._connect, READERS, self.location)
@@ -80,16 +82,27 @@ class PostgresDatabase:
     # -- connecting --------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> Connection:
-        connection = await asyncpg.connect(
-            self._url.dsn, timeout=self._url.connect_seconds, command_timeout=STATEMENT_SECONDS_MAX
-        )
+        connection = await self._connect_to_a_host()
         try:
-            # Whatever a database or a role has as its default.
-            await connection.fetchrow(_SQL["session"], f"{PAUSE_MS_MAX}ms")
+            await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
         except BaseException:
             connection.terminate()
             raise
         return connection
+
+    async def _connect_to_a_host(self) -> Connection:
+        """The first that can be used, from the one that was used last."""
+        hosts, seconds = self._url.hosts, self._url.connect_seconds
+        for index in range(self._host, self._host + len(hosts)):
+            host = index % len(hosts)
+            try:
+                found = await asyncpg.connect(hosts[host], timeout=seconds, command_timeout=STATEMENT_SECONDS_MAX)
+            except UNREACHABLE as error:
+                refusal = error
+                continue
+            self._host = host
+            return found
+        raise refusal
 
     async def start(self) -> None:
         if self._listener is not None:
@@ -111,7 +124,7 @@ class PostgresDatabase:
 
     async def _migrate(self, connection: Connection) -> None:
         async with connection.transaction():
-            await connection.execute(_SQL["setup_lock"])
+            await connection.fetchrow(_SQL["setup_lock"], f"{PAUSE_MS_MAX}ms")
             schema, table = await connection.fetchrow(_SQL["schema_exists"])
             if table:
                 version = await connection.fetchval(_SQL["schema_version"])
@@ -125,12 +138,15 @@ class PostgresDatabase:
             await connection.execute(queries.text("postgres_schema.sql"))
 
     async def _keep_listening(self, connection: Connection | None) -> None:
+        was_silent = False
         while True:
             try:
                 if connection is None:
                     connection = await self._connect()
                     await connection.add_listener(CHANNEL, self._heard)
                     self._start_over()
+                    if was_silent:
+                        self._give_up_soon()
                     logger.info("%s is back", self.location)
                     self._on_lost()
                 while True:
@@ -139,6 +155,7 @@ class PostgresDatabase:
             except Exception as error:  # whatever it is, news are worth another attempt
                 if connection is not None:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
+                    was_silent = isinstance(error, TimeoutError)
                     connection.terminate()
                     connection = None
                     self._start_over()
@@ -151,6 +168,13 @@ class PostgresDatabase:
     def _start_over(self) -> None:
         for pool in (self._appends, self._meta, self._reads):
             pool.start_over()
+
+    def _give_up_soon(self) -> None:
+        """A server that vanished without a word, and has a successor by now, answers no statement any more; one that
+        only stood still does, now.
+        """
+        for pool in (self._appends, self._meta, self._reads):
+            asyncio.get_running_loop().call_later(PING_SECONDS / 2, pool.give_up, pool.uses())
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         kind, *numbers = payload.split()
@@ -211,8 +235,9 @@ class PostgresDatabase:
         batches = [batch for each in appends for batch in each.batches]
         for batch in batches:
             batch[LEADER_EPOCH_PLACE] = LEADER_EPOCH  # the offset is put in by the database, which is the first to know
-        codes, bases, states = await connection.fetchrow(
-            _SQL["append"],
+        holds = connection.is_in_transaction()
+        codes, bases, states, *_ = await connection.fetchrow(
+            _SQL["append_and_hold" if holds else "append"],
             [each.log_id for each in appends for _ in each.headers],
             [header.last_offset_delta + 1 for header in headers],
             [header.max_timestamp for header in headers],
@@ -221,6 +246,7 @@ class PostgresDatabase:
             [header.base_sequence for header in headers],
             batches,
             now_ms,
+            *([f"{PAUSE_MS_MAX}ms"] if holds else []),
         )
         outcomes: list[Stored | RequestError] = []
         at = 0

@@ -7,7 +7,7 @@ failed, nobody tries again for `RETRY_SECONDS`: while a database is away its cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ class Pool:
         self._connect = connect
         self._places = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
+        self._uses: dict[object, Connection] = {}
         self._location = location
         self._retry_at = 0.0
         self._closed = False
@@ -47,9 +48,9 @@ class Pool:
     async def take(self) -> AsyncIterator[Connection]:
         """A connection for a while. What goes wrong with it is a `RequestError` outside."""
         async with self._places:
-            connection = None
+            connection, use = None, object()
             try:
-                connection = await self._get()
+                connection = self._uses[use] = await self._get()
                 yield connection
             except asyncpg.DataError:
                 raise  # an argument of ours that does not fit: no fault of the server
@@ -70,6 +71,7 @@ class Pool:
                 connection = None
                 raise
             finally:
+                self._uses.pop(use, None)
                 if connection is not None and not connection.is_closed() and not self._closed:
                     self._idle.append(connection)
                 else:
@@ -101,6 +103,15 @@ class Pool:
         idle, self._idle = self._idle, []
         for connection in idle:
             self._drop(connection)
+
+    def uses(self) -> list[object]:
+        """What connections are taken for now."""
+        return list(self._uses)
+
+    def give_up(self, uses: Iterable[object]) -> None:
+        """Of these, what is not over yet never will be."""
+        for use in uses:
+            self._drop(self._uses.get(use))
 
     async def close(self) -> None:
         self._closed = True

@@ -29,6 +29,9 @@ class PostgresUrl(NamedTuple):
     location: str
     """Without user and password."""
     connect_seconds: float
+    """For each host."""
+    hosts: tuple[str, ...]
+    """The same for each host alone, in their order. Where they are not known here (a service file) it is one."""
 
 
 def understand(url: str) -> PostgresUrl:
@@ -60,10 +63,37 @@ def understand(url: str) -> PostgresUrl:
     kept = [(name, value) for name, value in options if name not in _NOT_FOR_US and name != "connect_timeout"]
     where = dict(options)
     is_said = "target_session_attrs" in where or "PGTARGETSESSIONATTRS" in os.environ
-    if "," in (hosts or where.get("host", "")) and not is_said:
+    if "," in (hosts or where.get("host") or _from_environment(where)) and not is_said:
         kept.append(("target_session_attrs", "read-write"))  # the first that answers may be a replica
     dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
     place = hosts or where.get("host", "") or "localhost"
     if where.get("port") and not hosts:
         place += f":{where['port']}"
-    return PostgresUrl(dsn, f"postgresql://{place}/{parts.path.lstrip('/') or where.get('dbname', '')}", seconds)
+    location = f"postgresql://{place}/{parts.path.lstrip('/') or where.get('dbname', '')}"
+    return PostgresUrl(dsn, location, seconds, _one_by_one(dsn))
+
+
+def _from_environment(options: dict[str, str]) -> str:
+    """The hosts of a URL that names none."""
+    has_service = "service" in options or "PGSERVICE" in os.environ
+    return "" if has_service else os.environ.get("PGHOST", "")
+
+
+def _one_by_one(dsn: str) -> tuple[str, ...]:
+    """asyncpg has one time for all hosts together: one that does not answer would leave none for the others."""
+    parts = urlsplit(dsn)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    user, at, named = parts.netloc.rpartition("@")
+    hosts = (named or options.get("host") or _from_environment(options)).split(",")
+    ports = (options.get("port") or os.environ.get("PGPORT", "")).split(",")
+    prefers = options.get("target_session_attrs", os.environ.get("PGTARGETSESSIONATTRS"))
+    if len(hosts) == 1 or prefers == "prefer-standby" or len(ports) not in (1, len(hosts)):
+        return (dsn,)
+    found = []
+    for index, host in enumerate(hosts):
+        own = {**options} if named else {**options, "host": host}
+        if len(ports) > 1:
+            own["port"] = ports[index]
+        place = f"{user}{at}{host}" if named else parts.netloc
+        found.append(urlunsplit((parts.scheme, place, parts.path, urlencode(own), "")))
+    return tuple(found)

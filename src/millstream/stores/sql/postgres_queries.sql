@@ -1,5 +1,5 @@
 -- name: setup_lock
-SELECT pg_advisory_xact_lock(1835625580)
+SELECT pg_advisory_xact_lock(1835625580), set_config('idle_in_transaction_session_timeout', $1, true)
 
 -- name: schema_exists
 SELECT to_regnamespace('millstream') IS NOT NULL, to_regclass('millstream.schema_version') IS NOT NULL
@@ -11,7 +11,7 @@ SELECT max(version) FROM millstream.schema_version
 SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
                                         ELSE current_setting('synchronous_commit') END, false),
-       set_config('idle_in_transaction_session_timeout', $1, false)
+       set_config('idle_in_transaction_session_timeout', '0', false)
 
 -- name: make_logs
 INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
@@ -26,6 +26,11 @@ WHERE id = ANY ($1::bigint[]) AND NOT closed
 
 -- name: append
 SELECT codes, bases, states
+FROM millstream.append($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::bytea[], $8::bigint)
+
+-- name: append_and_hold
+-- Within a transaction that goes on, and now has locks.
+SELECT codes, bases, states, set_config('idle_in_transaction_session_timeout', $9, true)
 FROM millstream.append($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::bytea[], $8::bigint)
 
 -- name: read
