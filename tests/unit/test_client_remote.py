@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 import millstream as package
+from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.client import remote_reading
 from millstream.client.records import Job
 from millstream.client.remote import Remote
 from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_share import SharedJobs
 from millstream.client.remote_stream import RemoteStream
 from millstream.client.remote_worker import Worker
-from millstream.errors import Closed, Code, MillstreamError, RequestError
+from millstream.errors import Closed, Code, LeaseLost, MillstreamError, RequestError, UnknownTopic, Unreachable
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0
@@ -233,6 +239,155 @@ async def test_a_read_that_may_not_know_where_to_begin_says_so_and_does_not_begi
         with pytest.raises(RequestError) as refused:
             assert [record.value async for record in ms.read("orders", partition=0, follow=False, **asked)] == [b"a"]
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.fixture
+def before_lookups(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens before each time that a read asks for an offset."""
+    waiting: list[Callable[[], None]] = []
+
+    class Disturbed(confluent_kafka.Consumer):
+        def offsets_for_times(self, *arguments: Any) -> Any:
+            if waiting:
+                waiting.pop(0)()
+            return super().offsets_for_times(*arguments)
+
+    monkeypatch.setattr(remote_reading, "Consumer", Disturbed)
+    return waiting
+
+
+def nothing() -> None:
+    return
+
+
+def is_away(code: str) -> None:
+    raise KafkaException(KafkaError(getattr(KafkaError, code)))
+
+
+@pytest.mark.parametrize("lookup", range(3))
+@pytest.mark.parametrize("code", ["_UNKNOWN_PARTITION", "_DESTROY_BROKER", "_TRANSPORT"])
+async def test_a_read_outlives_a_broker_that_is_away_for_a_moment(
+    millstream: BrokerThread, before_lookups: list[Callable[[], None]], code: str, lookup: int
+) -> None:
+    """librdkafka says these at once, whatever the timeout: that it knows no such partition, too."""
+
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"a")
+        before_lookups += [nothing] * lookup + [partial(is_away, code)] * 2
+        read = ms.read("orders", partition=0, time=0, follow=False)
+        assert [record.value async for record in read] == [b"a"]
+
+
+async def test_a_broker_that_stays_away_is_unreachable_and_its_topics_are_not_unknown(
+    millstream: BrokerThread, before_lookups: list[Callable[[], None]]
+) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"a")
+    async with package.connect(millstream.bootstrap, timeout=0.5) as ms:
+        before_lookups += [partial(is_away, "_UNKNOWN_PARTITION")] * 100
+        with pytest.raises(Unreachable):
+            assert [record.value async for record in ms.read("orders", partition=0, follow=False)] == [b"a"]
+
+
+async def test_a_topic_that_goes_while_a_read_begins_is_told_at_once(
+    millstream: BrokerThread, before_lookups: list[Callable[[], None]]
+) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"a")
+        before_lookups.append(lambda: millstream.run(lambda broker: broker.delete_topic("orders")))
+        async with asyncio.timeout(SECONDS):  # and not after the 30 that a call may take
+            with pytest.raises(UnknownTopic):
+                assert [record.value async for record in ms.read("orders", partition=0, follow=False)] == [b"a"]
+
+
+@pytest.mark.parametrize("follow", [True, False])
+async def test_a_read_by_time_may_begin_at_a_record_that_came_meanwhile(
+    millstream: BrokerThread, before_lookups: list[Callable[[], None]], follow: bool
+) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send("orders", b"a", timestamp=1000)
+        loop = asyncio.get_running_loop()
+
+        def send() -> None:
+            for value, timestamp in ((b"b", 2000), (b"c", 3000)):
+                asyncio.run_coroutine_threadsafe(ms.send("orders", value, timestamp=timestamp), loop).result(SECONDS)
+
+        before_lookups += [nothing, nothing, send]
+        async with ms.read("orders", partition=0, time=3000, follow=follow) as read:
+            record = await read.receive(SECONDS)
+            assert (record.value if record is not None else None) == (b"c" if follow else None)
+
+
+async def test_jobs_of_other_topics_do_not_fail_with_one_that_cannot_be_read(
+    millstream: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were leased, thrown away and leased again, until they were dead letters that no worker had seen."""
+    acquire = QueuePartition.acquire
+
+    async def refuse_some(self: QueuePartition, *arguments: Any, **keywords: Any) -> Any:
+        if self.topic.name == "broken":
+            raise RequestError(Code.KAFKA_STORAGE_ERROR)
+        return await acquire(self, *arguments, **keywords)
+
+    monkeypatch.setattr(QueuePartition, "acquire", refuse_some)
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send_many([("jobs", b"0"), ("jobs", b"1"), ("broken", b"x")])
+        async with ms.queue(["jobs", "broken"], group="workers", prefetch=10) as jobs:
+            first, second = await jobs.receive(SECONDS), await jobs.receive(SECONDS)
+            assert first is not None and second is not None
+            assert [(job.topic, job.value, job.attempt) for job in (first, second)] == [
+                ("jobs", b"0", 1),
+                ("jobs", b"1", 1),
+            ]
+            await first.accept()
+            assert await jobs.receive(0.3) is None  # it asks, and hears only of the one that is broken
+            await second.accept()
+        monkeypatch.undo()
+        async with ms.queue(["jobs", "broken"], group="workers") as jobs:
+            job = await jobs.receive(SECONDS)
+            assert job is not None and (job.topic, job.attempt) == ("broken", 1)
+
+
+async def test_a_topic_that_is_deleted_costs_a_worker_no_job_of_another(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send_many([("jobs", b"0"), ("gone", b"x")])
+        async with ms.queue(["jobs", "gone"], group="workers", prefetch=2) as jobs:
+            taken = [await jobs.receive(SECONDS), await jobs.receive(SECONDS)]
+            job, lost = sorted((each for each in taken if each is not None), key=lambda each: each.topic, reverse=True)
+            await ms.delete_topic("gone")
+            assert await jobs.receive(0.3) is None
+            with pytest.raises(LeaseLost):
+                await lost.accept()
+            await job.accept()
+            member = leased_jobs(jobs)._member
+            assert member is not None
+            member._next_beat = 0.0  # so that it hears now of what it has left
+            async with asyncio.timeout(SECONDS):
+                while len(member._named) > 1:
+                    assert await jobs.receive(0.1) is None
+            assert leased_jobs(jobs)._member is member
+
+
+async def test_a_group_keeps_its_settings_though_the_broker_could_not_list_it_at_first(
+    millstream: BrokerThread,
+) -> None:
+    limit = "share.delivery.count.limit"
+    async with package.connect(millstream.bootstrap) as ms:
+        async with ms.queue("jobs", group="workers", settings={limit: "9"}):
+            pass
+        millstream.fail_next("ListGroups", "COORDINATOR_LOAD_IN_PROGRESS", times=3)
+        async with ms.queue("jobs", group="workers", settings={limit: "3"}):
+            pass
+        resource = ConfigResource(ResourceType.GROUP, "workers")
+        assert ms.admin.describe_configs([resource])[resource].result(SECONDS)[limit].value == "9"
+
+
+async def test_a_server_that_cannot_say_now_that_it_is_ours_gets_no_lesser_worker(millstream: BrokerThread) -> None:
+    async with package.connect(millstream.bootstrap) as ms:
+        millstream.fail_next("DescribeConfigs", "REQUEST_TIMED_OUT")
+        with pytest.raises(RequestError) as refused:
+            await ms.queue("jobs", group="workers").receive(0.1)
+        assert refused.value.code == Code.REQUEST_TIMED_OUT
 
 
 async def test_a_worker_whose_thread_cannot_be_started_is_shut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

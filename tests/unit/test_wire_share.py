@@ -76,7 +76,8 @@ PLACES = {
 
 
 def test_what_the_client_writes_reads_back_as_it_was() -> None:
-    fetch = ShareFetchRequest("g", "m", 3, 500, 1 << 20, 10, True, False, PLACES, [])
+    forgotten = [(uuid.UUID(int=7), 1), (uuid.UUID(int=7), 2), (uuid.UUID(int=9), 0)]
+    fetch = ShareFetchRequest("g", "m", 3, 500, 1 << 20, 10, True, False, PLACES, forgotten)
     assert share.decode_fetch(Reader(memoryview(share.encode_fetch_request(fetch))), 2) == fetch
     said = ShareAcknowledgeRequest("g", "m", -1, True, PLACES)
     assert share.decode_acknowledge(Reader(memoryview(share.encode_acknowledge_request(said))), 2) == said

@@ -17,6 +17,7 @@ from millstream.wire.kafka import requests
 from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node, Place
 
 T = TypeVar("T")
+LIST_GROUPS = 16
 FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 1.0
 
@@ -165,6 +166,17 @@ class Cluster:
             return Link(node.host, node.port, self._client_id, self._timeout_seconds)
 
         return self._persist(f"find who looks after {group}", ask)
+
+    def share_groups(self, group: str) -> set[str]:
+        """Those that the broker lists who looks after a group."""
+
+        def ask() -> set[str]:
+            link = self._link(self._find_coordinator(group))
+            answer = link.ask(LIST_GROUPS, 5, 5, {"states_filter": [], "types_filter": ["share"]})
+            self._check(answer.error_code, None)
+            return {each.group_id for each in answer.groups}
+
+        return self._persist("list the share groups", ask)
 
     def close(self) -> None:
         for link in self._links.values():

@@ -27,7 +27,18 @@ from millstream.client.cluster import Cluster, ClusterError
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.link import Link, LinkBroken
 from millstream.client.records import Desk, Job
-from millstream.client.share import ACCEPT, REJECT, RELEASE, RENEW, Delivery, Lease, Reply, ShareError, ShareMember
+from millstream.client.share import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Delivery,
+    Lease,
+    PartitionRefused,
+    Reply,
+    ShareError,
+    ShareMember,
+)
 from millstream.errors import Closed, Code, LeaseLost, MillstreamError, code_of, refusal
 
 if TYPE_CHECKING:
@@ -209,15 +220,20 @@ class LeasedJobs(Desk[V]):
             self._drop_link()
             for saying in answers.values():
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
-            code = code_of(error.code) if isinstance(error, ShareError) else None
-            if code is not None and not code.retriable:
-                self._call(self._fail, refusal(code, str(error)))
+            if isinstance(error, ShareError):
+                self._tell_refusal(error)
             self._pause(RECONNECT_SECONDS)
         except Exception:  # the thread ends with it, and nobody else could tell them
             for saying in answers.values():
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
             raise
         return stopping and not self._sayings  # which nobody adds to any more
+
+    def _tell_refusal(self, error: ShareError) -> None:
+        """To whoever waits for a job, unless it may pass by itself."""
+        code = code_of(error.code)
+        if code is not None and not code.retriable:
+            self._call(self._fail, refusal(code, str(error)))
 
     def _answers(self, sayings: list[Saying]) -> dict[Lease, Saying]:
         """One for each job; of those that say more, as a renewal and then what became of it, the rest is next."""
@@ -243,7 +259,12 @@ class LeasedJobs(Desk[V]):
         self._out = {lease: until for lease, until in self._out.items() if until > now}
         if wanted and not answers:
             is_busy = bool(self._out)
-            taken, late = member.fetch(self._prefetch, 0 if is_busy else IDLE_WAIT_MS, {})
+            try:
+                taken, late = member.fetch(self._prefetch, 0 if is_busy else IDLE_WAIT_MS, {})
+            except PartitionRefused as error:  # those who work on jobs of the others keep them
+                self._tell_refusal(error)
+                self._pause(RECONNECT_SECONDS)
+                return []
             self._give(taken, member)
             if not taken and (is_busy or not member.has_places):
                 self._pause(BUSY_PAUSE_SECONDS if is_busy else IDLE_WAIT_MS / 1000)

@@ -8,7 +8,6 @@ Kafka's protocol has (`remote_share.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from confluent_kafka import KafkaException
@@ -20,14 +19,14 @@ from millstream.client.iterators import Queue
 from millstream.client.link import LinkBroken
 from millstream.client.records import Job
 from millstream.client.remote_jobs import LeasedJobs
+from millstream.client.remote_reading import PASSING
 from millstream.client.remote_share import SharedJobs
-from millstream.errors import Unreachable
+from millstream.errors import Unreachable, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
 
 V = TypeVar("V")
-LIST_GROUPS = 16
 OUR_SETTING = "http"
 """Which every Millstream broker has among its settings, and no other."""
 
@@ -92,13 +91,11 @@ class RemoteQueue(Queue[V]):
     def _is_listed(self) -> bool:
         cluster = Cluster(self._remote.bootstrap, "millstream", self._remote.timeout)
         try:
-            with closing(cluster.coordinator(self._group)) as link:
-                answer = link.ask(LIST_GROUPS, 5, 5, {"states_filter": [], "types_filter": ["share"]})
+            return self._group in cluster.share_groups(self._group)
         except (LinkBroken, ClusterError) as error:
             raise Unreachable(str(error)) from error
         finally:
             cluster.close()
-        return any(each.group_id == self._group for each in answer.groups)
 
     def _has_settings(self) -> bool:
         admin, timeout = self._remote.admin, self._remote.timeout
@@ -113,8 +110,12 @@ class RemoteQueue(Queue[V]):
         resource = ConfigResource(ResourceType.BROKER, str(node))
         try:
             return OUR_SETTING in admin.describe_configs([resource], request_timeout=timeout)[resource].result()
-        except KafkaException:  # who may not ask is not at home
-            return False
+        except KafkaException as error:
+            number = error.args[0].code()
+            code = code_of(number)
+            if number in PASSING or (code is not None and code.retriable):  # later it may be the server's own worker
+                raise
+            return False  # who may not ask is not at home
 
     async def _next(self, timeout: float | None) -> Job[V] | None:
         assert self._jobs is not None

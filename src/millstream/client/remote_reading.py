@@ -21,7 +21,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Code, OutOfRange, UnknownTopic, code_of
+from millstream.errors import Code, OutOfRange, UnknownTopic, Unreachable, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -72,47 +72,54 @@ class RemoteReading(Reading[V]):
         await self._worker.call(self._seek)
 
     def _seek(self) -> None:
-        """On the worker's thread."""
+        """On the worker's thread. What may pass is asked again, from the start: a topic may have gone meanwhile."""
         assert self._consumer is not None
-        timeout = self._remote.timeout
-        found = self._consumer.list_topics(self._topic, timeout).topics[self._topic]
+        deadline = clock.monotonic() + self._remote.timeout
+        while True:
+            try:
+                high, offset = self._find(deadline)
+                break
+            except KafkaException as error:
+                if self.is_closed or not _may_pass(error) or clock.monotonic() + RETRY_SECONDS > deadline:
+                    if error.args[0].code() in _LOST_TRACK:
+                        raise Unreachable(f"no broker answered in time: {error.args[0].str()}") from None
+                    raise
+            clock.sleep(RETRY_SECONDS)
+        self._limit = None if self._follow else high
+        self._next_offset = offset
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def _find(self, deadline: float) -> tuple[int, int]:
+        """The partition's end, and where to begin."""
+        assert self._consumer is not None
+        found = self._consumer.list_topics(self._topic, _left(deadline)).topics[self._topic]
         if found.error is not None and found.error.code() != Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise KafkaException(found.error)
         if found.error is not None or self._partition not in found.partitions:
             detail = f"there is no partition {self._partition} of a topic {self._topic}"
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
-        low, high = self._at_time(OFFSET_BEGINNING), self._at_time(OFFSET_END)
-        offset = {"start": low, "end": high}[self._offset] if isinstance(self._offset, str) else self._offset
+        low, high = self._at_time(OFFSET_BEGINNING, deadline), self._at_time(OFFSET_END, deadline)
         if self._time is not None:
-            timed = self._at_time(self._time)
-            offset = timed if timed >= 0 else high
+            timed = self._at_time(self._time, deadline)
+            return high, timed if timed >= 0 else high  # it may lie behind `high`: of a record that came meanwhile
+        offset = {"start": low, "end": high}[self._offset] if isinstance(self._offset, str) else self._offset
         if not low <= offset <= high:
             detail = f"{self._topic}-{self._partition} holds offsets {low} to {high}, not {offset}"
             raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
-        self._limit = None if self._follow else high
-        self._next_offset = offset
-        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        return high, offset
 
-    def _at_time(self, time: int) -> int:
+    def _at_time(self, time: int, deadline: float) -> int:
         """The offset of the first record at or after a time, negative where there is none; or the start, or the end.
 
         librdkafka's own call for start and end takes one for the other where a broker refuses one of its two requests,
-        and tells nobody. This one says what went wrong, and asks again where that may help.
+        and tells nobody. This one says what went wrong.
         """
         assert self._consumer is not None
-        deadline = clock.monotonic() + self._remote.timeout
-        while True:
-            try:
-                place = TopicPartition(self._topic, self._partition, time)
-                [found] = self._consumer.offsets_for_times([place], self._remote.timeout)
-                if found.error is not None:
-                    raise KafkaException(found.error)
-                return int(found.offset)
-            except KafkaException as error:
-                code = code_of(error.args[0].code())
-                if code is None or not code.retriable or clock.monotonic() + RETRY_SECONDS > deadline:
-                    raise
-            clock.sleep(RETRY_SECONDS)
+        place = TopicPartition(self._topic, self._partition, time)
+        [found] = self._consumer.offsets_for_times([place], _left(deadline))
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return int(found.offset)
 
     def _poll(self, seconds: float) -> list[Message]:
         return poll(self._consumer, seconds)
@@ -146,6 +153,17 @@ class RemoteReading(Reading[V]):
         await self._worker.end(*closing(self._consumer))
 
 
+def _left(deadline: float) -> float:
+    return max(deadline - clock.monotonic(), RETRY_SECONDS)
+
+
+def _may_pass(error: KafkaException) -> bool:
+    """Whether asking again may help: a broker says so, or the client has just lost it."""
+    number = error.args[0].code()
+    code = code_of(number)
+    return number in PASSING or number in _LOST_TRACK or (code is not None and code.retriable)
+
+
 def closing(consumer: Consumer | ShareConsumer | None) -> list[Callable[[], None]]:
     """What is left to do with a client, if there is one."""
     return [] if consumer is None else [consumer.close]
@@ -162,11 +180,14 @@ def raise_for(error: Any) -> None:
     """An error among the messages. What passes by itself is librdkafka's business."""
     from millstream.client.remote_worker import failure
 
-    if error.fatal() or not (error.retriable() or error.code() in _PASSING):
+    if error.fatal() or not (error.retriable() or error.code() in PASSING):
         raise failure(error)
 
 
-_PASSING = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
+PASSING = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
+
+_LOST_TRACK = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._DESTROY_BROKER})
+"""What librdkafka says at once where the broker that leads a partition has just gone, and not that there is none."""
 
 
 def user_record(message: Message, decode: Decoder[V] | None) -> Record[V]:

@@ -12,6 +12,8 @@ Rules
 2. A session ends with its connection, and its leases with it. `LinkBroken` means that all leases are gone: make a new
    member with the same id, on a new link.
 3. An answer that is refused was too late: the record has been, or will be, delivered to somebody again.
+4. A partition that cannot be fetched from costs nothing that others gave: it is told when nothing else came, as a
+   `PartitionRefused`, and the session and its leases go on.
 
 Gap: it talks to one broker, the group's coordinator. Millstream's takes fetches of every partition; others must lead
 them.
@@ -39,6 +41,8 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """What can be said of a leased record, in Kafka's numbers."""
 FETCH_BYTES_MAX = 4 << 20
 FINAL_EPOCH = -1
+_GONE = frozenset({Code.UNKNOWN_TOPIC_ID, Code.UNKNOWN_TOPIC_OR_PARTITION})
+"""With its topic: nobody gets the record again."""
 
 
 class Lease(NamedTuple):
@@ -61,6 +65,10 @@ class ShareError(MillstreamError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+
+
+class PartitionRefused(ShareError):
+    """Of a fetch that brought nothing: one of its partitions has an error. All leases are as they were."""
 
 
 class Delivery(NamedTuple):
@@ -89,8 +97,8 @@ class ShareMember:
         self._names: dict[UUID, str] = {}
         self._ids: dict[str, UUID] = {}
         self._places: list[Place] = []
-        self._is_named = False
-        """Whether the session knows the partitions."""
+        self._named: set[Place] = set()
+        """Partitions that the session knows."""
         self._gaps: dict[Lease, Reply] = {}
         """Leased, but not in the log: the next request says so."""
         self.lease_ms = 30_000
@@ -120,7 +128,6 @@ class ShareMember:
                 if topic.topic_id in self._names
                 for index in topic.partitions
             ]
-            self._is_named = False
 
     def _learn_names(self, ids: Sequence[UUID]) -> None:
         """Assignments name topics by id alone."""
@@ -144,22 +151,29 @@ class ShareMember:
         if not self._session_epoch:  # a new session has nothing to acknowledge
             late, answers = list(answers), {}
         acknowledged = self._acknowledged(answers)
-        for place in () if self._is_named else self._places:
-            acknowledged.setdefault(place, [])
+        for place in self._places:
+            if place not in self._named:
+                acknowledged.setdefault(place, [])
+        forgotten = sorted((self._named | acknowledged.keys()) - set(self._places))
         request = ShareFetchRequest(
             self._group, self._member_id, self._session_epoch, wait_ms, FETCH_BYTES_MAX, count, True,
-            any(reply.verb == RENEW for reply in answers.values()), acknowledged, [],
+            any(reply.verb == RENEW for reply in answers.values()), acknowledged, forgotten,
         )  # fmt: skip
         answer = self._ask(FETCH, share.encode_fetch_request(request))
         if answer is None:
             return [], [*late, *answers]
-        self._is_named = True
+        self._named = set(self._places)
         self.lease_ms = answer.acquisition_lock_timeout or self.lease_ms
         taken: list[Delivery] = []
+        refused: PartitionRefused | None = None
         for topic in answer.responses:
             for each in topic.partitions:
-                _check(each.error_code, each.error_message)
-                taken += self._deliveries(topic.topic_id, each)
+                if each.error_code:
+                    refused = PartitionRefused(_text(each.error_code, each.error_message), each.error_code)
+                else:
+                    taken += self._deliveries(topic.topic_id, each)
+        if refused is not None and not taken:
+            raise refused
         return taken, late + self._late(answer, answers, "acknowledge_error_code")
 
     def answer(self, answers: Mapping[Lease, Reply]) -> list[Lease]:
@@ -206,7 +220,7 @@ class ShareMember:
         answer = self._link.ask_encoded(key, VERSION, body)
         if answer.error_code in (Code.SHARE_SESSION_NOT_FOUND, Code.INVALID_SHARE_SESSION_EPOCH):
             self._session_epoch = 0
-            self._is_named = False
+            self._named = set()
             return None
         _check(answer.error_code, answer.error_message)
         if self._session_epoch != FINAL_EPOCH:
@@ -223,7 +237,9 @@ class ShareMember:
                 said = {lease: reply for lease, reply in answers.items() if lease[:2] == (name, each.partition_index)}
                 if not code or not said:
                     continue
-                if code != Code.INVALID_RECORD_STATE:
+                if code in _GONE:
+                    late += said
+                elif code != Code.INVALID_RECORD_STATE:
                     _check(code, None)
                 elif len(said) == 1:
                     late += said
@@ -248,5 +264,9 @@ class ShareMember:
 
 def _check(error: int, message: str | None) -> None:
     if error:
-        code = code_of(error)
-        raise ShareError(message or (code.text if code is not None else f"error {error}"), error)
+        raise ShareError(_text(error, message), error)
+
+
+def _text(error: int, message: str | None) -> str:
+    code = code_of(error)
+    return message or (code.text if code is not None else f"error {error}")

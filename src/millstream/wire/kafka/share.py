@@ -144,7 +144,7 @@ def encode_fetch_request(request: ShareFetchRequest) -> bytes:
             _FETCH_HEAD.pack(request.session_epoch, request.wait_ms_max, 1, request.bytes_max, size, size),
             _FLAGS.pack(request.is_record_limit, request.is_renewal),
             _encode_topics(request.acknowledged),
-            array_length(0, True) + END,  # forgets nothing
+            _encode_forgotten(request.forgotten) + END,
         )
     )
 
@@ -159,6 +159,16 @@ def encode_acknowledge_request(request: ShareAcknowledgeRequest) -> bytes:
             _encode_topics(request.acknowledged) + END,
         )
     )
+
+
+def _encode_forgotten(places: Sequence[Place]) -> bytes:
+    by_topic: dict[UUID, list[bytes]] = {}
+    for topic, partition in places:
+        by_topic.setdefault(topic, []).append(_I32.pack(partition))
+    topics = (
+        encode_topic(topic, len(partitions)) + b"".join(partitions) + END for topic, partitions in by_topic.items()
+    )
+    return array_length(len(by_topic), True) + b"".join(topics)
 
 
 def _encode_topics(acknowledged: Mapping[Place, Sequence[Acknowledged]]) -> bytes:
