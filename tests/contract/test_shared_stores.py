@@ -365,6 +365,9 @@ class Line:
         for task in self._tasks:
             task.cancel()
 
+    def refuse_the_first(self) -> None:
+        self._ways[0].transport.abort()
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
         async with await asyncio.start_server(self._connected, "127.0.0.1", 0) as server:
@@ -395,6 +398,33 @@ class TestLines:
             async with asyncio.timeout(SECONDS):
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await append(log, batch(b"never answered"))
+                assert (await append(log, batch(b"b"))).base_offset == 1
+            await store.close()
+
+    async def test_also_where_its_successor_has_told_the_listening_connection_at_once(
+        self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not isinstance(stores[0].database, PostgresDatabase):
+            pytest.skip("there is no line to it")
+        url = urlsplit(stores[0].database._url.dsn)
+        assert url.port is not None
+        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
+        line = Line(url.port)
+        async with line.open() as port:
+            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
+            store = TableLogStore(database, SystemClock())
+            await store.start()
+            await store.prepare(TOPIC_ID, 1)
+            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
+            await append(log, batch(b"a"))
+            line.cut()
+            unanswered = append(log, batch(b"never answered"))
+            async with asyncio.timeout(SECONDS):
+                await asyncio.sleep(0.1)
+                assert database._appends.uses()  # it is on its way
+                line.refuse_the_first()  # which is the one that listens
+                with pytest.raises(RequestError, match="cannot be reached"):
+                    await unanswered
                 assert (await append(log, batch(b"b"))).base_offset == 1
             await store.close()
 

@@ -296,6 +296,22 @@ async def test_who_comes_back_without_a_lease_gives_the_others_a_whole_one(
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
 
 
+async def test_who_comes_back_without_a_lease_does_not_replace_the_newer_of_its_number(
+    meta: FlakyMeta, clock: VirtualClock
+) -> None:
+    _, two = await both(meta, clock)
+    two.view.is_away = True
+    await live(clock, 10)  # it is taken for dead
+    two.view.is_away, two.view.refuses = False, True
+    await live(clock, 3)  # it finds out, and then the database is away before it is a member again
+    assert two.releases == 1
+    newer = await Member(meta, clock, 2).join(9003)
+    two.view.refuses = False
+    await live(clock, 10)
+    assert newer.releases == 0
+    assert two.cluster._is_replaced and not newer.cluster._is_replaced
+
+
 async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:
     one = await Member(meta, clock, 1).join(9001)
     await one.cluster.find_coordinator("g")

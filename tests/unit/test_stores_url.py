@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import psycopg
 import pytest
@@ -116,7 +116,24 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "hosts"),
         [
-            ("postgresql://me:pw@one:5,[::1]:6/d?target_session_attrs=any", ["me:pw@one:5", "me:pw@[::1]:6"]),
+            ("postgresql://me:p%40w@one,two/d", [("one", "5"), ("two", "6")]),
+            ("postgresql://me:p%40w@[::1]:7,two/d", [("[::1]", "7"), ("two", "6")]),
+            ("postgresql://me:p%40w@%2Frun%2Fone,two:7/d", [("/run/one", "5"), ("two", "7")]),
+        ],
+    )
+    def test_ports_from_the_environment_belong_to_the_hosts_of_a_url(
+        self, monkeypatch: pytest.MonkeyPatch, url: str, hosts: list[tuple[str, str]]
+    ) -> None:
+        monkeypatch.setenv("PGPORT", "5,6")
+        found = [urlsplit(each) for each in understand(url).hosts]
+        assert [each.netloc for each in found] == ["me:p%40w@"] * 2
+        options = [dict(parse_qsl(each.query)) for each in found]
+        assert [(each["host"], each["port"]) for each in options] == hosts
+
+    @pytest.mark.parametrize(
+        ("url", "hosts"),
+        [
+            ("postgresql://me:pw@[::1]:5,one:6/d?target_session_attrs=any", ["me:pw@[::1]:5", "me:pw@one:6"]),
             ("postgresql://one,two/d?target_session_attrs=prefer-standby", ["one,two"]),
             ("postgresql://one/d", ["one"]),
         ],
@@ -300,6 +317,15 @@ class TestPostgres:
             logs, _ = open_store(f"{url}?connect_timeout=1", VirtualClock(), lambda seconds: None)
             await logs.start()
             await logs.close()
+
+    async def test_hosts_of_a_url_have_their_ports_from_the_environment(
+        self, postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PGPORT", f"1,{postgres.port}")  # nobody is at the first
+        url = postgres.url.replace(f"127.0.0.1:{postgres.port}", "127.0.0.1,127.0.0.1")
+        logs, _ = open_store(url, VirtualClock(), lambda seconds: None)
+        await logs.start()
+        await logs.close()
 
     async def test_two_that_start_at_once_make_the_tables_once(self, postgres: PrivatePostgres) -> None:
         url = postgres.new_database()

@@ -258,7 +258,7 @@ class SharedCluster:
                     self._revision = await self._meta.transact(put, *self.guards())
                     self._renewed = started
                 else:
-                    await self._register()
+                    await self._register_again(await self._meta.get(self._key))
             except RevisionConflict:
                 await self._begin_anew()
             now = self._clock.monotonic()  # a database that stands still answers late: that counts as well
@@ -285,6 +285,10 @@ class SharedCluster:
         self._epoch = 0
         self._own.clear()
         self._release()
+        await self._register_again(found)
+
+    async def _register_again(self, found: Versioned | None) -> None:
+        """Rule 8: not over whoever has our number by now."""
         if found is not None and _decode(found)[0] != self._node:
             self._is_replaced = True
             node = _decode(found)[0]

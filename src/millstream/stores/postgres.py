@@ -138,15 +138,13 @@ class PostgresDatabase:
             await connection.execute(queries.text("postgres_schema.sql"))
 
     async def _keep_listening(self, connection: Connection | None) -> None:
-        was_silent = False
         while True:
             try:
                 if connection is None:
                     connection = await self._connect()
                     await connection.add_listener(CHANNEL, self._heard)
                     self._start_over()
-                    if was_silent:
-                        self._give_up_soon()
+                    self._give_up_soon()
                     logger.info("%s is back", self.location)
                     self._on_lost()
                 while True:
@@ -155,7 +153,6 @@ class PostgresDatabase:
             except Exception as error:  # whatever it is, news are worth another attempt
                 if connection is not None:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
-                    was_silent = isinstance(error, TimeoutError)
                     connection.terminate()
                     connection = None
                     self._start_over()
@@ -171,7 +168,8 @@ class PostgresDatabase:
 
     def _give_up_soon(self) -> None:
         """A server that vanished without a word, and has a successor by now, answers no statement any more; one that
-        only stood still does, now.
+        only stood still does, now. How the listening connection ended says nothing of the others: a successor at the
+        same address refuses what it is sent, and is not sent anything by who only waits for an answer.
         """
         for pool in (self._appends, self._meta, self._reads):
             asyncio.get_running_loop().call_later(PING_SECONDS / 2, pool.give_up, pool.uses())

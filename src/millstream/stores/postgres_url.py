@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from millstream.errors import StartupError
 
@@ -85,15 +85,19 @@ def _one_by_one(dsn: str) -> tuple[str, ...]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     user, at, named = parts.netloc.rpartition("@")
     hosts = (named or options.get("host") or _from_environment(options)).split(",")
-    ports = (options.get("port") or os.environ.get("PGPORT", "")).split(",")
+    listed = "" if named else options.get("port")  # as asyncpg has it
+    ports = (listed or os.environ.get("PGPORT", "")).split(",")
     prefers = options.get("target_session_attrs", os.environ.get("PGTARGETSESSIONATTRS"))
     if len(hosts) == 1 or prefers == "prefer-standby" or len(ports) not in (1, len(hosts)):
         return (dsn,)
     found = []
     for index, host in enumerate(hosts):
         own = {**options} if named else {**options, "host": host}
-        if len(ports) > 1:
-            own["port"] = ports[index]
         place = f"{user}{at}{host}" if named else parts.netloc
+        if len(ports) > 1:  # all of PGPORT would be counted against the one host, were its port not an option
+            _, colon, port = host.rpartition("]")[2].partition(":")
+            own["host"] = unquote(host.removesuffix(colon + port)) if named else host
+            own["port"] = ports[index] if listed or not port or host.startswith("/") else port
+            place = user + at
         found.append(urlunsplit((parts.scheme, place, parts.path, urlencode(own), "")))
     return tuple(found)
