@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 import millstream as package
+from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.client import remote_reading
 from millstream.client.records import Job
@@ -344,6 +345,30 @@ async def test_jobs_of_other_topics_do_not_fail_with_one_that_cannot_be_read(
             await second.accept()
         monkeypatch.undo()
         async with ms.queue(["jobs", "broken"], group="workers") as jobs:
+            job = await jobs.receive(SECONDS)
+            assert job is not None and (job.topic, job.attempt) == ("broken", 1)
+
+
+async def test_a_partition_that_cannot_be_opened_costs_a_worker_no_job_of_another(
+    millstream: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its beginning could not be written, or its topic went meanwhile."""
+    opened = Queue.partition
+
+    async def refuse_some(self: Queue, topic: Any, index: int) -> Any:
+        if topic.name == "broken":
+            raise RequestError(Code.KAFKA_STORAGE_ERROR)
+        return await opened(self, topic, index)
+
+    monkeypatch.setattr(Queue, "partition", refuse_some)
+    async with package.connect(millstream.bootstrap) as ms:
+        await ms.send_many([("jobs", b"0"), ("broken", b"x")])
+        async with ms.queue(["jobs", "broken"], group="workers") as jobs:
+            job = await jobs.receive(SECONDS)
+            assert job is not None and (job.topic, job.attempt) == ("jobs", 1)
+            assert await jobs.receive(0.3) is None
+            await job.accept()
+            monkeypatch.undo()
             job = await jobs.receive(SECONDS)
             assert job is not None and (job.topic, job.attempt) == ("broken", 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,19 @@ def test_a_table_that_lacks_a_batch_does_not_go_on(tmp_path: Path) -> None:
         with pytest.raises(NotTheSame, match=r"the table hits in sqlite:.*new.db does not hold what came before"):
             table(new, 2)
     assert deliver(table(old, 2), 2, {"user": "b", "ms": 2}) == 1
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE hits", "ALTER TABLE hits RENAME TO visits"])
+def test_a_table_that_went_from_its_database_does_not_begin_in_the_middle(tmp_path: Path, statement: str) -> None:
+    """The numbers of its batches are in a table of their own, which stays."""
+    path = tmp_path / "hits.db"
+    assert deliver(table(path, 0), 0, {"user": "a", "ms": 1}) == 1
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+        for _ in range(2):
+            with pytest.raises(NotTheSame, match=r"the table hits in .* does not hold what came before batch 1"):
+                table(path, 1)
+        assert database.execute("SELECT name FROM sqlite_master WHERE name = 'hits'").fetchall() == []
 
 
 def test_a_batch_that_comes_again_after_a_crash_is_no_other_sink(tmp_path: Path) -> None:

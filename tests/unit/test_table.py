@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.pipeline import table_postgres
-from millstream.pipeline.table import Table, TableError, open_table
+from millstream.pipeline.table import Table, TableError, TableGone, open_table
 from tests.postgres import PrivatePostgres, postgres  # noqa: F401  (a fixture)
 
 SCHEMA = pa.schema([("minute", pa.timestamp("us", "UTC")), ("url", pa.string()), ("hits", pa.int64())])
@@ -133,6 +133,21 @@ def test_an_empty_batch_is_remembered(database: Database, opened: Callable[..., 
     table = opened()
     assert table.upsert(3, []) == 0
     assert table.has(3)
+
+
+def test_a_table_that_went_is_not_made_anew_where_batches_are_counted(
+    database: Database, opened: Callable[..., Table]
+) -> None:
+    opened().upsert(1, [batch((NOON, "/a", 1))])
+    database.ask("ALTER TABLE hits RENAME TO kept")
+    for _ in range(2):
+        with pytest.raises(TableGone):
+            opened()
+    database.ask("ALTER TABLE kept RENAME TO hits")
+    assert opened().has(1)
+    assert hits(database) == {"/a": 1}
+    database.ask("DROP TABLE hits")
+    assert not opened(app="another checkpoint").has(0)
 
 
 def race(count: int, act: Callable[[int], Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from millstream.errors import MillstreamError
 from millstream.pipeline import decode, files
 from millstream.pipeline.lake import Lake, create_lake, is_lake
 from millstream.pipeline.spec import LakeSink, Sink, TableSink, TopicSink, redacted
-from millstream.pipeline.table import Table, open_table
+from millstream.pipeline.table import Table, TableGone, open_table
 
 TIDY_EVERY = 10
 """Batches between two looks for small files."""
@@ -100,10 +100,14 @@ class TableDelivery:
 
     def __init__(self, sink: TableSink, schema: StructType, app_id: str, batch: int) -> None:
         arrow = to_arrow_schema(schema, timezone="UTC")
-        self._table: Table = open_table(sink.url, sink.table, sink.key, arrow, app_id)
+        what = f"the table {sink.table} in {redacted(sink.url)}"
+        try:
+            self._table: Table = open_table(sink.url, sink.table, sink.key, arrow, app_id)
+        except TableGone:
+            raise NotTheSame(sink, what, batch) from None
         if batch > 0 and not self._table.has(batch - 1):
             self._table.close()
-            raise NotTheSame(sink, f"the table {sink.table} in {redacted(sink.url)}", batch)
+            raise NotTheSame(sink, what, batch)
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         if self._table.has(batch):

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from millstream.pipeline.table_columns import Columns, TableError
+from millstream.pipeline.table_columns import Columns, TableError, TableGone
 
-__all__ = ["Table", "TableError", "open_table"]
+__all__ = ["Table", "TableError", "TableGone", "open_table"]
 
 
 class Table(Protocol):
@@ -32,6 +32,8 @@ class Table(Protocol):
 
 def open_table(url: str, name: str, key: tuple[str, ...], schema: pa.Schema, app_id: str) -> Table:
     """Opens a table and makes it where there is none; one that does not fit the rows is refused.
+
+    One that is not there though batches of `app_id` are counted is a `TableGone`, and not made.
 
     `url` is `sqlite:FILE` or `postgresql://...` as libpq reads it; with PostgreSQL, `name` may be SCHEMA.TABLE.
     """

@@ -25,6 +25,13 @@ class TableError(MillstreamError):
     """A table that cannot be written; says what to do, and never a password."""
 
 
+class TableGone(TableError):
+    """Batches of the application are counted, and their table is not there: dropped, or under another name."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"the table {table} is gone, though batches of it are counted")
+
+
 class Columns:
     """The columns of a table sink: their names, what they hold, and which are the key."""
 

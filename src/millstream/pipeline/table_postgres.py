@@ -26,7 +26,7 @@ import pyarrow.csv
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from millstream.pipeline.table_columns import BATCHES, Columns, TableError, as_json
+from millstream.pipeline.table_columns import BATCHES, Columns, TableError, TableGone, as_json
 
 CONNECT_SECONDS = 10
 LOCK_WAIT = "60s"
@@ -95,6 +95,8 @@ class PostgresTable:
         if not _exists(transaction, self._batches):
             transaction.execute(sql.SQL(_BATCHES).format(self._batches))
         if not _exists(transaction, self._table):
+            if self._last(transaction) is not None:
+                raise TableGone(self._columns.table)
             fields = [sql.SQL("{} {}").format(sql.Identifier(name), self._type(name)) for name in self._columns.names]
             key = sql.SQL("PRIMARY KEY ({})").format(_names(self._columns.key))
             transaction.execute(sql.SQL("CREATE TABLE {} ({})").format(self._table, sql.SQL(", ").join([*fields, key])))
@@ -134,9 +136,13 @@ class PostgresTable:
 
     def has(self, batch_id: int) -> bool:
         with self._transaction() as transaction:
-            query = sql.SQL("SELECT batch FROM {} WHERE app = %s").format(self._batches)
-            row = transaction.execute(query, (self._app_id,)).fetchone()
-        return row is not None and row[0] >= batch_id
+            last = self._last(transaction)
+        return last is not None and last >= batch_id
+
+    def _last(self, transaction: psycopg.Cursor[Any]) -> int | None:
+        query = sql.SQL("SELECT batch FROM {} WHERE app = %s").format(self._batches)
+        row = transaction.execute(query, (self._app_id,)).fetchone()
+        return None if row is None else int(row[0])
 
     def upsert(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> int:
         with self._transaction() as transaction:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.pipeline.table_columns import BATCHES, Columns, TableError, as_json
+from millstream.pipeline.table_columns import BATCHES, Columns, TableError, TableGone, as_json
 
 WAIT_SECONDS = 30.0
 TYPES = {
@@ -74,6 +74,9 @@ class SqliteTable:
         transaction.execute(
             f"CREATE TABLE IF NOT EXISTS {BATCHES} (app TEXT PRIMARY KEY, batch INTEGER NOT NULL, at TEXT NOT NULL)"
         )
+        is_there = transaction.execute(f"PRAGMA table_info({self._table})").fetchone() is not None
+        if not is_there and self._last(transaction) is not None:
+            raise TableGone(self._columns.table)
         fields = [
             f"{_quoted(name)} {TYPES[self._columns.kinds[name]]}{' NOT NULL' if name in self._columns.key else ''}"
             for name in self._columns.names
@@ -112,8 +115,12 @@ class SqliteTable:
 
     def has(self, batch_id: int) -> bool:
         with self._sentences():
-            found = self._connection.execute(f"SELECT batch FROM {BATCHES} WHERE app = ?", (self._app_id,)).fetchone()
-        return found is not None and found[0] >= batch_id
+            last = self._last(self._connection)
+        return last is not None and last >= batch_id
+
+    def _last(self, connection: sqlite3.Connection) -> int | None:
+        found = connection.execute(f"SELECT batch FROM {BATCHES} WHERE app = ?", (self._app_id,)).fetchone()
+        return None if found is None else int(found[0])
 
     def upsert(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> int:
         rows = 0

@@ -11,8 +11,8 @@ the fetch fails as one of an unknown session, on which clients begin anew. They 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from millstream.broker.groups.queue import Queue
@@ -71,6 +71,7 @@ class ShareFetch:
         self._records_max = records_max
         self._bytes_max = bytes_max
         self._found: list[QueuePartition] = []
+        self._unopened: dict[Place, RequestError] = {}
         self._is_over = False
         self._is_cancelled = False
         self._is_woken = False
@@ -125,13 +126,19 @@ class ShareFetch:
 
     async def _open(self) -> None:
         """Those that are new to the queue: all at once, so that their beginnings are durable with one write."""
-        missing = []
+        missing: dict[Place, Coroutine[Any, Any, QueuePartition]] = {}
         for topic_id, index in self._places:
             topic = self._topics.by_id(topic_id)
             if topic is not None and 0 <= index < topic.partition_count and self._queue.opened(topic, index) is None:
-                missing.append(self._queue.partition(topic, index))
-        if missing:
-            await asyncio.gather(*missing)
+                missing[topic_id, index] = self._queue.partition(topic, index)
+        if not missing:
+            return
+        opened = await asyncio.gather(*missing.values(), return_exceptions=True)
+        for place, failed in zip(missing, opened, strict=True):
+            if isinstance(failed, RequestError):  # told of this one alone: the others give what they have
+                self._unopened[place] = failed
+            elif isinstance(failed, BaseException):
+                raise failed
 
     async def _lease(self, whole_batches: bool) -> list[Leased]:
         records, room = self._records_max, self._bytes_max
@@ -143,7 +150,7 @@ class ShareFetch:
             try:
                 partition, taken = find(self._queue, self._topics, place), NOTHING
                 if partition is None:  # its topic was deleted and made anew, or its queue forgot it
-                    raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+                    raise self._unopened.get(place) or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
                 partition.check()
                 if records > 0 and room > 0 and partition.has_some:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
