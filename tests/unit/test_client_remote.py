@@ -216,7 +216,7 @@ async def test_what_a_cluster_alone_refuses_has_its_code(millstream: BrokerThrea
         assert refused.value.code == Code.TOPIC_AUTHORIZATION_FAILED == 29
 
 
-@pytest.mark.parametrize("refusals", range(1, 5))
+@pytest.mark.parametrize("refusals", [1, 2, 4])
 @pytest.mark.parametrize("asked", [{"offset": "start"}, {"time": 1_700_000_000_000}], ids=["by position", "by time"])
 @pytest.mark.parametrize("code", ["OFFSET_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "LEADER_NOT_AVAILABLE"])
 async def test_a_read_begins_when_the_broker_can_tell_where(
