@@ -116,6 +116,17 @@ def test_only_what_the_filter_asks_for_is_read(
         assert 25 <= len(list(rows(found))) <= 31
 
 
+def test_a_topic_that_is_read_in_two_places_has_all_its_rows_in_both(
+    spark: SparkSession, broker: ServedBroker, unique: Callable[[str], str]
+) -> None:
+    topic = fill(broker, unique("query_twice"), clicks())
+    first = f"(SELECT count(*) FROM `{topic}` WHERE _partition = 0)"
+    assert answer(spark, broker, f"SELECT {first} AS a, (SELECT count(*) FROM `{topic}`) AS b") == [(150, 300)]
+    with_ = f"WITH t AS (SELECT _partition AS p FROM `{topic}`)"
+    counted = f"{with_} SELECT (SELECT count(*) FROM t WHERE p = 0) AS a, (SELECT count(*) FROM t WHERE p = 1) AS b"
+    assert answer(spark, broker, counted) == [(150, 150)]
+
+
 def test_columns_that_the_sql_does_not_name_are_not_read(
     spark: SparkSession, broker: ServedBroker, unique: Callable[[str], str]
 ) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -216,12 +217,20 @@ def queries(written: Written) -> list[tuple[str, Callable[[Row], bool]]]:
 
 
 def test_spark_gets_the_rows_it_asked_for_and_fetches_few_more(spark: SparkSession, written: Written) -> None:
-    source = frame(spark, written, timestampSkewMs=SKEW_MS, maxRecordsPerPartition=10)
-    assert source.rdd.getNumPartitions() == 2 * PARTITIONS * RECORDS // 10
+    options = {"timestampSkewMs": SKEW_MS, "maxRecordsPerPartition": 10, "pushFilters": "true"}
+    assert frame(spark, written, **options).rdd.getNumPartitions() == 2 * PARTITIONS * RECORDS // 10
     for (condition, holds), tasks_max in zip(queries(written), (2 * PARTITIONS * 4, 2), strict=True):
-        kept = source.filter(condition)
+        kept = frame(spark, written, **options).filter(condition)
         assert from_spark(kept) == [row for row in written.rows if holds(row)]
         assert kept.rdd.getNumPartitions() <= tasks_max
+
+
+def test_a_frame_that_is_used_again_has_all_its_rows(spark: SparkSession, written: Written) -> None:
+    source = frame(spark, written)
+    assert source.filter("partition = 0").count() == 2 * RECORDS
+    assert source.count() == 2 * PARTITIONS * RECORDS
+    both = source.filter("partition = 0").union(source.filter("partition = 1"))
+    assert both.count() == 4 * RECORDS
 
 
 @pytest.mark.usefixtures("without_pushdown")
@@ -229,3 +238,11 @@ def test_without_pushdown_the_same_queries_work(spark: SparkSession, written: Wr
     for condition, holds in queries(written):
         kept = frame(spark, written).filter(condition)
         assert from_spark(kept) == [row for row in written.rows if holds(row)]
+
+
+@pytest.mark.usefixtures("without_pushdown")
+def test_a_read_that_is_to_take_filters_says_which_setting_of_spark_it_needs(
+    spark: SparkSession, written: Written
+) -> None:
+    with pytest.raises(AnalysisException, match=PUSHDOWN):
+        frame(spark, written, pushFilters="true").filter("partition = 0").count()

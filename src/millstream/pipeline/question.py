@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Wording:
     """Those that must be topics; others may come up when Spark looks."""
     names: frozenset[str] | None
     """Every name in it, in small letters; None where it may ask for columns that it does not name."""
+    once: frozenset[str] = frozenset()
+    """Tables, in small letters, that Spark reads in one place only: their filters may decide what is fetched."""
 
 
 def read_wording(sql: str) -> Wording:
@@ -75,7 +78,7 @@ def read_wording(sql: str) -> Wording:
         ]
     except (SqlglotError, RecursionError):
         return Wording((), None)
-    return Wording(tuple(dict.fromkeys(tables)), None if _asks_for_all(parsed) else _names(parsed))
+    return Wording(tuple(dict.fromkeys(tables)), None if _asks_for_all(parsed) else _names(parsed), _once(parsed))
 
 
 def _asks_for_all(parsed: exp.Query) -> bool:
@@ -87,6 +90,14 @@ def _asks_for_all(parsed: exp.Query) -> bool:
 
 def _names(parsed: exp.Query) -> frozenset[str]:
     return frozenset(identifier.name.lower() for identifier in parsed.find_all(exp.Identifier))
+
+
+def _once(parsed: exp.Query) -> frozenset[str]:
+    """None where a part of the query is itself read in several places, and with it all that is in it."""
+    counts = Counter(table.name.lower() for table in parsed.find_all(exp.Table))
+    if any(counts[cte.alias.lower()] > 1 for cte in parsed.find_all(exp.CTE)):
+        return frozenset()
+    return frozenset(name for name, count in counts.items() if count == 1)
 
 
 class Question:
@@ -188,6 +199,7 @@ class Question:
         chosen = [name for name in columns if names is None or name.lower() in names] or ["_partition"]
         needed = sorted({META.get(name, "value") for name in chosen})
         options = {"bootstrap.servers": self._broker, "subscribe": topic, "client.id": "millstream-query"}
+        options["pushFilters"] = str(topic.lower() in self._wording.once).lower()
         reader = spark.read.format("millstream").options(**options)
         records = reader.schema(", ".join(f"{name} {TYPES[name].simpleString()}" for name in needed)).load()
         return records.select(*(columns[name].alias(name) for name in chosen))

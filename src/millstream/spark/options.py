@@ -51,6 +51,7 @@ SOURCE_OPTIONS = (
     "failOnDataLoss",
     "includeHeaders",
     "timestampSkewMs",
+    "pushFilters",
 )
 SINK_OPTIONS = ("topic", "includeHeaders", "compression", "max.request.size")
 FETCH_BYTES = 4 << 20
@@ -158,6 +159,10 @@ class SourceOptions:
     with_headers: bool = False
     timestamp_skew_ms: int = 3_600_000
     """How far a record's time may lie behind that of an earlier one, where a filter on time cuts off the end."""
+    push_filters: bool = False
+    """Whether a query's filters decide what is fetched. Spark plans a DataFrame's reads once: whatever else is asked of
+    the same one gets the same ranges.
+    """
     group: str | None = None
     fetch_bytes: int = FETCH_BYTES
 
@@ -294,6 +299,7 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         with_headers=given.boolean("includeHeaders", False),
         timestamp_skew_ms=_or(given.integer("timestampSkewMs", -1), 3_600_000),
+        push_filters=given.boolean("pushFilters", False),
         group=given.text("group.id") or None,
         fetch_bytes=_or(given.integer("max.partition.fetch.bytes", 1024), FETCH_BYTES),
     )

@@ -6,9 +6,7 @@ so each holds options and nothing that is open.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, MutableMapping
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -30,8 +28,6 @@ from millstream.spark.schema import Shape, check_schema, full_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
-
 
 class MillstreamSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -47,7 +43,7 @@ class MillstreamSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         check_schema(schema)
         options = parse_source(self.options, streaming=False)
-        if _pushes_filters(sys._getframe(1)):
+        if options.push_filters:
             from millstream.spark.filters import FilteringReader
 
             return FilteringReader(options, schema)
@@ -99,13 +95,3 @@ class BatchReader(DataSourceReader):
             yield from read_range(cluster, self._options, partition.range, Shape(self._schema))
         finally:
             cluster.close()
-
-
-def _pushes_filters(caller: FrameType) -> bool:
-    """Whether Spark asks for a reader in order to push filters into it.
-
-    It refuses a reader that could take filters unless `spark.sql.python.filterPushdown.enabled` is on, and does not say
-    whether it is. But it has a module of its own for the case.
-    """
-    module = caller.f_globals.get("__spec__")
-    return getattr(module, "name", caller.f_globals.get("__name__")) == PUSHDOWN_MODULE
