@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.link import Link
 from millstream.errors import Code
 from millstream.records import codec
+from millstream.wire.kafka import requests
 from tests.serving import ServedBroker
 
 NOW = 1_700_000_000_000
@@ -44,6 +47,26 @@ def test_what_is_produced_is_fetched_from_any_offset(
     assert cluster.offsets({place: NOW + 10}) == {place: 10}
     assert cluster.offsets({place: NOW + 10_000}) == {place: 150}
     assert cluster.fetch(place, 1000, 1024, 0).error == Code.OFFSET_OUT_OF_RANGE
+
+
+def test_ends_are_asked_for_as_records_are_read_without_transactions_under_way(
+    cluster: Cluster, broker: ServedBroker, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = (unique("cluster"), 0)
+    Producer({"bootstrap.servers": broker.address}).list_topics(place[0], timeout=10)
+    asked: list[tuple[int, bytes]] = []
+    call = Link.call
+
+    def noted(self: Link, key: int, body: bytes, *payload: bytes, version: int) -> Any:
+        if key == requests.LIST_OFFSETS:
+            asked.append((version, body))
+        return call(self, key, body, *payload, version=version)
+
+    monkeypatch.setattr(Link, "call", noted)
+    assert cluster.latest([place]) == {place: 0}
+    ((version, body),) = asked
+    assert version >= 2
+    assert body[4] == 1  # behind the replica's number: read_committed
 
 
 def test_a_repeated_idempotent_batch_is_stored_once(

@@ -74,12 +74,10 @@ class Cluster:
                     by_node.setdefault(self._leader(place), {})[place] = timestamp
             for node, part in by_node.items():
                 link = self._link(node)
-                reader = link.call(
-                    requests.LIST_OFFSETS,
-                    requests.encode_list_offsets(part),
-                    version=link.version(requests.LIST_OFFSETS),
-                )
-                for place, answer in requests.decode_list_offsets(reader).items():
+                version = link.version(requests.LIST_OFFSETS)
+                body = requests.encode_list_offsets(part, version)
+                reader = link.call(requests.LIST_OFFSETS, body, version=version)
+                for place, answer in requests.decode_list_offsets(reader, version).items():
                     self._check(answer.error, place)
                     found[place] = answer.offset
             return found

@@ -20,7 +20,7 @@ OFFSET_COMMIT, FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID = 8, 10, 18, 22
 VERSIONS: Mapping[int, tuple[int, int]] = {
     PRODUCE: (3, 8),
     FETCH: (4, 11),
-    LIST_OFFSETS: (1, 1),
+    LIST_OFFSETS: (1, 2),
     METADATA: (1, 5),
     OFFSET_COMMIT: (2, 2),
     FIND_COORDINATOR: (0, 0),
@@ -130,16 +130,19 @@ class FoundOffset(NamedTuple):
     """-1 where no record is at or after the time."""
 
 
-def encode_list_offsets(times: Mapping[Place, int]) -> bytes:
+def encode_list_offsets(times: Mapping[Place, int], version: int) -> bytes:
+    """As Fetch reads: only what is committed counts, so that the end is not behind a transaction under way."""
     topics = [
         _text(topic) + _array([_PARTITION_AND_TIME.pack(index, times[topic, index]) for index in partitions])
         for topic, partitions in _by_topic(times).items()
     ]
-    return _I32.pack(-1) + _array(topics)
+    return _I32.pack(-1) + (b"\1" if version >= 2 else b"") + _array(topics)
 
 
-def decode_list_offsets(reader: Reader) -> dict[Place, FoundOffset]:
+def decode_list_offsets(reader: Reader, version: int) -> dict[Place, FoundOffset]:
     found = {}
+    if version >= 2:
+        reader.i32()
     for _ in range(reader.count(False, 6)):
         topic = reader.text(False)
         for _ in range(reader.count(False, 22)):
