@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 
 from millstream.cli.record_command import RecordCommand, variables
 from millstream.client.share import ACCEPT, REJECT, RELEASE, Delivery
@@ -11,7 +12,7 @@ from millstream.records.record import Headers, Record
 
 
 def delivery(key: bytes | None = None, value: bytes | None = b"", headers: Headers = ()) -> Delivery:
-    return Delivery("jobs", 2, Record(7, 1000, key, value, headers), 3)
+    return Delivery("jobs", 2, Record(7, 1000, key, value, headers), 3, uuid.uuid4())
 
 
 def test_what_a_variable_cannot_hold_is_given_otherwise() -> None:

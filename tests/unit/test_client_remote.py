@@ -393,6 +393,27 @@ async def test_a_topic_that_is_deleted_costs_a_worker_no_job_of_another(millstre
             assert leased_jobs(jobs)._member is member
 
 
+@pytest.mark.parametrize("where", ["embedded", "remote"])
+async def test_a_job_of_a_deleted_topic_answers_for_none_of_the_one_that_was_made_anew(
+    millstream: BrokerThread, where: str
+) -> None:
+    async with package.open("memory:") if where == "embedded" else package.connect(millstream.bootstrap) as ms:
+        await ms.create_topic("jobs", partitions=1)
+        await ms.send("jobs", b"old")
+        async with ms.queue("jobs", group="workers", settings={"share.heartbeat.interval.ms": "1000"}) as jobs:
+            old = await jobs.receive(SECONDS)
+            await ms.delete_topic("jobs")
+            await ms.create_topic("jobs", partitions=1)
+            await ms.send("jobs", b"new")
+            new = await jobs.receive(SECONDS)
+            assert old is not None and new is not None and (old.offset, new.offset, new.value) == (0, 0, b"new")
+            with pytest.raises(LeaseLost):
+                await old.accept()
+        async with ms.queue("jobs", group="workers") as jobs:  # the worker went before it had done the new one
+            again = await jobs.receive(SECONDS)
+            assert again is not None and (again.value, again.attempt) == (b"new", 2)
+
+
 async def test_a_group_keeps_its_settings_though_the_broker_could_not_list_it_at_first(
     millstream: BrokerThread,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.groups.queue_verbs import Run
 from millstream.broker.groups.share_fetch import Leased, ShareFetch
+from millstream.errors import Code
 from tests.unit.share_kit import LEASE_SECONDS, Kit, kit, runs_of
 from tests.unit.test_groups_kit import start, turn
 
@@ -58,6 +59,19 @@ async def test_a_parked_fetch_ends_when_it_is_cancelled(kit: Kit) -> None:
     assert await asyncio.wait_for(parked, 20) == []
     await kit.put(b"1")
     assert (await kit.partition()).figures().leased == 0
+
+
+async def test_a_place_that_cannot_be_written_down_has_an_error_that_clients_know_of_a_partition(kit: Kit) -> None:
+    """COORDINATOR_NOT_AVAILABLE, the journal's word for it, is one that Kafka's share consumers end with."""
+    fetch = kit.fetch("a")
+    kit.meta.holding = True
+    fetching = start(fetch.run(kit.clock, 0, False, lambda: None))
+    await turn()
+    while kit.meta.held:
+        kit.meta.lose()
+        await turn()
+    errors = [each.error for each in await asyncio.wait_for(fetching, 20)]
+    assert [error and error.code for error in errors] == [Code.KAFKA_STORAGE_ERROR] * 2
 
 
 def park(kit: Kit, count: int, records_max: int = 1) -> tuple[list[asyncio.Task[list[Leased]]], list[str]]:

@@ -140,6 +140,8 @@ class Work:
 
     def _turn(self, member: ShareMember) -> None:
         """One round: say what is done, keep what is not, take what there is room for."""
+        from millstream.client.share import PartitionRefused
+
         member.beat()
         self._renew(member)
         answers = self._unconfirmed = self._answers()
@@ -151,7 +153,13 @@ class Work:
             self._settle(answers, member.answer(answers))
             self._wait_for_one(wait_ms / 1000)
             return
-        taken, late = member.fetch(room, wait_ms, answers)
+        try:
+            taken, late = member.fetch(room, wait_ms, answers)
+        except PartitionRefused:
+            if not self.running:
+                raise
+            self._wait_for_one(wait_ms / 1000)  # they have records of other partitions, and keep them
+            return
         self._settle(answers, late)
         for delivery in taken:
             self._start(delivery)

@@ -168,6 +168,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             headers,
             taken.attempt,
             self,
+            partition,
         )
         if self._decode is not None:
             job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
@@ -188,15 +189,16 @@ class EmbeddedQueue(Queue[V], Desk[V]):
     async def _answer(self, job: Job[V], answer: Answer) -> None:
         if self.is_closed:
             raise Closed("this worker has left its queue; the job goes to another")
-        partition = self._partitions.get((job.topic, job.partition))
-        if partition is None or not self._is_joined:
+        if not self._is_joined:
             raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now")
         try:
             assert self._member is not None
-            await partition.answer(self._member, [answer])
+            await job._lease.answer(self._member, [answer])
         except RequestError as error:
             if error.code in ELSEWHERE:
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now") from None
+            if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise LeaseLost(Code.INVALID_RECORD_STATE, "the job's topic was deleted") from None
             raise refusal(error.code, error.detail) from None
 
     async def _shut(self, clean: bool) -> None:

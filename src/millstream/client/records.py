@@ -80,6 +80,8 @@ class Job(Record[V]):
     attempt: int = 1
     """Which delivery this is, from 1."""
     _desk: Desk[V] | None = field(default=None, repr=False, compare=False)
+    _lease: Any = field(default=None, repr=False, compare=False)
+    """What the desk knows it by: a topic that was made anew has the same name, and the same offsets."""
 
     async def accept(self) -> None:
         """It is done."""

@@ -146,6 +146,7 @@ class LeasedJobs(Desk[V]):
             headers,
             delivery.attempt,
             self,
+            delivery.lease,
         )
         if self._decode is not None:
             job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
@@ -164,7 +165,7 @@ class LeasedJobs(Desk[V]):
         await self._say(job, Reply(RENEW))
 
     async def _say(self, job: Job[V], reply: Reply) -> None:
-        saying = Saying(Lease(job.topic, job.partition, job.offset), reply, self._loop.create_future())
+        saying = Saying(job._lease, reply, self._loop.create_future())
         with self._told:
             if self._is_stopping or self._has_ended:
                 raise Closed("this worker has left its queue; the job goes to another")

@@ -12,8 +12,8 @@ Rules
 2. A session ends with its connection, and its leases with it. `LinkBroken` means that all leases are gone: make a new
    member with the same id, on a new link.
 3. An answer that is refused was too late: the record has been, or will be, delivered to somebody again.
-4. A partition that cannot be fetched from costs nothing that others gave: it is told when nothing else came, as a
-   `PartitionRefused`, and the session and its leases go on.
+4. A partition that cannot be fetched from costs nothing that others gave: it is told when there is nothing else to
+   tell, neither records nor what became of answers, as a `PartitionRefused`, and the session and its leases go on.
 
 Gap: it talks to one broker, the group's coordinator. Millstream's takes fetches of every partition; others must lead
 them.
@@ -49,6 +49,8 @@ class Lease(NamedTuple):
     topic: str
     partition: int
     offset: int
+    topic_id: UUID
+    """One that was made anew has another, and nothing of the old one's is said of its records."""
 
 
 class Reply(NamedTuple):
@@ -68,7 +70,9 @@ class ShareError(MillstreamError):
 
 
 class PartitionRefused(ShareError):
-    """Of a fetch that brought nothing: one of its partitions has an error. All leases are as they were."""
+    """Of a fetch that brought nothing, and no answers: one of its partitions has an error. All leases are as they
+    were.
+    """
 
 
 class Delivery(NamedTuple):
@@ -77,10 +81,11 @@ class Delivery(NamedTuple):
     record: Record
     attempt: int
     """From 1."""
+    topic_id: UUID
 
     @property
     def lease(self) -> Lease:
-        return Lease(self.topic, self.partition, self.record.offset)
+        return Lease(self.topic, self.partition, self.record.offset, self.topic_id)
 
 
 class ShareMember:
@@ -95,7 +100,6 @@ class ShareMember:
         self._session_epoch = 0
         self._next_beat = 0.0
         self._names: dict[UUID, str] = {}
-        self._ids: dict[str, UUID] = {}
         self._places: list[Place] = []
         self._named: set[Place] = set()
         """Partitions that the session knows."""
@@ -141,7 +145,6 @@ class ShareMember:
         for topic in self._link.ask(METADATA, 12, 12, fields).topics:
             if not topic.error_code and topic.name is not None:
                 self._names[topic.topic_id] = topic.name
-                self._ids[topic.name] = topic.topic_id
 
     def fetch(self, count: int, wait_ms: int, answers: Mapping[Lease, Reply]) -> tuple[list[Delivery], list[Lease]]:
         """At most `count` records, and which of the answers came too late."""
@@ -172,7 +175,7 @@ class ShareMember:
                     refused = PartitionRefused(_text(each.error_code, each.error_message), each.error_code)
                 else:
                     taken += self._deliveries(topic.topic_id, each)
-        if refused is not None and not taken:
+        if refused is not None and not (taken or answers or late):
             raise refused
         return taken, late + self._late(answer, answers, "acknowledge_error_code")
 
@@ -206,9 +209,9 @@ class ShareMember:
         """What is to be said, and of what was leased but is not in the log that it is not."""
         gaps, self._gaps = self._gaps, {}
         said: dict[Place, list[Acknowledged]] = {}
-        for (topic, partition, offset), (verb, delay_ms, reason) in sorted({**gaps, **answers}.items()):
+        for (_, partition, offset, topic_id), (verb, delay_ms, reason) in sorted({**gaps, **answers}.items()):
             batch = Acknowledged(offset, offset, bytes((verb,)), delay_ms, reason)
-            said.setdefault((self._ids[topic], partition), []).append(batch)
+            said.setdefault((topic_id, partition), []).append(batch)
         return said
 
     def _acknowledge(self, is_renewal: bool, acknowledged: dict[Place, list[Acknowledged]]) -> Message | None:
@@ -231,10 +234,9 @@ class ShareMember:
         """Answers for one partition stand together: where one was too late, the others are given one by one."""
         late: list[Lease] = []
         for topic in answer.responses:
-            name = self._names.get(topic.topic_id)
             for each in topic.partitions:
-                code = getattr(each, field)
-                said = {lease: reply for lease, reply in answers.items() if lease[:2] == (name, each.partition_index)}
+                code, place = getattr(each, field), (topic.topic_id, each.partition_index)
+                said = {lease: reply for lease, reply in answers.items() if (lease.topic_id, lease.partition) == place}
                 if not code or not said:
                     continue
                 if code in _GONE:
@@ -258,8 +260,8 @@ class ShareMember:
         for record in codec.iterate(partition.records or b"") if attempts else ():
             attempt = attempts.pop(record.offset, None)
             if attempt is not None:
-                yield Delivery(topic, index, record, attempt)
-        self._gaps.update((Lease(topic, index, offset), Reply(GAP)) for offset in attempts)
+                yield Delivery(topic, index, record, attempt, topic_id)
+        self._gaps.update((Lease(topic, index, offset, topic_id), Reply(GAP)) for offset in attempts)
 
 
 def _check(error: int, message: str | None) -> None:

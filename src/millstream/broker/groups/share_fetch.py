@@ -136,7 +136,10 @@ class ShareFetch:
         opened = await asyncio.gather(*missing.values(), return_exceptions=True)
         for place, failed in zip(missing, opened, strict=True):
             if isinstance(failed, RequestError):  # told of this one alone: the others give what they have
-                self._unopened[place] = failed
+                # That the store is away, the journal says in words for groups, which nobody knows of a partition.
+                is_unstored = failed.code == Code.COORDINATOR_NOT_AVAILABLE
+                code = Code.KAFKA_STORAGE_ERROR if is_unstored else failed.code
+                self._unopened[place] = RequestError(code, failed.detail)
             elif isinstance(failed, BaseException):
                 raise failed
 
