@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from millstream.spark import interpreter, session, shipping
 from millstream.spark.jvm import SparkDidNotStart
 
+ZIPS = "/opt/spark/python/lib/pyspark.zip:/opt/spark/python/lib/py4j-0.10.9.9-src.zip"
+
 
 @pytest.fixture
 def none_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,18 +123,20 @@ class TestPython:
         monkeypatch.setenv("PYSPARK_PYTHON", interpreter.WITHOUT_ZIP)
         assert interpreter.for_cluster(None, is_here=True) == sys.executable
 
-    def test_the_zips_are_taken_from_the_front_of_its_path_and_nothing_else(self) -> None:
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [(f"{ZIPS}:/a:/b/c", "/a:/b/c"), ("/a:/b/c", "/a:/b/c"), (f"/a.zip:{ZIPS}:/b/c", f"/a.zip:{ZIPS}:/b/c")],
+        ids=["Spark's", "without zips", "of spark-submit --py-files"],
+    )
+    def test_the_zips_are_taken_from_the_front_of_its_path_and_nothing_else(self, before: str, after: str) -> None:
         asked = subprocess.run(
             [interpreter.WITHOUT_ZIP, "-c", "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:])", "a b", ""],
-            env={
-                interpreter.BEHIND_IT: sys.executable,
-                "PYTHONPATH": "/opt/spark/python/lib/pyspark.zip:/opt/spark/python/lib/py4j-0.10.9.9-src.zip:/a:/b/c",
-            },
+            env={interpreter.BEHIND_IT: sys.executable, "PYTHONPATH": before},
             capture_output=True,
             check=True,
             text=True,
         )
-        assert asked.stdout == "/a:/b/c ['a b', '']\n"
+        assert asked.stdout == f"{after} ['a b', '']\n"
 
     def test_on_this_machine_it_is_this_one(self) -> None:
         assert interpreter.for_cluster(None, is_here=True) == sys.executable

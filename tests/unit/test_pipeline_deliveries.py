@@ -38,8 +38,8 @@ def lake(path: Path, batch: int, kind: str = "delta", made: type[LakeDelivery] =
     return made(LakeSink("lake-clicks", "clicks", str(path), kind, "none"), ROWS, None, APP, batch)
 
 
-def table(path: Path, batch: int) -> Delivery:
-    return TableDelivery(TableSink("table-hits", "clicks", f"sqlite:{path}", "hits", ("user",)), ROWS, APP, batch)
+def table(path: Path, batch: int, app: str = APP) -> Delivery:
+    return TableDelivery(TableSink("table-hits", "clicks", f"sqlite:{path}", "hits", ("user",)), ROWS, app, batch)
 
 
 def deliver(delivery: Delivery, batch: int, *rows: dict[str, Any]) -> int:
@@ -75,6 +75,13 @@ def test_a_table_that_lacks_a_batch_does_not_go_on(tmp_path: Path) -> None:
         with pytest.raises(NotTheSame, match=r"the table hits in sqlite:.*new.db does not hold what came before"):
             table(new, 2)
     assert deliver(table(old, 2), 2, {"user": "b", "ms": 2}) == 1
+
+
+def test_who_renames_a_pipeline_and_keeps_its_checkpoint_is_told_of_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "hits.db"
+    assert deliver(table(path, 0), 0, {"user": "a", "ms": 1}) == 1
+    with pytest.raises(NotTheSame, match="or the pipeline, under whose name batches are counted, had another"):
+        table(path, 1, APP.replace("clicks", "views"))
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE hits", "ALTER TABLE hits RENAME TO visits"])

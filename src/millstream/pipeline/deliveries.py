@@ -36,11 +36,11 @@ class Delivery(Protocol):
 class NotTheSame(MillstreamError):
     """A sink without the batches that its checkpoint counts: going on would leave them out for good."""
 
-    def __init__(self, sink: Sink, what: str, batch: int) -> None:
+    def __init__(self, sink: Sink, what: str, batch: int, otherwise: str = "") -> None:
         super().__init__(
-            f"{what} does not hold what came before batch {batch}: it was deleted, set back, or is another one; "
-            f"bring the old one back, or, to read everything again, give the sink a new id or delete its checkpoint "
-            f"(the folder {sink.name} in the pipeline's)"
+            f"{what} does not hold what came before batch {batch}: it was deleted, set back, or is another one"
+            f"{otherwise}; bring the old one back, or, to read everything again, give the sink a new id or delete its "
+            f"checkpoint (the folder {sink.name} in the pipeline's)"
         )
 
 
@@ -107,7 +107,7 @@ class TableDelivery:
             raise NotTheSame(sink, what, batch) from None
         if batch > 0 and not self._table.has(batch - 1):
             self._table.close()
-            raise NotTheSame(sink, what, batch)
+            raise NotTheSame(sink, what, batch, ", or the pipeline, under whose name batches are counted, had another")
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         if self._table.has(batch):
