@@ -235,3 +235,40 @@ async def test_where_only_kafka_is_spoken_a_cancelled_wait_does_not_stall_the_wo
             job = await take(jobs)
             assert job.attempt == 1
             await job.accept()
+
+
+async def test_who_stops_and_starts_makes_no_dead_letters_of_jobs_that_nobody_was_given(
+    ms: Millstream, unique: Unique
+) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send_many([(topic, b"%d" % number) for number in range(8)])
+    seen = []
+    for _ in range(4):
+        async with ms.queue(topic, group=group, prefetch=8) as jobs:
+            job = await jobs.receive(SECONDS)
+            assert job is not None
+            seen.append((job.value, job.attempt))
+            await job.accept()
+    assert seen == [(b"%d" % number, 1) for number in range(4)]
+
+
+async def test_a_job_that_its_worker_left_unanswered_was_delivered(ms: Millstream, unique: Unique) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send_many([(topic, b"given"), (topic, b"fetched")])
+    async with ms.queue(topic, group=group, prefetch=2) as jobs:
+        assert await jobs.receive(SECONDS) is not None
+    async with ms.queue(topic, group=group, prefetch=2) as jobs:
+        attempts = [job.attempt for job in (await jobs.receive(SECONDS), await jobs.receive(SECONDS)) if job]
+    assert attempts == [2, 1]
+
+
+async def test_a_job_on_its_way_to_somebody_who_was_cancelled_was_not_delivered(ms: Millstream, unique: Unique) -> None:
+    topic, group = unique("jobs"), unique("workers")
+    await ms.send(topic, b"job")
+    for _ in range(4):
+        async with ms.queue(topic, group=group) as jobs:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(jobs.receive(), 0)
+    async with ms.queue(topic, group=group) as jobs:
+        job = await jobs.receive(SECONDS)
+        assert job is not None and job.attempt == 1

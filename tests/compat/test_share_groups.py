@@ -83,13 +83,13 @@ def test_closing_releases_what_was_neither_committed_nor_polled_past(broker: Ser
         worker.take(20)
         worker.commit()
     produce(place.address, place.topic, numbers(5, first=20))
-    for attempt in (1, 2):
+    for _ in range(2):
         with place.worker() as worker:
             taken = worker.take(5)
-            assert values(taken) == numbers(5, first=20) and counts(taken) == {attempt}
+            assert values(taken) == numbers(5, first=20) and counts(taken) == {1}, "as in Kafka, not a delivery"
     with place.explicit() as worker:
         taken = worker.take(5)
-        assert counts(taken) == {3}
+        assert counts(taken) == {1}
         worker.answer(taken, ACCEPT)  # sent by closing
     assert place.finds_nothing()
 

@@ -63,7 +63,7 @@ def test_a_session_is_opened_used_and_closed(place: Place) -> None:
         assert codes(member.fetch(3, place.at(0, (0, 9, [ACCEPT])))) == {0: 0}
         assert member.acknowledge(-1, {}).error_code == 0
         assert member.fetch(4).error_code == Code.SHARE_SESSION_NOT_FOUND
-        assert leases(member.fetch(0, place.at())) == {0: [(10, 10, 2)]}, "closing released what was left"
+        assert leases(member.fetch(0, place.at())) == {0: [(10, 10, 1)]}, "closing gave back what was left"
 
 
 def test_epochs_out_of_line_are_refused(place: Place) -> None:
@@ -224,7 +224,7 @@ def test_who_leaves_the_group_may_still_send_its_last_acknowledgements(place: Pl
         member.fetch(0, place.at())
         assert member.beat(-1).member_epoch == -1
         assert codes(member.acknowledge(-1, place.at(0, (0, 4, [ACCEPT])))) == {0: 0}
-        assert leases(other.fetch(0, place.at())) == {0: [(5, 9, 2)]}
+        assert leases(other.fetch(0, place.at())) == {0: [(5, 9, 1)]}, "the rest, as if it had not been delivered"
 
 
 def test_a_connection_opens_so_many_sessions_and_no_more(place: Place) -> None:

@@ -216,9 +216,18 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             self._signal.set()
 
     def _leave(self) -> None:
-        """Jobs at hand go back; where another process has the queue by now, they have already."""
-        self._ready.clear()
+        """Jobs at hand go back; where another process has the queue by now, they have already.
+
+        Those that nobody was given do not count as delivered: who only stops and starts makes no dead letters.
+        """
+        ready, self._ready = self._ready, deque()
         if self._queue is not None and self._member is not None:
+            unseen: dict[QueuePartition, set[int]] = {}
+            for partition, taken in ready:
+                if partition.has_leased(self._member, taken.record.offset, taken.attempt):
+                    unseen.setdefault(partition, set()).add(taken.record.offset)
+            for partition, offsets in unseen.items():
+                partition.give_back(self._member, offsets)
             self._queue.leave(self._member)
         self._queue = self._member = None
         self._partitions.clear()

@@ -56,6 +56,7 @@ BEAT_SECONDS_MAX = 1.0
 RECONNECT_SECONDS = 0.5
 FIND_SECONDS_MAX = 5.0
 TOO_LATE = "the job was answered before, or its lease has ended"
+LEFT = "its consumer went away"
 CUT_OFF = "the connection to the server broke, and the lease went with it; the job may come again"
 
 
@@ -85,6 +86,8 @@ class LeasedJobs(Desk[V]):
         self._ready: deque[tuple[Delivery, float]] = deque()
         """Jobs, and when their leases end."""
         self._arrived = asyncio.Event()
+        self._given: set[Lease] = set()
+        """Jobs that somebody got, as far as they are not answered."""
         self._error: MillstreamError | None = None
         self._is_over = False
         # What both sides touch, under the condition:
@@ -114,6 +117,7 @@ class LeasedJobs(Desk[V]):
             while self._ready:
                 delivery, until = self._ready.popleft()
                 if until > time.monotonic():
+                    self._given.add(delivery.lease)
                     return self._job(delivery)
             if self._error is not None:
                 error = self._error
@@ -299,7 +303,9 @@ class LeasedJobs(Desk[V]):
     def _leave(self) -> None:
         try:
             if self._member is not None:
-                self._member.leave()
+                # Nobody is given a job any more. What somebody has was a delivery, and failed; the rest was none.
+                given = [lease for lease in self._out if lease in self._given]
+                self._member.leave(dict.fromkeys(given, Reply(RELEASE, reason=LEFT)))
         except (LinkBroken, ShareError):  # the server notices by itself that we are gone
             pass
         self._drop_link()
@@ -321,6 +327,8 @@ class LeasedJobs(Desk[V]):
             self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
     def _arrive(self, jobs: list[tuple[Delivery, float]]) -> None:
+        self._given.intersection_update(list(self._out))
+        self._given.difference_update(delivery.lease for delivery, _ in jobs)  # leased anew
         self._ready.extend(jobs)
         self._arrived.set()
 

@@ -190,11 +190,11 @@ class ShareMember:
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         return self.answer(dict.fromkeys(leases, Reply(RENEW)))
 
-    def leave(self) -> None:
-        """What is leased and not answered goes to others at once."""
+    def leave(self, answers: Mapping[Lease, Reply] | None = None) -> None:
+        """What is leased and not answered goes to others at once, and does not count as delivered."""
         if self._session_epoch:
             self._session_epoch = FINAL_EPOCH
-            self._acknowledge(False, {})
+            self._acknowledge(False, self._acknowledged(answers or {}))
         if self._epoch:
             self._heartbeat(-1)
             self._epoch = 0

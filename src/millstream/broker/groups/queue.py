@@ -71,6 +71,12 @@ class Queue:
         if self._on_member_left is not None:
             self._on_member_left(self)
 
+    def give_back(self, member: Member) -> None:
+        """It ends its work in good order: what it has leased and said nothing about was never looked at."""
+        if member.leases and self.members.get(member.id) is member:
+            for partition in self.partitions():
+                partition.give_back(member)
+
     def owner(self, number: int) -> Member | None:
         return self.members.get(number)
 

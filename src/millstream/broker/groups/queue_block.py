@@ -101,6 +101,10 @@ class Block:
             and self.owners[start:stop] == array("I", [owner]) * count
         )
 
+    def uncount(self, at: int) -> None:
+        """The last delivery of a record was none."""
+        self.attempts[at] = max(self.attempts[at] - 1, 0)
+
     def finish(self, start: int, stop: int) -> None:
         """Records of a range that are leased or dying are done."""
         self.states[start:stop] = bytes(stop - start)

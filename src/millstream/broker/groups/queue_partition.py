@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, READY, SIZE, WAITING, Block
@@ -259,6 +259,20 @@ class QueuePartition(QueueStates):
                 self._count_leases(member, -1)
                 self._keeper.changed.add(number)
                 self._fail(number, block, at, 0, reason)
+        if self._keeper.changed:
+            self.save()
+
+    def give_back(self, member: Member, offsets: Container[int] | None = None) -> None:
+        """Of what a member has leased, these (or all) were never looked at: they do not count as delivered."""
+        if self.ended is not None:
+            return
+        for number, block in list(self._blocks.items()):
+            for at in block.leased_by(member.id):
+                if offsets is None or number * SIZE + at in offsets:
+                    self._count_leases(member, -1)
+                    self._keeper.changed.add(number)
+                    block.uncount(at)
+                    self._offer(number, block, at)
         if self._keeper.changed:
             self.save()
 

@@ -86,6 +86,7 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
             session.fetch = None
     refusals.update(await share_fetch.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
+        session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
         context.shares.close(session)
     session.rotate(each.place for each in leased if each.taken.runs)
     if request.session_epoch != FIRST_EPOCH:

@@ -52,6 +52,7 @@ async def _acknowledge(
     promises = share_fetch.acknowledge(session.queue, session.seat, context.broker.topics, answers)
     refusals.update(await share_fetch.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
+        session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
         context.shares.close(session)
     lock_ms = session.lock_ms(context.broker.topics, request.acknowledged)
     return [_encode(version, refusals, lock_ms, context.broker.node_id)]
