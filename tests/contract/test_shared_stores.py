@@ -428,6 +428,32 @@ class TestLines:
                 assert (await append(log, batch(b"b"))).base_offset == 1
             await store.close()
 
+    async def test_what_a_server_is_at_work_on_is_waited_for_though_the_listening_connection_was_lost(
+        self, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be stored, and its producer told that it was not."""
+        database = stores[0].database
+        if not isinstance(database, PostgresDatabase):
+            pytest.skip("there is no line to it")
+        import asyncpg
+
+        monkeypatch.setattr(postgres, "PING_SECONDS", 0.4)
+        log = stores[0].open(TOPIC, TOPIC_ID, 0, LogConfig())
+        other = await asyncpg.connect(database._url.dsn)
+        async with other.transaction():
+            await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
+            waiting = append(log, batch(b"a"))
+            await asyncio.sleep(0.2)
+            assert database._appends.uses()  # it is on its way
+            await other.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+            )
+            await asyncio.sleep(1.5)
+        async with asyncio.timeout(SECONDS):
+            assert (await waiting).base_offset == 0
+        await other.close()
+
 
 class TestTogether:
     @pytest.fixture

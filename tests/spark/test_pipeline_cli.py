@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from millstream.cli import spark as cli_spark
@@ -339,3 +339,24 @@ def _read_until(terminal: int, pattern: str) -> str:
             assert read, text
             text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", read.decode(errors="replace"))
     return text
+
+
+@pytest.mark.timeout(2 * SECONDS_MAX)
+def test_a_dead_letter_keeps_its_headers_and_may_be_as_large_as_what_is_read(
+    cli: Cli, broker: ServedBroker, unique: Callable[[str], str]
+) -> None:
+    topic = create(broker, unique("orders"))
+    write_pipeline(cli.home, topic)
+    producer = Producer(
+        {"bootstrap.servers": broker.address, "compression.type": "zstd", "message.max.bytes": 10_000_000}
+    )
+    producer.produce(topic, b"bad " * 700_000, headers=[("trace", b"7")])
+    assert producer.flush(30) == 0
+    cli.run("run", "shop.toml", "--once")
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "none", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(f"{topic}.dead", 0, 0)])
+    letter = consumer.poll(30)
+    assert letter is not None and letter.value() == b"bad " * 700_000
+    headers = letter.headers() or []
+    assert headers[0] == ("trace", b"7") and headers[1][0] == "millstream-cause"
+    consumer.close()

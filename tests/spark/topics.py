@@ -167,7 +167,7 @@ def _row(message: Any) -> Row:
         message.value(),
         timestamp_ms,
         1 if kind == TIMESTAMP_LOG_APPEND_TIME else 0,
-        message.headers() or [],
+        message.headers() or None,
     )
 
 

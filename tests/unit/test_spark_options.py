@@ -185,6 +185,11 @@ def test_a_stream_has_no_end(name: str) -> None:
         ({"startingOffsets": '{"clicks": {"zero": 5}}'}, "startingOffsets="),
         ({"startingOffsets": '{"clicks": {"0": -3}}'}, "startingOffsets: -3 for clicks-0 is not possible"),
         ({"startingTimestamp": "-5"}, "startingTimestamp=-5 is less than 0"),
+        ({"startingTimestamp": str(2**63)}, f"startingTimestamp={2**63} is more than {2**63 - 1}"),
+        ({"timestampSkewMs": str(2**62)}, f"timestampSkewMs={2**62} is more than"),
+        ({"max.partition.fetch.bytes": str(2**31)}, f"max.partition.fetch.bytes={2**31} is more than {2**31 - 1}"),
+        ({"startingOffsets": f'{{"clicks": {{"0": {2**63}}}}}'}, f"startingOffsets: {2**63} for clicks-0"),
+        ({"startingOffsets": '{"clicks": {"0": 1.5}}'}, "startingOffsets="),
     ],
 )
 def test_values_that_cannot_be_read_are_refused(options: dict[str, str], text: str) -> None:

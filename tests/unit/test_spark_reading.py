@@ -130,7 +130,7 @@ def test_only_the_columns_of_the_schema_are_built_in_its_order() -> None:
             "partition": [4, 4],
             "offset": [1, 2],
             "timestampType": [0, 0],
-            "headers": [[], []],
+            "headers": [None, None],
         }
         for name in set(names) - {"timestamp"}:
             assert batch.column(name).to_pylist() == everything[name]
@@ -255,3 +255,13 @@ def test_a_time_too_large_for_spark_becomes_the_largest_and_stops_nobody() -> No
     (batch,) = read(log, 0, 4)
     largest = (2**63 - 1) // 1000 * 1000
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [NOW * 1000, largest, -largest, -1000]
+
+
+def test_records_without_headers_have_null_and_not_an_empty_list() -> None:
+    log = Log()
+    records = [(0, NOW, None, b"a", (("h", b"1"), ("n", None))), (1, NOW, None, b"b", ()), (2, NOW, None, b"c", ())]
+    log.batches.append(codec.encode(records))
+    log.end = 3
+    pair = [{"key": "h", "value": b"1"}, {"key": "n", "value": None}]
+    assert [row for batch in read(log, 0, 3) for row in batch.column("headers").to_pylist()] == [pair, None, None]
+    assert [row for batch in read(log, 0, 1) for row in batch.column("headers").to_pylist()] == [pair]

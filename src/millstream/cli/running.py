@@ -12,10 +12,11 @@ supervisor may send SIGTERM to all processes; then Java is gone first, and what 
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from millstream.cli.connection import Connection
+from millstream.cli.connection import INT32_MAX, Connection
 from millstream.cli.failure import Failure
 from millstream.cli.spark import local_settings
 from millstream.errors import MillstreamError
@@ -33,11 +34,13 @@ from millstream.pipeline.gauges import Gauges
 from millstream.pipeline.live import View, view_for
 from millstream.pipeline.lock import CheckpointLock
 from millstream.pipeline.run import BatchReport, Pipeline, first_line
-from millstream.pipeline.spec import PipelineSpec
+from millstream.pipeline.spec import PipelineSpec, SourceSpec
 from millstream.spark import session
 
 LOCAL = "local[*,4]"
 """All cores, and as many tries for a task as a cluster gives it."""
+RECORD_BYTES, LETTER_BYTES_MORE = 1 << 20, 64 << 10
+"""What a topic takes by default, and what headers add that say what is wrong with a dead letter."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def run(spec: PipelineSpec, broker: str, wish: Wish) -> None:
         view_for(spec.name, names) as view,
     ):
         if spec.dead_letters is not None:
-            _create_missing(broker, spec.dead_letters)
+            _create_missing(broker, spec.dead_letters, spec.source)
         view.say("starting Spark")
         with _as_sentence(stop), _spark(spec, wish) as spark:
             stop.take_interrupts()
@@ -161,16 +164,33 @@ def _gauges(pipeline: str, sinks: list[str], address: str | None) -> Iterator[Ga
         gauges.close()
 
 
-def _create_missing(broker: str, topic: str) -> None:
-    """Dead letters must have somewhere to go before the first one comes."""
+def _create_missing(broker: str, topic: str, source: SourceSpec) -> None:
+    """Dead letters must have somewhere to go before the first one comes, however large what is read may be."""
     connection = Connection(broker)
     if topic in connection.metadata().topics:
         return
     from confluent_kafka.admin import NewTopic
 
-    future = connection.admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=-1)])[topic]
+    settings = {"max.message.bytes": str(_record_bytes_max(connection, source) + LETTER_BYTES_MORE)}
+    wanted = NewTopic(topic, num_partitions=1, replication_factor=-1, config=settings)
+    future = connection.admin.create_topics([wanted])[topic]
     try:
         connection.settle(future, topic)
     except Failure:
         if topic not in connection.metadata().topics:  # another pipeline may have made it meanwhile
             raise
+
+
+def _record_bytes_max(connection: Connection, source: SourceSpec) -> int:
+    """What the topics that are read take. A broker that does not say so has Kafka's default."""
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    found = [RECORD_BYTES]
+    for name in connection.metadata().topics:
+        if name != source.topic and not re.fullmatch(source.pattern or "(?!)", name):
+            continue
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        with suppress(Failure, KeyError):
+            entries = connection.settle(connection.admin.describe_configs([resource])[resource], name)
+            found.append(int(entries["max.message.bytes"].value))
+    return min(max(found), INT32_MAX - LETTER_BYTES_MORE)

@@ -20,6 +20,7 @@ from millstream.pipeline import decode, files
 from millstream.pipeline.lake import Lake, create_lake, is_lake
 from millstream.pipeline.spec import LakeSink, Sink, TableSink, TopicSink, redacted
 from millstream.pipeline.table import Table, TableGone, open_table
+from millstream.spark.schema import HEADERS
 
 TIDY_EVERY = 10
 """Batches between two looks for small files."""
@@ -131,7 +132,10 @@ class TopicDelivery:
 
 
 class DeadLetterDelivery:
-    """Rows that could not be decoded: the value as it came, and in the headers why and from where."""
+    """Rows that could not be decoded: as they came, and in more headers why and from where.
+
+    Compressed, because they may have been: a topic's limit is for what a batch has then.
+    """
 
     def __init__(self, topic: str, broker: str) -> None:
         self._topic = topic
@@ -149,10 +153,13 @@ class DeadLetterDelivery:
             F.struct(F.lit(name).alias("key"), F.col(column).cast("string").cast("binary").alias("value"))
             for name, column in about.items()
         ]
+        came = F.coalesce(F.col("_headers"), F.array())
         letters = decode.bad(rows).select(
-            F.col("_key").alias("key"), F.col(decode.RAW).alias("value"), F.array(*headers).alias("headers")
+            F.col("_key").alias("key"),
+            F.col(decode.RAW).alias("value"),
+            F.concat(came, F.array(*headers)).cast(HEADERS).alias("headers"),
         )
-        return _send(letters, self._broker, self._topic, "none")
+        return _send(letters, self._broker, self._topic, "zstd")
 
     def close(self) -> None:
         pass

@@ -163,7 +163,8 @@ class Pipeline:
     def _start_dead_letters(self, once: bool) -> None:
         topic = self._spec.dead_letters
         assert topic is not None
-        rows = decode.decode(self._reader(self._spark.newSession(), DEAD_LETTERS).load(), self._spec.source)
+        reader = self._reader(self._spark.newSession(), DEAD_LETTERS).option("includeHeaders", "true")
+        rows = decode.decode(reader.load(), self._spec.source)
         self._start_query(DEAD_LETTERS, rows, lambda *_: DeadLetterDelivery(topic, self._broker), "append", once)
 
     def _start_query(

@@ -64,7 +64,7 @@ def check_schema(schema: StructType) -> None:
                 f"column {wanted.name} is {TYPES[wanted.name].simpleString()}, not {wanted.dataType.simpleString()}; "
                 "cast it in the query"
             )
-        if not wanted.nullable and wanted.name in ("key", "value"):
+        if not wanted.nullable and wanted.name in ("key", "value", "headers"):
             raise BadOption(f"column {wanted.name} may be null in any record; leave NOT NULL out")
 
 
@@ -96,6 +96,8 @@ class Shape:
         array = decoded.column(DECODED[name])
         if rows < len(array):
             array = array.slice(first, rows)
+        if name == "headers":
+            array = _null_where_empty(array)
         if array.type == kind:
             return array
         return _microseconds(array, kind) if name == "timestamp" else pc.cast(array, kind)
@@ -106,6 +108,14 @@ class Shape:
         if array is None or len(array) < rows:
             array = self._repeated[value] = pa.repeat(pa.scalar(value, kind), rows)
         return array.slice(0, rows)
+
+
+def _null_where_empty(array: Any) -> Any:
+    """A record without headers has none, not an empty list of them: so it is in Spark's Kafka source."""
+    lengths = pc.list_value_length(array)
+    if not len(array) or pc.min(lengths).as_py():
+        return array
+    return pc.if_else(pc.greater(lengths, 0), array, pa.scalar(None, array.type))
 
 
 def _microseconds(array: Any, kind: Any) -> Any:

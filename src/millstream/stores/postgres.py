@@ -5,7 +5,10 @@
     metadata     one connection, one call of `millstream.transact` at a time
     reads        a few connections
     news         one connection that LISTENs. A notification is delivered after the commit that it tells of, so what it
-                 names can be read. When this connection breaks, whatever changed meanwhile is asked for
+                 names can be read. When this connection breaks, whatever changed meanwhile is asked for; and all
+                 statements that were on their way are in doubt. A server that vanished without a word, and has a
+                 successor by now, answers none of them; one that only stood still does, soon; one that just lost this
+                 connection, and is at work on them, is waited for
 
 A statement whose connection breaks has an unknown outcome. It is not repeated here: its client is told to, and an
 idempotent producer's batch is recognised by the table of producers, which is part of the same transaction.
@@ -138,18 +141,20 @@ class PostgresDatabase:
             await connection.execute(queries.text("postgres_schema.sql"))
 
     async def _keep_listening(self, connection: Connection | None) -> None:
+        doubted: list[tuple[Pool, object]] = []
         while True:
             try:
                 if connection is None:
                     connection = await self._connect()
                     await connection.add_listener(CHANNEL, self._heard)
                     self._start_over()
-                    self._give_up_soon()
+                    doubted = [(pool, use) for pool in (self._appends, self._meta, self._reads) for use in pool.uses()]
                     logger.info("%s is back", self.location)
                     self._on_lost()
                 while True:
-                    await _closed_or_later(connection, PING_SECONDS)
-                    await connection.execute("SELECT 1", timeout=PING_SECONDS)
+                    await _closed_or_later(connection, PING_SECONDS / 2 if doubted else PING_SECONDS)
+                    at_work = await connection.fetchval(_SQL["at_work"], timeout=PING_SECONDS)
+                    doubted = [(pool, use) for pool, use in doubted if not pool.give_up(use, at_work)]
             except Exception as error:  # whatever it is, news are worth another attempt
                 if connection is not None:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
@@ -165,14 +170,6 @@ class PostgresDatabase:
     def _start_over(self) -> None:
         for pool in (self._appends, self._meta, self._reads):
             pool.start_over()
-
-    def _give_up_soon(self) -> None:
-        """A server that vanished without a word, and has a successor by now, answers no statement any more; one that
-        only stood still does, now. How the listening connection ended says nothing of the others: a successor at the
-        same address refuses what it is sent, and is not sent anything by who only waits for an answer.
-        """
-        for pool in (self._appends, self._meta, self._reads):
-            asyncio.get_running_loop().call_later(PING_SECONDS / 2, pool.give_up, pool.uses())
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
         kind, *numbers = payload.split()

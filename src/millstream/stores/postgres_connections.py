@@ -7,7 +7,7 @@ failed, nobody tries again for `RETRY_SECONDS`: while a database is away its cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -108,10 +108,13 @@ class Pool:
         """What connections are taken for now."""
         return list(self._uses)
 
-    def give_up(self, uses: Iterable[object]) -> None:
-        """Of these, what is not over yet never will be."""
-        for use in uses:
-            self._drop(self._uses.get(use))
+    def give_up(self, use: object, at_work: Container[int]) -> bool:
+        """Unless the server's process (`at_work`) has not done with it; whether it is over now."""
+        connection = self._uses.get(use)
+        if connection is not None and not connection.is_closed() and connection.get_server_pid() in at_work:
+            return False
+        self._drop(connection)
+        return True
 
     async def close(self) -> None:
         self._closed = True

@@ -13,6 +13,10 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
                                         ELSE current_setting('synchronous_commit') END, false),
        set_config('idle_in_transaction_session_timeout', '0', false)
 
+-- name: at_work
+-- What waits for a lock is at work as well.
+SELECT array(SELECT pid FROM pg_stat_activity WHERE state = 'active' AND usename = current_user)
+
 -- name: make_logs
 INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
 
