@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import millstream
 from tests import stores
 from tests.command_line import Cli
 from tests.compat.share_workers import (
@@ -136,3 +137,26 @@ def test_the_command_line_works_on_a_queue_through_any_broker(pair: tuple[Served
     cli("queue", "consume", TOPIC, "--group", GROUP, "--count", "20", "--jobs", "4", "--", "true")
     (queue,) = cli.json("queue", "list")
     assert queue["group"] == GROUP and queue["done"] == 20
+
+
+async def test_a_new_queue_is_made_at_the_broker_that_looks_after_it_though_another_is_the_controller(
+    tmp_path: Path,
+) -> None:
+    """As after a restart of the broker with the lowest number, whom Kafka's admin clients take for the controller."""
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    with (
+        ServedBroker(tmp_path / "2", "--node-id", "2", store=url) as first,
+        ServedBroker(tmp_path / "1", "--node-id", "1", store=url) as second,
+    ):
+        create_topic(first.address, TOPIC, PARTITIONS)
+        wait_for(lambda: len(leaders(first)) == len(leaders(second)) == 2, "the topic, led by both")
+        for broker in (first, second):
+            group = f"{GROUP}-{broker.address}"
+            async with millstream.connect(broker.address) as ms:
+                await ms.send(TOPIC, b"job")
+                async with ms.queue(TOPIC, group=group, settings={"share.delivery.count.limit": "5"}) as jobs:
+                    job = await jobs.receive(20)
+                    assert job is not None
+                    await job.accept()
+                with pytest.raises(millstream.RequestError, match=r"no\.such is not a group setting"):
+                    await ms.queue(TOPIC, group=f"{group}-bad", settings={"no.such": "1"}).receive(1)

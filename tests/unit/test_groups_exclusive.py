@@ -297,6 +297,29 @@ async def test_a_store_that_fails_fails_the_commit_and_the_member_stays_active(k
     assert kit.state().positions == {0: 2}
 
 
+async def test_a_group_that_cannot_be_begun_is_tried_once_a_second(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, say: it must not be tried, and logged, as fast as the machine can."""
+    tries = 0
+
+    def refuse(*operations: object) -> Promise[int]:
+        nonlocal tries
+        tries += 1
+        promise: Promise[int] = Promise()
+        asyncio.get_running_loop().call_soon(promise.fail, OSError("the disk is full"))
+        return promise
+
+    await kit.put()
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.meta, "transact", refuse)
+        member = kit.brokers[0].exclusive("projector", kit.topic(), DEFAULTS)
+        await member.open()
+        for _ in range(3):
+            await kit.advance(1)
+        assert not member.is_active and tries <= 4
+    await kit.advance(1)
+    assert member.is_active
+
+
 async def test_what_is_committed_while_a_change_fails_does_not_wait_for_the_next(kit: Kit) -> None:
     await kit.put(3)
     member = await kit.join()

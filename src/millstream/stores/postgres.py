@@ -400,6 +400,8 @@ def _why(error: Exception) -> str:
         return "none of its hosts can be written to now"
     if isinstance(error, TimeoutError):
         return "it does not answer"
+    if isinstance(error, ConnectionError) and "rejected SSL upgrade" in str(error):
+        return "it does not speak TLS, which sslmode asks for"
     if isinstance(error, OSError):
         return error.strerror or "nobody answers there"
     if isinstance(error, asyncpg.ClientConfigurationError) and str(error).startswith("root certificate file "):

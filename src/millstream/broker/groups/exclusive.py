@@ -204,6 +204,8 @@ class ExclusiveMember:
     def _learn(self, found: Versioned | None, *, is_first: bool = False) -> None:
         if found is not None and found.revision <= self.revision:
             return
+        if found is None and not self.revision and not is_first:
+            return  # there is no group yet, as was known: whoever failed to begin it waits before the next attempt
         state = State.decode(found.value) if found is not None else None
         self.revision = found.revision if found is not None else 0
         if state is not None and state.topic_id != self.topic.id.hex:
