@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 import millstream
 from tests import stores
@@ -139,10 +141,11 @@ def test_the_command_line_works_on_a_queue_through_any_broker(pair: tuple[Served
     assert queue["group"] == GROUP and queue["done"] == 20
 
 
-async def test_a_new_queue_is_made_at_the_broker_that_looks_after_it_though_another_is_the_controller(
-    tmp_path: Path,
-) -> None:
-    """As after a restart of the broker with the lowest number, whom Kafka's admin clients take for the controller."""
+@pytest.fixture
+def other_controller(tmp_path: Path) -> Iterator[ServedBroker]:
+    """The second of two brokers, which looks after no group: as after a restart of the one with the lowest number, whom
+    Kafka's admin clients take for the controller.
+    """
     url = f"sqlite:{tmp_path / 'store.db'}"
     with (
         ServedBroker(tmp_path / "2", "--node-id", "2", store=url) as first,
@@ -150,13 +153,43 @@ async def test_a_new_queue_is_made_at_the_broker_that_looks_after_it_though_anot
     ):
         create_topic(first.address, TOPIC, PARTITIONS)
         wait_for(lambda: len(leaders(first)) == len(leaders(second)) == 2, "the topic, led by both")
-        for broker in (first, second):
-            group = f"{GROUP}-{broker.address}"
-            async with millstream.connect(broker.address) as ms:
-                await ms.send(TOPIC, b"job")
-                async with ms.queue(TOPIC, group=group, settings={"share.delivery.count.limit": "5"}) as jobs:
-                    job = await jobs.receive(20)
-                    assert job is not None
-                    await job.accept()
-                with pytest.raises(millstream.RequestError, match=r"no\.such is not a group setting"):
-                    await ms.queue(TOPIC, group=f"{group}-bad", settings={"no.such": "1"}).receive(1)
+        yield second
+
+
+async def test_a_new_queue_works_though_another_broker_looks_after_it_than_the_controller(
+    other_controller: ServedBroker,
+) -> None:
+    async with millstream.connect(other_controller.address) as ms:
+        await ms.send(TOPIC, b"job")
+        async with ms.queue(TOPIC, group=GROUP, settings={"share.delivery.count.limit": "5"}) as jobs:
+            job = await jobs.receive(20)
+            assert job is not None
+            await job.accept()
+        with pytest.raises(millstream.RequestError, match=r"no\.such is not a group setting"):
+            await ms.queue(TOPIC, group=f"{GROUP}-bad", settings={"no.such": "1"}).receive(1)
+
+
+def test_settings_of_a_group_are_set_and_told_by_any_broker(other_controller: ServedBroker) -> None:
+    client = admin(other_controller.address)
+    name = "share.delivery.count.limit"
+    resource = ConfigResource(ResourceType.GROUP, GROUP)
+
+    def told() -> str:
+        return str(client.describe_configs([resource])[resource].result(20)[name].value)
+
+    configure(other_controller.address, GROUP, **{name: "7"})
+    assert told() == "7"
+    replacing = ConfigResource(ResourceType.GROUP, GROUP, set_config={name: "6"})
+    client.alter_configs([replacing])[replacing].result(20)
+    assert told() == "6"
+    with pytest.raises(KafkaException, match=r"no\.such is not a group setting"):
+        configure(other_controller.address, GROUP, **{"no.such": "7"})
+
+
+def test_the_command_line_makes_a_queue_through_any_broker(other_controller: ServedBroker) -> None:
+    cli = Cli(other_controller.address)
+    cli("produce", TOPIC, "a")
+    cli("queue", "consume", TOPIC, "--group", GROUP, "--count", "1", "--", "true")
+    cli("queue", "set", GROUP, "share.delivery.count.limit=7")
+    (queue,) = cli.json("queue", "list")
+    assert queue["group"] == GROUP and queue["done"] == 1

@@ -378,8 +378,9 @@ def test_what_has_nowhere_to_go_is_refused(
         write(rows, broker, missing)
     with pytest.raises(PySparkException, match=create):
         write(rows.withColumn("topic", F.lit(missing)), broker)
-    with pytest.raises(PySparkException, match="a row has no topic"):
-        write(rows.withColumn("topic", F.lit(None).cast("string")), broker)
+    for none in (F.lit(None).cast("string"), F.lit("")):
+        with pytest.raises(PySparkException, match="a row has no topic"):
+            write(rows.withColumn("topic", none), broker)
     name = topic(partitions=2)
     with pytest.raises(PySparkException, match=f"partition 2 of topic {name}, which has partitions 0 to 1"):
         write(rows.withColumn("partition", F.lit(2)), broker, name)

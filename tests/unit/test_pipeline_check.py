@@ -19,7 +19,7 @@ from millstream.pipeline.spec import LakeSink, PipelineSpec, parse
 from tests.serving import ServedBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILE = Path("/somewhere/clicks.toml")
+FILE = EXAMPLES / "clicks.toml"
 SCHEMA = "user STRING, url STRING, ms LONG, at TIMESTAMP, tags ARRAY<STRING>, place STRUCT<city: STRING, zip: INT>"
 WATERMARK = 'watermark = { column = "at", delay = "10 minutes" }'
 LAKE = 'lake = "lake"\npartition_by = "none"'
@@ -340,6 +340,7 @@ def at(url: str) -> str:
         ("SELECT user FROM clicks", at("sqlite:"), "names no file; write sqlite:FILE"),
         ("SELECT user FROM clicks", at("sqlite::memory:"), "names no file; write sqlite:FILE"),
         ("SELECT user FROM clicks", at("sqlite://hits.db"), "names no file; write sqlite:FILE"),
+        ("SELECT user FROM clicks", at("sqlite:nowhere/hits.db"), "nowhere for the SQLite file; make it first"),
         ("SELECT user FROM clicks", at("mysql://h/d"), "mysql: is not a database"),
         ("SELECT user FROM clicks", at("postgresql:h"), "is not complete"),
         ("SELECT user FROM clicks", at("postgresql:///d?host=/run"), None),

@@ -18,8 +18,6 @@ from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, 
 
 T = TypeVar("T")
 LIST_GROUPS = 16
-INCREMENTAL_ALTER_CONFIGS = 44
-GROUP_RESOURCE, SET = 32, 0
 FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 1.0
 
@@ -177,25 +175,6 @@ class Cluster:
             return {each.group_id for each in answer.groups}
 
         return self._persist("list the share groups", ask)
-
-    def configure_group(self, group: str, settings: Mapping[str, str]) -> None:
-        """Makes a share group, or changes its settings, at the broker that looks after it: no other can.
-
-        Kafka's admin clients ask the controller, which in a cluster may be another one.
-        """
-        configs = [{"name": name, "config_operation": SET, "value": value} for name, value in settings.items()]
-        resource = {"resource_type": GROUP_RESOURCE, "resource_name": group, "configs": configs}
-
-        def ask() -> None:
-            link = self._link(self._find_coordinator(group))
-            fields = {"resources": [resource], "validate_only": False}
-            for each in link.ask(INCREMENTAL_ALTER_CONFIGS, 1, 1, fields).responses:
-                code = code_of(each.error_code)
-                if each.error_code and each.error_message and (code is None or not code.retriable):
-                    self._fail(each.error_message, each.error_code)
-                self._check(each.error_code, None)
-
-        self._persist(f"make the group {group}", ask)
 
     def close(self) -> None:
         for link in self._links.values():

@@ -21,7 +21,7 @@ from millstream.client.records import Job
 from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_reading import PASSING
 from millstream.client.remote_share import SharedJobs
-from millstream.errors import Unreachable, code_of, refusal
+from millstream.errors import Unreachable, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -80,9 +80,6 @@ class RemoteQueue(Queue[V]):
             return
         if self._is_listed() if is_ours else self._has_settings():  # librdkafka does not list share groups
             return
-        if is_ours:
-            self._configure_ours()
-            return
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in self._settings.items()
@@ -90,18 +87,6 @@ class RemoteQueue(Queue[V]):
         resource = ConfigResource(ResourceType.GROUP, self._group, incremental_configs=entries)
         for future in admin.incremental_alter_configs([resource], request_timeout=timeout).values():
             future.result()
-
-    def _configure_ours(self) -> None:
-        cluster = Cluster(self._remote.bootstrap, "millstream", self._remote.timeout)
-        try:
-            cluster.configure_group(self._group, self._settings)
-        except (LinkBroken, ClusterError) as error:
-            code = code_of(error.code) if isinstance(error, ClusterError) and error.code is not None else None
-            if code is not None and not code.retriable:
-                raise refusal(code, str(error)) from None
-            raise Unreachable(str(error)) from error
-        finally:
-            cluster.close()
 
     def _is_listed(self) -> bool:
         cluster = Cluster(self._remote.bootstrap, "millstream", self._remote.timeout)

@@ -7,6 +7,7 @@ each view holds.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -248,7 +249,10 @@ def _wrong_url(url: str) -> str | None:
     scheme, colon, rest = url.partition(":")
     if scheme == "sqlite":
         is_file = rest.strip("/") and not rest.startswith("//") and not rest.endswith("/:memory:")
-        return None if is_file else "the table's URL names no file; write sqlite:FILE, as in sqlite:hits.db"
+        if not is_file:
+            return "the table's URL names no file; write sqlite:FILE, as in sqlite:hits.db"
+        folder = os.path.dirname(rest)
+        return None if os.path.isdir(folder) else f"there is no folder {folder} for the SQLite file; make it first"
     if scheme not in ("postgresql", "postgres"):
         shown = f"{scheme}:" if colon and scheme.isalnum() else "this"
         return f"{shown} is not a database that tables are kept in; {advice}"

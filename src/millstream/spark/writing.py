@@ -159,10 +159,10 @@ class Writing:
             yield self._options.topic, None, batch.num_rows
             return
         column = batch.column("topic")
-        if column.null_count:
-            raise SinkError("a row has no topic: fill the column topic in every row, or set the option topic")
         encoded = column.dictionary_encode()
         names = encoded.dictionary.to_pylist()
+        if column.null_count or "" in names:
+            raise SinkError("a row has no topic: fill the column topic in every row, or set the option topic")
         if len(names) == 1:
             yield names[0], None, batch.num_rows
             return

@@ -7,7 +7,7 @@ Gaps: no broker loggers.
 
 from __future__ import annotations
 
-from millstream.doors.kafka import config_resources
+from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
@@ -16,13 +16,18 @@ KEY = 32
 VERSIONS = (1, 4)
 
 
-def handle(request: Message, context: Context) -> Fields:
+async def handle(request: Message, context: Context) -> Fields:
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
-    return {"throttle_time": 0, "results": [_describe(each, request, context) for each in resources.values()]}
+    return {"throttle_time": 0, "results": [await _describe(each, request, context) for each in resources.values()]}
 
 
-def _describe(resource: Message, request: Message, context: Context) -> Fields:
+async def _describe(resource: Message, request: Message, context: Context) -> Fields:
+    about = {"configuration_keys": resource.configuration_keys}
+    more = {name: bool(request.get(name)) for name in ("include_synonyms", "include_documentation")}
     try:
+        elsewhere = await config_relay.ask(KEY, VERSIONS[1], resource, about, more, context)
+        if elsewhere is not None:
+            return elsewhere
         entries = config_resources.describe(resource, context)
     except RequestError as error:
         return {**config_resources.result(resource, error), "configs": []}

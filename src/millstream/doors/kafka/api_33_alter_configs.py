@@ -6,7 +6,7 @@ Gaps: the broker's settings are fixed while it runs.
 
 from __future__ import annotations
 
-from millstream.doors.kafka import config_resources
+from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
@@ -18,11 +18,18 @@ VERSIONS = (0, 2)
 async def handle(request: Message, context: Context) -> Fields:
     responses = []
     for resource in request.resources:
-        overrides = {config.name: config.value for config in resource.configs if config.value is not None}
         try:
-            async with context.broker.changing:
-                await config_resources.apply(resource, overrides, request.validate_only, context)
+            await _alter(resource, request.validate_only, context)
             responses.append(config_resources.result(resource))
         except RequestError as error:
             responses.append(config_resources.result(resource, error))
     return {"throttle_time": 0, "responses": responses}
+
+
+async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
+    configs = {"configs": [config.fields() for config in resource.configs]}
+    more = {"validate_only": validate_only}
+    if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:
+        overrides = {config.name: config.value for config in resource.configs if config.value is not None}
+        async with context.broker.changing:
+            await config_resources.apply(resource, overrides, validate_only, context)

@@ -8,7 +8,7 @@ Gaps: the broker's settings are fixed while it runs.
 from __future__ import annotations
 
 from millstream.broker.settings import LIST
-from millstream.doors.kafka import config_resources
+from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
@@ -23,13 +23,19 @@ async def handle(request: Message, context: Context) -> Fields:
     responses = []
     for resource in request.resources:
         try:
-            async with context.broker.changing:
-                overrides = _changed(resource, context)
-                await config_resources.apply(resource, overrides, request.validate_only, context)
+            await _alter(resource, request.validate_only, context)
             responses.append(config_resources.result(resource))
         except RequestError as error:
             responses.append(config_resources.result(resource, error))
     return {"throttle_time": 0, "responses": responses}
+
+
+async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
+    configs = {"configs": [config.fields() for config in resource.configs]}
+    more = {"validate_only": validate_only}
+    if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:
+        async with context.broker.changing:
+            await config_resources.apply(resource, _changed(resource, context), validate_only, context)
 
 
 def _changed(resource: Message, context: Context) -> dict[str, str]:

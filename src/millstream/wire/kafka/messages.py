@@ -63,8 +63,18 @@ class Message:
     def arrays(self) -> dict[str, list[Any]]:
         return {name: value for name, value in self._values.items() if isinstance(value, list)}
 
+    def fields(self) -> Fields:
+        """The same as it is encoded from."""
+        return {name: _plain(value) for name, value in self._values.items()}
+
     def __repr__(self) -> str:
         return f"Message({self._values!r})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.fields()
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
