@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from millstream.spark import interpreter, session, shipping
 from millstream.spark.jvm import SparkDidNotStart
-
-ZIPS = "/opt/spark/python/lib/pyspark.zip:/opt/spark/python/lib/py4j-0.10.9.9-src.zip"
 
 
 @pytest.fixture
@@ -123,20 +123,42 @@ class TestPython:
         monkeypatch.setenv("PYSPARK_PYTHON", interpreter.WITHOUT_ZIP)
         assert interpreter.for_cluster(None, is_here=True) == sys.executable
 
-    @pytest.mark.parametrize(
-        ("before", "after"),
-        [(f"{ZIPS}:/a:/b/c", "/a:/b/c"), ("/a:/b/c", "/a:/b/c"), (f"/a.zip:{ZIPS}:/b/c", f"/a.zip:{ZIPS}:/b/c")],
-        ids=["Spark's", "without zips", "of spark-submit --py-files"],
-    )
-    def test_the_zips_are_taken_from_the_front_of_its_path_and_nothing_else(self, before: str, after: str) -> None:
+    def test_what_spark_puts_on_its_path_is_taken_away_and_nothing_else(self) -> None:
+        """As a process of Spark's that starts a stream has it: what Spark adds stands there twice."""
+        home, other = "/opt/a spark", "/opt/other"
+        added = f"{home}/python/lib/pyspark.zip:{home}/python/lib/py4j-0.10.9.9-src.zip:{home}/jars/spark-core.jar"
+        kept = f"/mods.zip:{other}/python/lib/pyspark.zip:/b*/c"
         asked = subprocess.run(
             [interpreter.WITHOUT_ZIP, "-c", "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:])", "a b", ""],
-            env={interpreter.BEHIND_IT: sys.executable, "PYTHONPATH": before},
+            env={
+                interpreter.BEHIND_IT: sys.executable,
+                interpreter.SPARK: home,
+                "PYTHONPATH": f"{added}:{added}:{kept}",
+            },
             capture_output=True,
             check=True,
             text=True,
         )
-        assert asked.stdout == f"{after} ['a b', '']\n"
+        assert asked.stdout == f"{kept} ['a b', '']\n"
+
+    def test_who_reads_a_source_imports_pyspark_as_it_was_installed(self, spark: SparkSession) -> None:
+        class Where(DataSource):
+            def schema(self) -> str:
+                return "file STRING, path STRING"
+
+            def reader(self, schema: Any) -> DataSourceReader:
+                return Told()
+
+        class Told(DataSourceReader):
+            def read(self, partition: Any) -> Iterator[tuple[str, str]]:
+                import pyspark
+
+                yield pyspark.__file__, os.environ["PYTHONPATH"]
+
+        spark.dataSource.register(Where)
+        found = spark.read.format("Where").load().first()
+        assert found is not None and "pyspark.zip" not in found.path
+        assert os.path.samefile(found.file, sys.modules["pyspark"].__file__ or "")
 
     def test_on_this_machine_it_is_this_one(self) -> None:
         assert interpreter.for_cluster(None, is_here=True) == sys.executable

@@ -19,8 +19,10 @@ import sysconfig
 from millstream.spark.jvm import SparkDidNotStart
 
 WITHOUT_ZIP = os.path.join(os.path.dirname(__file__), "python.sh")
-BEHIND_IT = "PYSPARK_MILLSTREAM_PYTHON"
-"""The variable that tells `python.sh` which Python to run."""
+BEHIND_IT, SPARK = "PYSPARK_MILLSTREAM_PYTHON", "PYSPARK_MILLSTREAM_SPARK"
+"""The variables that tell `python.sh` which Python to run, and which Spark's archives it does not need. Those of
+another one, which the same process may start, stay.
+"""
 _WHERE_NAMED = "PYSPARK_PYTHON"
 _before: dict[str, str | None] = {WITHOUT_ZIP: None}
 """What `settle` has put into the environment, and what was named there before."""
@@ -43,6 +45,7 @@ def for_local() -> str:
     if not (_is_package() and os.access(WITHOUT_ZIP, os.X_OK) and _is_told_to_java()):
         return sys.executable
     os.environ[BEHIND_IT] = sys.executable
+    os.environ[SPARK] = _spark_home()
     return WITHOUT_ZIP
 
 
@@ -56,13 +59,17 @@ def _is_told_to_java() -> bool:
 
 def _is_package() -> bool:
     """Whether the pyspark that any new process of this Python finds is the very one whose Java classes are started."""
-    from pyspark.find_spark_home import _find_spark_home
-
     installed = os.path.join(sysconfig.get_path("purelib"), "pyspark")
     return os.path.isdir(installed) and all(
         os.path.isdir(each) and os.path.samefile(each, installed)
-        for each in (_find_spark_home(), os.path.dirname(sys.modules["pyspark"].__file__ or ""))
+        for each in (_spark_home(), os.path.dirname(sys.modules["pyspark"].__file__ or ""))
     )
+
+
+def _spark_home() -> str:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return str(_find_spark_home())
 
 
 def for_cluster(named: str | None, is_here: bool) -> str:
