@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import psutil
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from millstream.spark import interpreter, session, shipping
 from millstream.spark.jvm import SparkDidNotStart
@@ -141,24 +141,13 @@ class TestPython:
         )
         assert asked.stdout == f"{kept} ['a b', '']\n"
 
-    def test_who_reads_a_source_imports_pyspark_as_it_was_installed(self, spark: SparkSession) -> None:
-        class Where(DataSource):
-            def schema(self) -> str:
-                return "file STRING, path STRING"
-
-            def reader(self, schema: Any) -> DataSourceReader:
-                return Told()
-
-        class Told(DataSourceReader):
-            def read(self, partition: Any) -> Iterator[tuple[str, str]]:
-                import pyspark
-
-                yield pyspark.__file__, os.environ["PYTHONPATH"]
-
-        spark.dataSource.register(Where)
-        found = spark.read.format("Where").load().first()
-        assert found is not None and "pyspark.zip" not in found.path
-        assert os.path.samefile(found.file, sys.modules["pyspark"].__file__ or "")
+    def test_a_source_that_spark_has_found_by_itself_runs_with_pyspark_as_it_was_installed(
+        self, spark: SparkSession
+    ) -> None:
+        with pytest.raises(PySparkException, match="say what to read"):
+            spark.read.format("millstream").load().count()
+        daemons = [each for each in psutil.Process().children(recursive=True) if "pyspark.daemon" in each.cmdline()]
+        assert daemons and not [each for each in daemons if "pyspark.zip" in each.environ().get("PYTHONPATH", "")]
 
     def test_on_this_machine_it_is_this_one(self) -> None:
         assert interpreter.for_cluster(None, is_here=True) == sys.executable
