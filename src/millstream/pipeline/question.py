@@ -1,9 +1,9 @@
 """`millstream query`: one SQL question over topics, answered by Spark's batch engine.
 
 Every table of the SQL that is a topic becomes a view: the decoded columns (json), or `value` (text, bytes), and behind
-them `_key` as text, `_topic`, `_partition`, `_offset` and `_timestamp`. Filters on the last four reach the source, so a
-question about an hour reads an hour. Unlike in a pipeline, a value that cannot be decoded is a row of nulls: a question
-is about what is there.
+them `_key` as text, `_topic`, `_partition`, `_offset` and `_timestamp`. Filters on the last four reach the source where
+a topic stands in one place of the SQL, so a question about an hour reads an hour. Unlike in a pipeline, a value that
+cannot be decoded is a row of nulls: a question is about what is there.
 
 Spark does not tell a Python source which columns a query needs. The SQL does: what it does not name is not read. If the
 query then turns out to have a mistake, it is asked again with all columns, so that Spark can say what was meant.

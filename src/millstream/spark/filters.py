@@ -1,5 +1,7 @@
 """Filters of a query, pushed into the ranges that a batch read plans: a query over an hour reads an hour.
 
+Only with the option `pushFilters`, for a DataFrame that is used once: Spark plans its reads with the first filters.
+
 Every filter is also handed back to Spark: what is planned here may hold more rows than the filter lets through, never
 fewer. That is exact for topic, partition and offset, and for the lower bound of timestamp. Its upper bound cannot be:
 producers choose timestamps, and a record may be older than those before it. Records that are up to `timestampSkewMs`
