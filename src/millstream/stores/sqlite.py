@@ -14,13 +14,11 @@ has written. A commit that fails with an I/O error is final, as for a log: after
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,25 +30,15 @@ from millstream.promise import Promise
 from millstream.stores import queries
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row
+from millstream.stores.sqlite_checkpoints import Checkpoints
+from millstream.stores.sqlite_file import BUSY_MS, error_name, open_file, sentence
 from millstream.stores.sqlite_writer import SqliteWriter, changes, load_producers
 from millstream.stores.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x4D494C4C
-"""Marks the file as ours ("MILL"): another program's database is not written into."""
-PAGE_BYTES = 8192
-BUSY_MS = 10_000
-"""How long to wait for another process's transaction."""
-BUSY_STEP_SECONDS = 0.01
 POLL_SECONDS, POLL_SECONDS_MAX = 0.02, 1.0
-WAL_PAGES = 8000
-"""At which a commit moves what is in the WAL into the file. Doing that beside the writer was measured: it takes as much
-from the commits that go on meanwhile as it saves.
-"""
 READERS = 2
-READ_ONLY = "the file or its directory is read-only"
 _SQL = queries.named("sqlite_queries.sql")
 
 T = TypeVar("T")
@@ -65,6 +53,7 @@ class SqliteDatabase:
         self._writer: SqliteWriter | None = None
         self._writing = Worker("sqlite-write", 1)
         self._reading = Worker("sqlite-read", READERS)
+        self._checkpoints = Checkpoints(self._connect, self._writing, self._errors)
         self._readers = threading.local()
         self._opened: list[sqlite3.Connection] = []
         self._poller: sqlite3.Connection | None = None
@@ -88,6 +77,7 @@ class SqliteDatabase:
             raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
         self._opened.append(connection)
         self._writer = SqliteWriter(connection)
+        self._checkpoints.start(connection)
         self._poller = self._connect()
         self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
         self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
@@ -99,6 +89,7 @@ class SqliteDatabase:
         self._closed = True
         if self._poll_timer is not None:
             self._poll_timer.cancel()
+        await self._checkpoints.close()
         await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     def _shut_down(self) -> None:
@@ -131,14 +122,16 @@ class SqliteDatabase:
         with self._errors():
             return await self._reading.do(run)
 
-    def _write(self, work: Callable[[SqliteWriter], T]) -> Promise[T]:
-        """One transaction."""
+    def _write(self, work: Callable[[SqliteWriter], T], size: int = 0) -> Promise[T]:
+        """One transaction, with so many bytes of batches."""
         if self.failure is not None:
             detail = f"{self.path} is read-only until a restart: {self.failure}"
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
 
         if self._closed:
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed"))
+
+        self._checkpoints.grow(size)
 
         def run() -> T:
             assert self._writer is not None
@@ -156,10 +149,10 @@ class SqliteDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            if _name(error).startswith("SQLITE_IOERR") and self.failure is None:
+            if error_name(error).startswith("SQLITE_IOERR") and self.failure is None:
                 self.failure = str(error)
                 logger.critical("%s takes no more changes until a restart: %s", self.path, error)
-            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path}: {_sentence(error)}") from error
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path}: {sentence(error)}") from error
         except RuntimeError as error:
             if not self._closed:
                 raise
@@ -217,13 +210,14 @@ class SqliteDatabase:
         return await self._read(find)
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
-        return self._write(lambda writer: writer.append(appends, now_ms))
+        size = sum([len(batch) for append in appends for batch in append.batches])
+        return self._write(lambda writer: writer.append(appends, now_ms), size)
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
         def find(connection: sqlite3.Connection) -> tuple[bytes, int]:
             taken: list[bytes] = []
             size, next_offset = 0, offset
-            rows = connection.execute(_SQL["read"], (log_id, offset, below))
+            rows = connection.execute(_SQL["read"], {"log": log_id, "offset": offset, "below": below})
             for row_size, last_offset, data in rows:
                 if taken and size + row_size > bytes_max:
                     break
@@ -238,17 +232,16 @@ class SqliteDatabase:
         return await self._read(find)
 
     async def rows(self, log_id: int, offset: int, count_max: int) -> list[Row]:
-        return await self._read(
-            lambda connection: [Row(*row) for row in connection.execute(_SQL["rows"], (log_id, offset, count_max))]
-        )
+        place = {"log": log_id, "offset": offset, "count": count_max}
+        return await self._read(lambda each: [Row(*row) for row in each.execute(_SQL["rows"], place)])
 
     async def first_at(self, log_id: int, timestamp: int, offset: int, below: int) -> bytes | None:
-        place = log_id, offset, below, timestamp
+        place = {"log": log_id, "offset": offset, "below": below, "timestamp": timestamp}
         row = await self._read(lambda each: each.execute(_SQL["first_at"], place).fetchone())
         return None if row is None else bytes(row[0])
 
     async def newest_time(self, log_id: int, offset: int, below: int) -> int:
-        place = log_id, offset, below, offset
+        place = {"log": log_id, "offset": offset, "below": below}
         row = await self._read(lambda each: each.execute(_SQL["newest_time"], place).fetchone())
         return int(row[0])
 
@@ -322,93 +315,3 @@ class SqliteDatabase:
                 writer.connection.execute(_SQL["set_floor"], (revision - keep,))
 
         await self._write(run)
-
-
-def open_file(path: str) -> sqlite3.Connection:
-    """The connection that writes, to a file that is ours and of a schema that we know; raises `StartupError`.
-
-    The file is opened by SQLite alone. Whoever closes a descriptor of its own for the same file loses, by the rules of
-    POSIX, every lock that this process has on it: another process would then take the WAL for abandoned, and remove it.
-    """
-    refusal = _refusal(path)
-    if refusal is not None:
-        raise StartupError(f"{path} cannot be opened as a store: {refusal}")
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    except sqlite3.Error as error:
-        raise StartupError(f"{path} cannot be opened as a store: {_sentence(error)}") from error
-    try:
-        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # takes effect in a new file only
-        _migrate(connection, path)
-        _write_ahead(connection)
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
-    except sqlite3.Error as error:
-        connection.close()
-        raise StartupError(f"{path} cannot be opened as a store: {_sentence(error)}") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _refusal(path: str) -> str | None:
-    """What SQLite would only call "unable to open database file"."""
-    directory = os.path.dirname(path)
-    if os.path.isdir(path):
-        return os.strerror(errno.EISDIR)
-    if not os.path.isdir(directory):
-        return os.strerror(errno.ENOTDIR if os.path.exists(directory) else errno.ENOENT)
-    if not all(os.access(each, os.W_OK) for each in (directory, path) if os.path.exists(each)):
-        return READ_ONLY
-    return None
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait for the lock that this needs; a process that has it is doing the same, or works already."""
-    deadline = time.monotonic() + BUSY_MS / 1000
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if _name(error) != "SQLITE_BUSY" or time.monotonic() > deadline:
-                raise
-        time.sleep(BUSY_STEP_SECONDS)
-
-
-def _migrate(connection: sqlite3.Connection, path: str) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application != APPLICATION_ID and tables:
-            raise StartupError(f"{path} is a database of another program; name another file")
-        if version > SCHEMA_VERSION:
-            raise StartupError(f"{path} was written by a newer Millstream (schema {version}); upgrade this one")
-        if not tables:
-            for statement in queries.text("sqlite_schema.sql").split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _name(error: sqlite3.Error) -> str:
-    return getattr(error, "sqlite_errorname", "")  # errors of the Python module itself have none
-
-
-def _sentence(error: sqlite3.Error) -> str:
-    if _name(error) == "SQLITE_FULL":
-        return "the disk is full"
-    if _name(error).startswith("SQLITE_READONLY"):
-        return READ_ONLY
-    if _name(error) == "SQLITE_NOTADB":
-        return "it is not an SQLite database"
-    return str(error)

@@ -20,6 +20,9 @@ from millstream.stores.database import Append, Changes, Landed, LogState, Stored
 
 STEP_ROWS = 500
 """How many batches one transaction removes at most."""
+CHAPTER_ROWS = 256
+"""How many batches of all logs a chapter has: as many as about one page of its index holds."""
+OFFSET_MAX = (1 << 63) - 1
 LEADER_EPOCH = 0
 _SQL = queries.named("sqlite_queries.sql")
 
@@ -30,6 +33,9 @@ class SqliteWriter:
         self._data_version = -1
         self._states: dict[int, LogState | None] = {}
         self._producers: dict[int, Producers] = {}
+        self._chapters: dict[int, int | None] = {}
+        """The last of each log."""
+        self._last_arrival: int | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -51,6 +57,8 @@ class SqliteWriter:
     def _forget(self) -> None:
         self._states.clear()
         self._producers.clear()
+        self._chapters.clear()
+        self._last_arrival = None
 
     def _state(self, log_id: int) -> LogState | None:
         if log_id not in self._states:
@@ -71,7 +79,9 @@ class SqliteWriter:
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Landed:
         outcomes: list[Stored | RequestError] = []
-        rows: list[tuple[int, int, int, int, int, bytearray]] = []
+        rows: list[tuple[int, int, int, int, int, int, int, bytearray]] = []
+        begun: list[tuple[int, int, int]] = []
+        arrival = self._arrival()
         grown: dict[int, tuple[int, int]] = {}
         """Where a log ends now, and how large it is."""
         producers: dict[tuple[int, int], None] = {}
@@ -94,7 +104,12 @@ class SqliteWriter:
             for batch, header in zip(batches, headers, strict=True):
                 patch_offset(batch, end, header.length, LEADER_EPOCH)
                 last = end + header.last_offset_delta
-                rows.append((log_id, last, end, header.max_timestamp, len(batch), batch))
+                arrival += 1
+                chapter = arrival // CHAPTER_ROWS + 1
+                if chapter != self._chapters.get(log_id) and chapter != self._last_chapter(log_id):
+                    begun.append((log_id, end, chapter))
+                    self._chapters[log_id] = chapter
+                rows.append((arrival, chapter, log_id, last, end, header.max_timestamp, len(batch), batch))
                 if header.producer_id != NO_PRODUCER:
                     self._producers[log_id].note(header, end, now_ms)
                     producers[log_id, header.producer_id] = None
@@ -104,6 +119,9 @@ class SqliteWriter:
         if not grown:
             return outcomes, []
         self.connection.executemany(_SQL["insert_batch"], rows)
+        if begun:
+            self.connection.executemany(_SQL["begin_chapter"], begun)
+        self._last_arrival = arrival
         for log_id, producer_id in producers:
             known = self._producers[log_id].by_id[producer_id]
             self.connection.execute(
@@ -115,6 +133,17 @@ class SqliteWriter:
             changed.append(LogState(log_id, before.version + 1, before.start, end, size))
         self._store(changed)
         return outcomes, changed
+
+    def _arrival(self) -> int:
+        if self._last_arrival is None:
+            (self._last_arrival,) = self.connection.execute(_SQL["last_arrival"]).fetchone()
+        return self._last_arrival
+
+    def _last_chapter(self, log_id: int) -> int | None:
+        if log_id not in self._chapters:
+            row = self.connection.execute(_SQL["last_chapter"], (log_id,)).fetchone()
+            self._chapters[log_id] = None if row is None else row[0]
+        return self._chapters[log_id]
 
     def _find_repeat(self, log_id: int, header: BatchHeader) -> int | None:
         if log_id not in self._producers:
@@ -132,10 +161,13 @@ class SqliteWriter:
 
     def remove(self, log_id: int, offset: int) -> bool:
         """Some of the batches below an offset; whether there may be more."""
-        rows = self.connection.execute(_SQL["rows_below"], (log_id, offset, STEP_ROWS)).fetchall()
+        below = {"log": log_id, "offset": offset, "count": STEP_ROWS}
+        rows = self.connection.execute(_SQL["rows_below"], below).fetchall()
         if not rows:
             return False
-        self.connection.execute(_SQL["delete_up_to"], (log_id, rows[-1][0]))
+        last_offset = rows[-1][0]
+        self.connection.execute(_SQL["delete_up_to"], {"log": log_id, "offset": last_offset})
+        self._end_chapters(log_id, last_offset)
         state = self._state(log_id)
         if state is not None:
             self._update(state._replace(size_bytes=state.size_bytes - sum(size for _, size in rows)))
@@ -145,8 +177,11 @@ class SqliteWriter:
         state = self._require(log_id)
         if offset >= state.end:
             return state
-        end, size = self.connection.execute(_SQL["tail"], (max(offset, state.start), log_id, offset)).fetchone()
-        self.connection.execute(_SQL["delete_tail"], (log_id, offset))
+        tail = {"log": log_id, "offset": offset}
+        otherwise = {"otherwise": max(offset, state.start)}
+        end, size = self.connection.execute(_SQL["tail"], tail | otherwise).fetchone()
+        self.connection.execute(_SQL["delete_tail"], tail)
+        self._end_chapters(log_id, OFFSET_MAX)
         producers = load_producers(self.connection, log_id)
         producers.forget_from(end)
         self.connection.execute(_SQL["delete_producers"], (log_id,))
@@ -158,6 +193,11 @@ class SqliteWriter:
         self._producers.pop(log_id, None)
         start = min(state.start, end)
         return self._update(state._replace(start=start, end=end, size_bytes=state.size_bytes - size))
+
+    def _end_chapters(self, log_id: int, last_offset: int) -> None:
+        """Those that begin up to there and have none of the log's batches any more."""
+        self.connection.execute(_SQL["end_chapters"], (log_id, last_offset))
+        self._chapters.pop(log_id, None)
 
     def _require(self, log_id: int) -> LogState:
         state = self._state(log_id)

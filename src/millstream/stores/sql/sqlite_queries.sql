@@ -14,35 +14,71 @@ SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE NOT clo
 -- name: update_log
 UPDATE logs SET version = ?, start_offset = ?, end_offset = ?, size_bytes = ? WHERE id = ?
 
+-- name: last_arrival
+SELECT coalesce(max(rowid), 0) FROM arrivals
+
+-- name: last_chapter
+SELECT chapter FROM chapters WHERE log_id = ? ORDER BY base_offset DESC LIMIT 1
+
+-- name: begin_chapter
+INSERT INTO chapters (log_id, base_offset, chapter) VALUES (?, ?, ?)
+
 -- name: insert_batch
-INSERT INTO batches (log_id, last_offset, base_offset, max_timestamp, size, data) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO arrivals (rowid, chapter, log_id, last_offset, base_offset, max_timestamp, size, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- What follows and begins at an offset begins in the chapter that the offset lies in.
 
 -- name: read
-SELECT size, last_offset, data FROM batches WHERE log_id = ? AND last_offset >= ? AND last_offset < ? ORDER BY last_offset
+SELECT size, last_offset, data FROM batches
+WHERE log_id = :log AND last_offset >= :offset AND last_offset < :below AND chapter_offset < :below
+AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
+ORDER BY chapter_offset, last_offset
 
 -- name: rows
-SELECT base_offset, last_offset, max_timestamp, size FROM batches WHERE log_id = ? AND last_offset >= ?
-ORDER BY last_offset LIMIT ?
+SELECT base_offset, last_offset, max_timestamp, size FROM batches
+WHERE log_id = :log AND last_offset >= :offset
+AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
+ORDER BY chapter_offset, last_offset LIMIT :count
 
 -- name: first_at
-SELECT data FROM batches WHERE log_id = ? AND last_offset >= ? AND last_offset < ? AND max_timestamp >= ?
-ORDER BY last_offset LIMIT 1
+SELECT data FROM batches
+WHERE log_id = :log AND last_offset >= :offset AND last_offset < :below AND chapter_offset < :below
+AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
+AND max_timestamp >= :timestamp
+ORDER BY chapter_offset, last_offset LIMIT 1
 
 -- name: newest_time
-SELECT coalesce(max(max_timestamp), -1) FROM batches 
-WHERE log_id = ? AND last_offset >= ? AND last_offset < ? AND base_offset >= ?
-
--- name: rows_below
-SELECT last_offset, size FROM batches WHERE log_id = ? AND last_offset < ? ORDER BY last_offset LIMIT ?
-
--- name: delete_up_to
-DELETE FROM batches WHERE log_id = ? AND last_offset <= ?
+SELECT coalesce(max(max_timestamp), -1) FROM batches
+WHERE log_id = :log AND last_offset >= :offset AND last_offset < :below AND chapter_offset < :below
+AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
+AND base_offset >= :offset
 
 -- name: tail
-SELECT coalesce(min(base_offset), ?), coalesce(sum(size), 0) FROM batches WHERE log_id = ? AND last_offset >= ?
+SELECT coalesce(min(base_offset), :otherwise), coalesce(sum(size), 0) FROM batches
+WHERE log_id = :log AND last_offset >= :offset
+AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
 
 -- name: delete_tail
-DELETE FROM batches WHERE log_id = ? AND last_offset >= ?
+DELETE FROM arrivals WHERE rowid IN (
+    SELECT arrival FROM batches
+    WHERE log_id = :log AND last_offset >= :offset
+    AND chapter_offset >= (SELECT coalesce(max(base_offset), 0) FROM chapters WHERE log_id = :log AND base_offset <= :offset)
+)
+
+-- name: rows_below
+SELECT last_offset, size FROM batches WHERE log_id = :log AND last_offset < :offset AND chapter_offset < :offset
+ORDER BY chapter_offset, last_offset LIMIT :count
+
+-- name: delete_up_to
+DELETE FROM arrivals WHERE rowid IN (
+    SELECT arrival FROM batches WHERE log_id = :log AND last_offset <= :offset AND chapter_offset <= :offset
+)
+
+-- name: end_chapters
+DELETE FROM chapters WHERE log_id = ? AND base_offset <= ? AND NOT EXISTS (
+    SELECT 1 FROM arrivals WHERE arrivals.chapter = chapters.chapter AND arrivals.log_id = chapters.log_id
+)
 
 -- name: producers
 SELECT producer_id, epoch, seen_ms, batches FROM producers WHERE log_id = ?

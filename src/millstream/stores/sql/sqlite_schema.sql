@@ -1,4 +1,4 @@
--- Logs and metadata in one SQLite file, schema 1.
+-- Logs and metadata in one SQLite file, schema 2.
 
 -- One row per partition. `version` grows with every change of a log: of two states the larger is the newer. An id is
 -- never given twice, or the batches of a deleted topic, removed step by step, would be taken for those of a new one. A
@@ -15,9 +15,11 @@ CREATE TABLE logs (
     UNIQUE (topic_id, partition)
 );
 
--- One row per batch, in the order in which they came, so that a transaction over many logs writes neighbouring pages.
--- The index finds a batch by the last offset that it reaches, and answers questions about time and size alone.
-CREATE TABLE batches (
+-- One row per batch, in the order in which they came, so that a transaction over many logs writes neighbouring pages. So
+-- does the index: it is cut into chapters, which are runs of rows, and sorted by log only inside of each. Sorted by log
+-- throughout, it would have a page to write for every log of a transaction.
+CREATE TABLE arrivals (
+    chapter       INTEGER NOT NULL,
     log_id        INTEGER NOT NULL,
     last_offset   INTEGER NOT NULL,
     base_offset   INTEGER NOT NULL,
@@ -25,7 +27,23 @@ CREATE TABLE batches (
     size          INTEGER NOT NULL,
     data          BLOB    NOT NULL
 );
-CREATE UNIQUE INDEX batches_by_offset ON batches (log_id, last_offset, base_offset, max_timestamp, size);
+CREATE UNIQUE INDEX arrivals_by_chapter
+    ON arrivals (chapter, log_id, last_offset, base_offset, max_timestamp, size);
+
+-- In which chapters a log has batches, and where its part of each begins. There is a row here if and only if there is a
+-- batch, so that a chapter whose number comes again belongs to nobody.
+CREATE TABLE chapters (
+    log_id      INTEGER NOT NULL,
+    base_offset INTEGER NOT NULL,
+    chapter     INTEGER NOT NULL,
+    PRIMARY KEY (log_id, base_offset)
+) WITHOUT ROWID;
+
+-- The batches of a log, found by the offset at which their chapter begins and the last offset that they reach.
+CREATE VIEW batches AS
+    SELECT chapters.log_id, chapters.base_offset AS chapter_offset, arrivals.rowid AS arrival, arrivals.last_offset,
+        arrivals.base_offset, arrivals.max_timestamp, arrivals.size, arrivals.data
+    FROM chapters CROSS JOIN arrivals ON arrivals.chapter = chapters.chapter AND arrivals.log_id = chapters.log_id;
 
 -- The last batches of each idempotent producer, as log/producers.py keeps them: [[first, last, offset], ...].
 CREATE TABLE producers (
