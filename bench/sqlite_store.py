@@ -74,7 +74,7 @@ _PLAIN = "SQLite, one transaction per batch"
 _EIGHT = f"{_PLAIN}, 8 threads"
 MEASURES = [
     Measure("sqlite-append", _TITLE, _PLAIN, "batches/s", 2, 4, lower_is_better=False, sides=_sides(1)),
-    Measure("sqlite-append-waiting", _WAITING, _PLAIN, "batches/s", None, None, False, _sides(1, WAITING)),
+    Measure("sqlite-append-waiting", _WAITING, _PLAIN, "batches/s", 2, 4, False, _sides(1, WAITING)),
     Measure("sqlite-append-8", _TITLE, _EIGHT, "batches/s", None, None, False, _sides(8)),
     Measure("sqlite-append-waiting-8", _WAITING, _EIGHT, "batches/s", None, None, False, _sides(8, WAITING)),
 ]

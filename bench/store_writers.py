@@ -1,7 +1,7 @@
 """What the rows of the stores on databases have in common: a batch, and eight writers that append it.
 
 A writer does what a Kafka producer does by default: it has up to five batches on their way (`IN_FLIGHT`), and sends the
-next when the oldest is answered. In the rows for information it waits for every answer (`WAITING`).
+next when the oldest is answered. In the rows called `-waiting` it waits for every answer (`WAITING`).
 """
 
 from __future__ import annotations
