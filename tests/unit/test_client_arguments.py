@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import millstream as package
 import millstream.sync
-from millstream import Millstream, MillstreamError
+from millstream import Millstream, MillstreamError, StartupError
 from millstream.client.embedded import Embedded
 from millstream.testing.broker_thread import BrokerThread
 
@@ -169,3 +170,50 @@ async def test_a_reason_that_utf_8_cannot_say_is_said_with_escapes(ms: Millstrea
             await asyncio.sleep(0.01)
         letter = await ms.read("dead").receive()
     assert letter is not None and letter.header("millstream-dead-reason") == b"cannot read \\udcff.jpg"
+
+
+@pytest.mark.parametrize("topic", [b"orders", None, 7])
+async def test_a_topic_without_a_proper_name(ms: Millstream, topic: Any) -> None:
+    rule = "a topic's name is a str, not"
+    for make in (lambda: ms.read(topic), lambda: ms.stream([topic], group="g"), lambda: ms.exclusive(topic, group="g")):
+        with pytest.raises(MillstreamError, match=rule):
+            make()
+    async with ms.sender() as sender:
+        for send in (
+            ms.send(topic, b"x"),
+            ms.send_many([(topic, b"x")]),
+            ms.create_topic(topic),
+            ms.delete_topic(topic),
+            sender.send(b"x", topic=topic or 7),
+        ):
+            with pytest.raises(MillstreamError, match=rule):
+                await send
+
+
+async def test_topics_that_are_no_names(ms: Millstream) -> None:
+    with pytest.raises(MillstreamError, match="topics are named by a str or several, not 7"):
+        ms.queue(7, group="g")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    "messages", [("orders", b"a"), ["orders"], [("orders",)], [("a", b"b", b"c", (), 0, 1, 2)], [7]]
+)
+async def test_messages_that_are_none(ms: Millstream, messages: Any) -> None:
+    with pytest.raises(MillstreamError, match="a message is a topic, a value and perhaps a key"):
+        await ms.send_many(messages)
+
+
+async def test_messages_that_are_not_several(ms: Millstream) -> None:
+    with pytest.raises(MillstreamError, match=r"messages are a list, as .*, not NoneType"):
+        await ms.send_many(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("store", [Path("app.db"), None, 7])
+def test_a_store_that_is_no_url(store: Any) -> None:
+    with pytest.raises(StartupError, match="a store is a URL, as 'sqlite:"):
+        package.open(store)
+
+
+def test_a_clock_that_would_go_back(server: BrokerThread) -> None:
+    with pytest.raises(ValueError, match="time only goes forward"):
+        server.clock.advance(-5)

@@ -30,11 +30,23 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 from millstream.client import partitioners
+from millstream.client.arguments import (
+    Start,
+    check_partition,
+    check_topic,
+    checked,
+    checked_codec,
+    checked_group,
+    checked_start,
+    checked_time,
+    checked_topics,
+    setting_texts,
+)
 from millstream.client.closing import Once, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import TIMESTAMP_MAX, Message, Sent, check_partition, checked
+from millstream.client.records import Message, Sent
 from millstream.client.sending import Sender
 from millstream.clock import Clock, SystemClock
 from millstream.errors import Closed, MillstreamError
@@ -44,11 +56,8 @@ from millstream.records.record import Headers
 V = TypeVar("V")
 X = TypeVar("X")
 Encoder = Callable[[X], bytes]
-Start = Literal["earliest", "latest"]
 HEARTBEAT_SECONDS = 28.0
 TAKEOVER_SECONDS = 60.0
-GROUP_BYTES_MAX = 512
-"""As a broker has it (`group_id_bytes_max`)."""
 Row = tuple[int, int | None, bytes | None, bytes | None, Headers]
 """As the codec takes them: offset (unused), timestamp (None: now), key, value, headers."""
 
@@ -74,7 +83,7 @@ class Millstream(abc.ABC):
     ) -> None:
         self.clock: Clock = clock or SystemClock()
         self._partitioner = partitioners.make(partitioner)
-        self._codec = _codec(compression)
+        self._codec = checked_codec(compression)
         self._consuming: set[Consuming[object]] = set()
         self._senders: set[Sender] = set()
         self._is_open = False
@@ -169,6 +178,7 @@ class Millstream(abc.ABC):
         sent = await ms.send("orders", {"item": "widget"}, encode=lambda order: json.dumps(order).encode())
         """
         self.check_open()
+        check_topic(topic)
         row = (0, *checked(timestamp, key, encoded(encode, value), headers))
         if partition is not None:
             check_partition(partition)
@@ -203,8 +213,11 @@ class Millstream(abc.ABC):
     ) -> list[tuple[str, int, Row]]:
         placed = []
         together: dict[str, int] = {}
+        if not isinstance(messages, Iterable):
+            raise MillstreamError(f"messages are a list, as [('orders', b'a')], not {type(messages).__name__}")
         for each in messages:
-            message = each if isinstance(each, Message) else Message(*each)
+            message = Message.of(each)
+            check_topic(message.topic)
             row = (0, *checked(message.timestamp, message.key, encoded(encode, message.value), message.headers))
             partition = message.partition
             count = await self.partition_count(message.topic)
@@ -251,7 +264,7 @@ class Millstream(abc.ABC):
             buffer_bytes_max=buffer_bytes_max,
             when_full=when_full,
             partitioner=self._partitioner if partitioner is None else partitioners.make(partitioner),
-            codec=self._codec if compression is None else _codec(compression),
+            codec=self._codec if compression is None else checked_codec(compression),
             encode=encode,
             on_sent=on_sent,
         )
@@ -301,14 +314,8 @@ class Millstream(abc.ABC):
 
         Without `follow` it ends where the partition ended when it was opened.
         """
-        if isinstance(time, datetime):
-            time = round(time.timestamp() * 1000)
-        if time is not None and (type(time) is not int or not 0 <= time < TIMESTAMP_MAX):
-            raise MillstreamError(f"a time is a datetime, or milliseconds since 1970 as an int, not {time!r}")
-        if offset not in ("start", "end") and type(offset) is not int:
-            raise MillstreamError(f"an offset is an int, 'start' or 'end', not {offset!r}")
-        if time is not None and offset != "start":
-            raise MillstreamError(f"give an offset or a time, not both: offset={offset!r}, time={time}")
+        check_topic(topic)
+        time = checked_time(time, offset)
         check_partition(partition)
         return self._reading(topic, partition, offset, time, follow, decode)
 
@@ -350,7 +357,7 @@ class Millstream(abc.ABC):
 
         `start` is for partitions of which the group has committed nothing.
         """
-        return self._stream(_names(topics), _group(group), _start(start), commit_every, decode)
+        return self._stream(checked_topics(topics), checked_group(group), checked_start(start), commit_every, decode)
 
     def streams(
         self,
@@ -365,10 +372,10 @@ class Millstream(abc.ABC):
         for topic, count in counts.items():
             if count < 1:
                 raise MillstreamError(f"{topic} needs at least one stream, not {count}")
-        group = _group(group)
+        group = checked_group(group)
         return Streams(
             {
-                topic: [self._stream((topic,), group, _start(start), commit_every, decode) for _ in range(count)]
+                topic: [self._stream((topic,), group, checked_start(start), commit_every, decode) for _ in range(count)]
                 for topic, count in counts.items()
             }
         )
@@ -423,8 +430,9 @@ class Millstream(abc.ABC):
         """
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
-        reset = {"share.auto.offset.reset": _start(start)}
-        return self._queue(_names(topics), _group(group), prefetch, {**reset, **setting_texts(settings)}, decode)
+        reset = {"share.auto.offset.reset": checked_start(start)}
+        texts = {**reset, **setting_texts(settings)}
+        return self._queue(checked_topics(topics), checked_group(group), prefetch, texts, decode)
 
     @overload
     def exclusive(
@@ -475,7 +483,9 @@ class Millstream(abc.ABC):
         last = TAKEOVER_SECONDS if takeover is None else takeover
         if not 0 < first < last:
             raise MillstreamError(f"the heartbeat ({first:g} s) must come before the takeover ({last:g} s)")
-        return self._exclusive(topic, _group(group), _start(start), heartbeat, takeover, on_change, decode)
+        check_topic(topic)
+        start = checked_start(start)
+        return self._exclusive(topic, checked_group(group), start, heartbeat, takeover, on_change, decode)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -551,48 +561,3 @@ class Millstream(abc.ABC):
 
 def encoded(encode: Encoder[Any] | None, value: Any) -> Any:
     return value if encode is None or value is None else encode(value)
-
-
-def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
-    if not names:
-        raise MillstreamError("name at least one topic")
-    return names
-
-
-def _group(group: str) -> str:
-    """Checked here once: librdkafka ends the process for a group without a name."""
-    if not isinstance(group, str):
-        raise MillstreamError(f"a group's name is a str, not {type(group).__name__}")
-    try:
-        size = len(group.encode())
-    except UnicodeEncodeError:
-        raise MillstreamError(f"a group's name is text that UTF-8 can say, not {group!r}") from None
-    if not 0 < size <= GROUP_BYTES_MAX or "\0" in group:
-        raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no NUL among them")
-    return group
-
-
-def setting_texts(settings: Mapping[str, str] | None) -> dict[str, str]:
-    """Settings as they are stored and sent, which is as text; numbers and truths are taken as well."""
-    texts = {}
-    for name, value in (settings or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str | int | float):
-            raise MillstreamError(
-                f"a setting is a name and its value as text, as 'retention.ms': '60000', not {value!r}"
-            )
-        texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return texts
-
-
-def _start(start: str) -> Start:
-    if start not in ("earliest", "latest"):
-        raise MillstreamError(f"start is earliest or latest, not {start!r}")
-    return start  # type: ignore[return-value]  # it is one of the two
-
-
-def _codec(name: str) -> Codec:
-    try:
-        return Codec.parse(name)
-    except Exception as error:
-        raise MillstreamError(str(error)) from None

@@ -18,7 +18,8 @@ from typing import Any
 
 from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
-from millstream.client.api import Batch, Millstream, Row, Start, setting_texts
+from millstream.client.api import Batch, Millstream, Row
+from millstream.client.arguments import Start, check_topic, setting_texts
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
@@ -63,6 +64,8 @@ class Embedded(Millstream):
     ) -> None:
         """`settings` are fields of `millstream.config.Config`, as `default_partitions=4`; `stores` is for tests."""
         super().__init__(partitioner=partitioner, compression=compression, clock=clock)
+        if not isinstance(store, str):
+            raise StartupError(f"a store is a URL, as 'sqlite:app.db' or 'file:data', not {store!r}")
         if is_shared(store):
             settings = {"node_id": random.randrange(*NODE_IDS), **settings}
         self._config = configure(store=store, **settings)
@@ -142,6 +145,7 @@ class Embedded(Millstream):
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         self.check_open()
+        check_topic(name)
         topics = self.broker.topics
         async with refusals():
             await topics.create(
@@ -150,6 +154,7 @@ class Embedded(Millstream):
 
     async def delete_topic(self, name: str) -> None:
         self.check_open()
+        check_topic(name)
         async with refusals():
             await self.broker.delete_topic(name)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
-from millstream.client.api import HEARTBEAT_SECONDS, TAKEOVER_SECONDS, Start
+from millstream.client.api import HEARTBEAT_SECONDS, TAKEOVER_SECONDS
+from millstream.client.arguments import Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Exclusive

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
-from millstream.client.api import Start
+from millstream.client.arguments import Start
 from millstream.client.consuming import Decoder
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
 from millstream.client.embedded_reading import Cursor, user_record

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import reprlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from millstream.client.arguments import checked_delay, checked_reason
 from millstream.errors import MillstreamError
 from millstream.records.record import Headers
 
@@ -26,6 +28,15 @@ class Message(NamedTuple):
     """None: the partitioner chooses."""
     timestamp: int | None = None
     """Milliseconds since 1970. None: now."""
+
+    @classmethod
+    def of(cls, each: Any) -> Message:
+        if isinstance(each, Message):
+            return each
+        if not isinstance(each, tuple | list) or not 2 <= len(each) <= len(cls._fields):
+            rule = "a message is a topic, a value and perhaps a key, as ('orders', b'a', b'key')"
+            raise MillstreamError(f"{rule}, not {reprlib.repr(each)}")
+        return cls(*each)
 
 
 class Sent(NamedTuple):
@@ -89,11 +100,11 @@ class Job(Record[V]):
 
     async def release(self, delay: float = 0.0, reason: str = "") -> None:
         """It may be given to any worker again, after `delay` seconds; after too many deliveries it is dead."""
-        await self._answer_to().release(self, _delay(delay), _reason(reason))
+        await self._answer_to().release(self, checked_delay(delay), checked_reason(reason))
 
     async def reject(self, reason: str = "") -> None:
         """Nobody can do it: it goes to the dead-letter topic, with the reason."""
-        await self._answer_to().reject(self, _reason(reason))
+        await self._answer_to().reject(self, checked_reason(reason))
 
     async def renew(self) -> None:
         """It takes longer: the lease begins anew."""
@@ -118,64 +129,3 @@ class Desk(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     async def renew(self, job: Job[V]) -> None: ...
-
-
-# What is taken is checked where it is taken: later it would stand among others, and cost them too
-
-TIMESTAMP_MAX = 1 << 62
-DELAY_SECONDS_MAX = 100 * 366 * 24 * 3600
-
-
-def checked(
-    timestamp: Any, key: Any, value: Any, headers: Any
-) -> tuple[int | None, bytes | None, bytes | None, Headers]:
-    """A record's parts as they can be stored; raises `MillstreamError` for one that cannot."""
-    if key is not None and type(key) is not bytes:
-        key = _bytes(key, "a key is bytes or None")
-    if value is not None and type(value) is not bytes:
-        value = _bytes(value, "a value is bytes or None", ": give an encoder for it (encode=...)")
-    if timestamp is not None and (not isinstance(timestamp, int) or not 0 <= timestamp < TIMESTAMP_MAX):
-        raise MillstreamError(f"a timestamp is milliseconds since 1970, as an int, not {timestamp!r}")
-    return timestamp, key, value, _headers(headers) if headers else ()
-
-
-def check_partition(partition: Any) -> None:
-    if not isinstance(partition, int) or isinstance(partition, bool):
-        raise MillstreamError(f"a partition is an int, not {partition!r}")
-
-
-def _delay(delay: Any) -> float:
-    if not isinstance(delay, int | float) or not 0 <= delay <= DELAY_SECONDS_MAX:
-        raise MillstreamError(f"a delay is a number of seconds, from 0 to a hundred years, not {delay!r}")
-    return delay
-
-
-def _reason(reason: Any) -> str:
-    """As it can be stored: what UTF-8 cannot say, as in names of files, is said with escapes."""
-    if not isinstance(reason, str):
-        raise MillstreamError(f"a reason is text, not {type(reason).__name__}: give str(...) of it")
-    return reason if reason.isascii() else reason.encode(errors="backslashreplace").decode()
-
-
-def _headers(headers: Any) -> Headers:
-    try:
-        pairs = [(name, value) for name, value in headers]
-    except (TypeError, ValueError):
-        raise MillstreamError("headers are pairs of a name and a value, as (('trace', b'1'),)") from None
-    for at, (name, value) in enumerate(pairs):
-        if not isinstance(name, str):
-            raise MillstreamError(f"a header's name is a str, not {type(name).__name__}")
-        if not name.isascii():
-            try:
-                name.encode()
-            except UnicodeEncodeError:
-                raise MillstreamError(f"a header's name is text that UTF-8 can say, not {name!r}") from None
-        if value is not None and type(value) is not bytes:
-            pairs[at] = name, _bytes(value, "a header's value is bytes or None")
-    return tuple(pairs)
-
-
-def _bytes(data: Any, rule: str, advice: str = "") -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    raise MillstreamError(f"{rule}, not {type(data).__name__}{advice}")

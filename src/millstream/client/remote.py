@@ -18,7 +18,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from millstream.client.addresses import check_addresses
-from millstream.client.api import Batch, Millstream, Row, Start, setting_texts
+from millstream.client.api import Batch, Millstream, Row
+from millstream.client.arguments import Start, check_topic, setting_texts
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
@@ -162,12 +163,14 @@ class Remote(Millstream):
     async def create_topic(
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
+        check_topic(name)
         count = -1 if partitions is None else partitions
         topic = NewTopic(name, num_partitions=count, replication_factor=-1, config=setting_texts(settings))
         futures = self.admin.create_topics([topic], request_timeout=self.timeout)
         await self.worker.call(futures[name].result)
 
     async def delete_topic(self, name: str) -> None:
+        check_topic(name)
         self._counts.pop(name, None)
         futures = self.admin.delete_topics([name], request_timeout=self.timeout)
         try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.api import Start
+from millstream.client.arguments import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event

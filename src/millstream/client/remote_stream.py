@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.api import Start
+from millstream.client.arguments import Start
 from millstream.client.consuming import Decoder
 from millstream.client.iterators import Stream
 from millstream.client.records import Record

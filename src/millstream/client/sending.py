@@ -26,9 +26,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from millstream.client import partitioners
+from millstream.client.arguments import check_partition, check_topic, checked
 from millstream.client.closing import close_after
 from millstream.client.partitioners import Partitioner
-from millstream.client.records import Message, Sent, check_partition, checked
+from millstream.client.records import Message, Sent
 from millstream.clock import Timer
 from millstream.errors import BufferFull, Closed, MillstreamError, SendFailed
 from millstream.promise import Promise
@@ -166,6 +167,7 @@ class Sender:
     async def _count(self, topic: str) -> int:
         count = self._counts.get(topic)
         if count is None:
+            check_topic(topic)
             count = self._counts[topic] = await self._owner.partition_count(topic)
             if count == 1 and isinstance(self._partitioner, partitioners.ByKey):
                 self._alone[topic] = 0  # there is nothing to choose

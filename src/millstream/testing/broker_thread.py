@@ -40,6 +40,8 @@ class ClockHandle:
 
     def advance(self, seconds: float) -> None:
         """Moves the broker's time forward. Returns when all that falls due in between has happened."""
+        if seconds < 0:
+            raise ValueError(f"time only goes forward, not by {seconds} s")
 
         async def move(broker: Broker) -> None:
             self._owner.moved_clock.advance(seconds)
