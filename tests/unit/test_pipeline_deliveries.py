@@ -12,9 +12,12 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from millstream.pipeline.deliveries import Delivery, LakeDelivery, MovedDelivery, NotTheSame, TableDelivery
+from millstream.pipeline.files import write_files
+from millstream.pipeline.lake import create_lake
 from millstream.pipeline.spec import LakeSink, TableSink
 
 ROWS = StructType().add("user", StringType()).add("ms", LongType())
+ARROW = pa.schema([("user", pa.string()), ("ms", pa.int64())])
 APP = "clicks/sink/1"
 
 
@@ -31,7 +34,7 @@ class Batch:
         return []
 
     def toArrow(self) -> pa.Table:
-        return pa.Table.from_pylist(self._rows, pa.schema([("user", pa.string()), ("ms", pa.int64())]))
+        return pa.Table.from_pylist(self._rows, ARROW)
 
 
 def lake(path: Path, batch: int, kind: str = "delta", made: type[LakeDelivery] = LakeDelivery) -> Delivery:
@@ -40,6 +43,14 @@ def lake(path: Path, batch: int, kind: str = "delta", made: type[LakeDelivery] =
 
 def table(path: Path, batch: int, app: str = APP) -> Delivery:
     return TableDelivery(TableSink("table-hits", "clicks", f"sqlite:{path}", "hits", ("user",)), ROWS, app, batch)
+
+
+def put_rows(path: Path, kind: str, app: str) -> None:
+    """By another sink."""
+    lake = create_lake(str(path), kind, ARROW, "none", app)
+    rows = pa.RecordBatch.from_pylist([{"user": "z", "ms": 9}], ARROW)
+    (entry,) = write_files([rows], lake.root, "none", None, 1 << 20, "batch-0", lake.suffix)
+    lake.commit(0, [entry])
 
 
 def deliver(delivery: Delivery, batch: int, *rows: dict[str, Any]) -> int:
@@ -59,6 +70,27 @@ def test_a_lake_that_is_not_there_does_not_begin_in_the_middle(
     with pytest.raises(NotTheSame, match=r"the lake .*/new does not hold what came before batch 2: .*lake-clicks"):
         lake(tmp_path / "new", 2, kind, made)
     assert not (tmp_path / "new").exists()  # else the next start would take it for the one
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_lake_of_others_does_not_begin_in_the_middle(tmp_path: Path, kind: str) -> None:
+    deliver(lake(tmp_path / "old", 0, kind), 0)
+    put_rows(tmp_path / "theirs", kind, "views/sink/2")
+    with pytest.raises(NotTheSame, match=r"the lake .*/theirs does not hold what came before batch 2: .*lake-clicks"):
+        lake(tmp_path / "theirs", 2, kind)
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_lake_that_is_shared_knows_of_a_sink_that_had_no_rows_yet(tmp_path: Path, kind: str) -> None:
+    deliver(lake(tmp_path / "ours", 0, kind), 0)
+    put_rows(tmp_path / "ours", kind, "views/sink/2")
+    deliver(lake(tmp_path / "ours", 1, kind), 1)
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_lake_without_any_rows_may_be_one_that_an_older_version_made(tmp_path: Path, kind: str) -> None:
+    create_lake(str(tmp_path / "ours"), kind, ARROW, "none", APP)
+    deliver(lake(tmp_path / "ours", 3, kind), 3)
 
 
 def test_a_lake_may_be_moved(tmp_path: Path) -> None:

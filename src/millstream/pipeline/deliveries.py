@@ -17,13 +17,14 @@ from pyspark.sql.types import StructType
 
 from millstream.errors import MillstreamError
 from millstream.pipeline import decode, files
-from millstream.pipeline.lake import Lake, create_lake, is_lake
+from millstream.pipeline.lake import Lake, create_lake, is_lake, is_only_of_others
 from millstream.pipeline.spec import LakeSink, Sink, TableSink, TopicSink, redacted
 from millstream.pipeline.table import Table, TableGone, open_table
 from millstream.spark.schema import HEADERS
 
 TIDY_EVERY = 10
 """Batches between two looks for small files."""
+RENAMED = ", or the pipeline, under whose name batches are counted, had another"
 
 
 class Delivery(Protocol):
@@ -48,13 +49,16 @@ class NotTheSame(MillstreamError):
 class LakeDelivery:
     """Rows into Parquet files, written by the tasks; the driver commits their list.
 
-    A lake is made with the first batch, whether that has rows or not: one that is not there when a later one comes is
-    not the one that has the others.
+    A lake is made with the first batch, whether that has rows or not, and knows of it: one that is not there when a
+    later one comes, or has rows of others alone, is not the one that has the batches before.
     """
 
     def __init__(self, sink: LakeSink, schema: StructType, time_column: str | None, app_id: str, batch: int) -> None:
+        what = f"the lake {sink.path}"
         if batch > 0 and not is_lake(sink.path):
-            raise NotTheSame(sink, f"the lake {sink.path}", batch)
+            raise NotTheSame(sink, what, batch)
+        if batch > 0 and is_only_of_others(sink.path, app_id):
+            raise NotTheSame(sink, what, batch, RENAMED)
         self._sink = sink
         self._time_column = time_column
         arrow = to_arrow_schema(schema, timezone="UTC")
@@ -108,7 +112,7 @@ class TableDelivery:
             raise NotTheSame(sink, what, batch) from None
         if batch > 0 and not self._table.has(batch - 1):
             self._table.close()
-            raise NotTheSame(sink, what, batch, ", or the pipeline, under whose name batches are counted, had another")
+            raise NotTheSame(sink, what, batch, RENAMED)
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         if self._table.has(batch):

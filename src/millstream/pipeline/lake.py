@@ -19,7 +19,7 @@ from millstream.pipeline.lake_parquet import ParquetLake
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, settle
 
-__all__ = ["Lake", "LakeError", "LakeRows", "create_lake", "is_lake", "open_lake", "task_folder"]
+__all__ = ["Lake", "LakeError", "LakeRows", "create_lake", "is_lake", "is_only_of_others", "open_lake", "task_folder"]
 
 FILE_BYTES = 128 << 20
 
@@ -84,6 +84,14 @@ def open_lake(path: str) -> LakeRows:
 
 def is_lake(path: str) -> bool:
     return _format(_folder(path)) is not None
+
+
+def is_only_of_others(path: str, app_id: str) -> bool:
+    """Whether a lake has rows, and its writers never heard of this one: not even of a first batch without rows."""
+    path = _folder(path)
+    if _format(path) == "delta":
+        return lake_delta.is_only_of_others(path, app_id)
+    return lake_parquet.is_only_of_others(path, app_id)
 
 
 def _format(path: str) -> str | None:

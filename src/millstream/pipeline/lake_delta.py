@@ -155,8 +155,11 @@ class DeltaLake:
         return last is not None and last >= batch_id
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
-        """Puts the files of a batch in, once. A batch without files leaves no trace: it is as empty the next time."""
-        if not entries:
+        """Puts the files of a batch in, once.
+
+        A batch without files leaves no trace, for it is as empty the next time; but the first leaves its number.
+        """
+        if not entries and batch_id > 0:
             return
         actions = [_add(entry, is_new=True) for entry in entries]
         for _ in range(TRIES_MAX):
@@ -321,6 +324,14 @@ def rows(path: str) -> LakeRows:
         return LakeRows(path, table.to_pyarrow_dataset(), table.metadata().partition_columns)
     except DeltaError as error:
         raise LakeError(f"the lake {path} cannot be read: {_sentence(error)}") from error
+
+
+def is_only_of_others(path: str, app_id: str) -> bool:
+    try:
+        table = DeltaTable(path)
+    except DeltaError:  # torn by a crash, perhaps: whoever writes to it mends it, or says what is wrong
+        return False
+    return table.transaction_version(app_id) is None and bool(table.file_uris())
 
 
 def _is_orphan(path: str) -> bool:

@@ -51,7 +51,7 @@ class ParquetLake:
         self._path = os.path.abspath(path)
         self.root = os.path.join(self._path, STAGING)
         self._disk = disk or Disk()
-        self._app = os.path.join(self._path, STATE, quote(app_id, safe=""))
+        self._app = _state(self._path, app_id)
         self._finished = -1
         for folder in (self.root, os.path.dirname(self._app)):
             self._disk.make_directory(folder)
@@ -89,8 +89,11 @@ class ParquetLake:
         return batch >= batch_id
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
-        """Puts the files of a batch in, once. A batch without files leaves no trace: it is as empty the next time."""
-        if not entries:
+        """Puts the files of a batch in, once.
+
+        A batch without files leaves no trace, for it is as empty the next time; but the first leaves its number.
+        """
+        if not entries and batch_id > 0:
             return
         with locked(self._app + ".lock"):
             state = self._read()
@@ -185,6 +188,15 @@ def rows(path: str) -> LakeRows:
     columns = PARTITIONS[partition_by]
     hive = ds.partitioning(pa.schema([schema.field(name) for name in columns]), flavor="hive") if columns else None
     return LakeRows(path, ds.dataset(path, schema=schema, format="parquet", partitioning=hive), columns)
+
+
+def is_only_of_others(path: str, app_id: str) -> bool:
+    return not os.path.exists(_state(path, app_id) + ".json") and rows(path).count() > 0
+
+
+def _state(path: str, app_id: str) -> str:
+    """Where a writer keeps what it knows, but for the ending."""
+    return os.path.join(path, STATE, quote(app_id, safe=""))
 
 
 def _read_about(path: str) -> tuple[pa.Schema, str] | None:
