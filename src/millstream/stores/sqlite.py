@@ -53,7 +53,7 @@ class SqliteDatabase:
         self._writer: SqliteWriter | None = None
         self._writing = Worker("sqlite-write", 1)
         self._reading = Worker("sqlite-read", READERS)
-        self._checkpoints = Checkpoints(self._connect, self._writing, self._errors)
+        self._checkpoints = Checkpoints(self.path, self._connect, self._write, self._writing, self._errors)
         self._readers = threading.local()
         self._opened: list[sqlite3.Connection] = []
         self._poller: sqlite3.Connection | None = None
@@ -77,7 +77,7 @@ class SqliteDatabase:
             raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
         self._opened.append(connection)
         self._writer = SqliteWriter(connection)
-        self._checkpoints.start(connection)
+        self._checkpoints.start(self._writer)
         self._poller = self._connect()
         self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
         self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
@@ -89,10 +89,11 @@ class SqliteDatabase:
         self._closed = True
         if self._poll_timer is not None:
             self._poll_timer.cancel()
-        await self._checkpoints.close()
+        self._checkpoints.end()
         await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     def _shut_down(self) -> None:
+        self._checkpoints.close()
         self._reading.close()
         self._writing.close()
         for connection in reversed(self._opened):
@@ -122,8 +123,8 @@ class SqliteDatabase:
         with self._errors():
             return await self._reading.do(run)
 
-    def _write(self, work: Callable[[SqliteWriter], T], size: int = 0) -> Promise[T]:
-        """One transaction, with so many bytes of batches."""
+    def _write(self, work: Callable[[SqliteWriter], T]) -> Promise[T]:
+        """One transaction."""
         if self.failure is not None:
             detail = f"{self.path} is read-only until a restart: {self.failure}"
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
@@ -131,7 +132,7 @@ class SqliteDatabase:
         if self._closed:
             return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed"))
 
-        self._checkpoints.grow(size)
+        self._checkpoints.look()
 
         def run() -> T:
             assert self._writer is not None
@@ -210,8 +211,7 @@ class SqliteDatabase:
         return await self._read(find)
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
-        size = sum([len(batch) for append in appends for batch in append.batches])
-        return self._write(lambda writer: writer.append(appends, now_ms), size)
+        return self._write(lambda writer: writer.append(appends, now_ms))
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
         def find(connection: sqlite3.Connection) -> tuple[bytes, int]:

@@ -1,86 +1,132 @@
 """Moving what the WAL of an SQLite file holds into the file, beside the commits that go on.
 
-    commits --grow--> enough --> a checkpoint in a thread of its own: nearly all of it, with the long sync
-                             --> one in the writer's thread: what was committed meanwhile, and the WAL begins anew
+    commits --look--> enough --> a checkpoint in a thread of its own: nearly all of it, with the long sync
+                             --> one by the writer: what was committed meanwhile, and the WAL begins anew
 
-Left to itself SQLite does all of it inside a commit, while everyone waits, and tells nobody where that failed. A sync
-that fails here is as final as one of a commit: the WAL is about to be written over, and what the file lacks would be
-gone. A checkpoint that gets in the way of readers, or of another process that makes one, is left to the next time.
+Rules
+-----
+1. A sync that fails here is as final as one of a commit: the WAL is about to be written over, and what the file lacks
+   would be gone. SQLite's own checkpoints, which a commit makes now and then while everyone waits, say nothing of it.
+2. A checkpoint begins only where something was committed that no other one has moved. SQLite before 3.51.3 otherwise
+   loses commits: a checkpoint that finds all moved, and a commit that begins the WAL anew at that very moment, leave
+   frames behind that count as moved and are not (sqlite.org/wal.html, "The WAL-Reset Bug").
+3. So one process makes one at a time, which has the lock on the file's directory, and commits something before each.
+   A file for that lock would have to stay behind for ever, beside a store that is one file.
+
+One that would be in the way of readers, or of another process, is left to the next time.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from millstream.errors import RequestError
 from millstream.logs import Damped
 from millstream.promise import Promise, promised
 from millstream.stores.sqlite_file import BUSY_MS
+from millstream.stores.sqlite_writer import SqliteWriter
 from millstream.stores.worker import Worker
 
-WAL_BYTES = 16 << 20
-"""At which it begins. About twice as many are in the WAL when it is done, and as many stay on disk."""
-TRANSACTION_BYTES = 32 << 10
-"""What a transaction writes beside its batches: some pages."""
+logger = logging.getLogger(__name__)
+
+WAL_BYTES = 32 << 20
+"""At which it begins. Up to twice as many are in the WAL when it is done, and stay on disk."""
 PATIENCE_MS = 20
 """How long the writer waits for readers that still need the WAL, which ours do for one read."""
+REST_PAGES = 2_000
+"""What the writer moves itself, at most; more is left behind only by a reader that took its time."""
 
 
 class Checkpoints:
     def __init__(
         self,
+        path: str,
         connect: Callable[[], sqlite3.Connection],
+        write: Callable[[Callable[[SqliteWriter], None]], Promise[None]],
         writing: Worker,
         errors: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._path = path
         self._connect = connect
+        self._write = write
+        """Does something in a transaction."""
         self._writing = writing
         self._errors = errors
         """Makes `RequestError` of what SQLite raises, and ends the store where that was the disk."""
         self._beside = Worker("sqlite-checkpoint", 1)
         self._connection: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-        self._size = 0
+        self._writer: SqliteWriter | None = None
+        self._directory = -1
+        self._moved = 0
         self._running: Promise[None] = Promise.of(None)
         self._closed = False
         self._damped = Damped(__name__)
 
-    def start(self, writer: sqlite3.Connection) -> None:
+    def start(self, writer: SqliteWriter) -> None:
         self._writer = writer
+        self._connection = self._connect()  # now, for later there may be no descriptor left
+        self._connection.execute("PRAGMA synchronous=FULL")
+        self._directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(FileNotFoundError):  # left by others, who may not have written enough to move it
+            self._moved = -os.stat(f"{self._path}-wal").st_size
 
-    def grow(self, size: int) -> None:
-        """A transaction with so many bytes of batches is on its way."""
-        self._size += size + TRANSACTION_BYTES
-        if self._size > WAL_BYTES and self._running.done and not self._closed:
-            self._size = 0
+    def look(self) -> None:
+        """Another transaction is on its way."""
+        if self._writer is None or self._closed or not self._running.done:
+            return
+        if self._writer.written - self._moved > WAL_BYTES:
+            self._moved = self._writer.written
             self._running = promised(self._run())
 
     async def _run(self) -> None:
+        if self._closed:
+            return
+        try:
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process does it
+            return
         try:
             with self._errors():
-                await self._beside.do(self._move)
-                if not self._closed:
+                await self._write(SqliteWriter.touch)
+                rest = await self._beside.do(self._move)
+                if rest <= REST_PAGES:
+                    await self._write(SqliteWriter.touch)
                     await self._writing.do(self._begin_anew)
         except RequestError as error:
-            self._damped.warning("the WAL could not be moved into its file, and will be later: %s", error)
+            if not self._closed:
+                self._damped.warning("the WAL could not be moved into its file, and will be later: %s", error)
+        except Exception:
+            logger.exception("the WAL could not be moved into its file, and will be later")
+        finally:
+            if not self._closed:
+                fcntl.flock(self._directory, fcntl.LOCK_UN)
 
-    def _move(self) -> None:
-        if self._connection is None:
-            self._connection = self._connect()
-            self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    def _move(self) -> int:
+        """What had to be left in the WAL, in pages."""
+        assert self._connection is not None
+        _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(pages - moved)
 
     def _begin_anew(self) -> None:
         assert self._writer is not None
-        self._writer.execute(f"PRAGMA busy_timeout={PATIENCE_MS}")
+        connection = self._writer.connection
+        connection.execute(f"PRAGMA busy_timeout={PATIENCE_MS}")
         try:
-            self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         finally:
-            self._writer.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+            connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
 
-    async def close(self) -> None:
+    def end(self) -> None:
+        """No more of them begin."""
         self._closed = True
-        await self._running
+
+    def close(self) -> None:
+        """Blocks until what runs is done."""
         self._beside.close()
+        if self._directory >= 0:
+            os.close(self._directory)  # and with it the lock, if it is ours

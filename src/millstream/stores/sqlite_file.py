@@ -38,11 +38,11 @@ def open_file(path: str) -> sqlite3.Connection:
         raise StartupError(f"{path} cannot be opened as a store: {sentence(error)}") from error
     try:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        connection.execute("PRAGMA wal_autocheckpoint=0")  # see `sqlite_checkpoints.py`
         connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # takes effect in a new file only
         _migrate(connection, path)
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA wal_autocheckpoint=0")  # see `sqlite_checkpoints.py`
     except sqlite3.Error as error:
         connection.close()
         raise StartupError(f"{path} cannot be opened as a store: {sentence(error)}") from error

@@ -17,11 +17,16 @@ from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Stored, check_bundles
+from millstream.stores.sqlite_file import PAGE_BYTES
 
 STEP_ROWS = 500
 """How many batches one transaction removes at most."""
-CHAPTER_ROWS = 256
-"""How many batches of all logs a chapter has: as many as about one page of its index holds."""
+CHAPTER_ROWS = 1024
+"""How many batches of all logs a chapter has: as many as fit on a few pages of the index, and enough for several of each
+log, since a row in `chapters` costs as much as the index by log would.
+"""
+TRANSACTION_BYTES = 32 << 10
+"""What a transaction writes beside its rows: some pages."""
 OFFSET_MAX = (1 << 63) - 1
 LEADER_EPOCH = 0
 _SQL = queries.named("sqlite_queries.sql")
@@ -36,10 +41,16 @@ class SqliteWriter:
         self._chapters: dict[int, int | None] = {}
         """The last of each log."""
         self._last_arrival: int | None = None
+        self.written = 0
+        """Bytes that went into the WAL, roughly: of a row that has no neighbours in its transaction, a page."""
+        self._neighbours = self._neighbour_bytes = 0
+        """Rows of a transaction that stand beside each other, and their bytes."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         self.connection.execute("BEGIN IMMEDIATE")
+        changes = self.connection.total_changes
+        self._neighbours = self._neighbour_bytes = 0
         try:
             (data_version,) = self.connection.execute("PRAGMA data_version").fetchone()
             if data_version != self._data_version:  # another connection has written
@@ -53,6 +64,9 @@ class SqliteWriter:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
+        finally:
+            if changes := self.connection.total_changes - changes:
+                self.written += TRANSACTION_BYTES + self._neighbour_bytes + (changes - self._neighbours) * PAGE_BYTES
 
     def _forget(self) -> None:
         self._states.clear()
@@ -132,7 +146,13 @@ class SqliteWriter:
             before = self._require(log_id)
             changed.append(LogState(log_id, before.version + 1, before.start, end, size))
         self._store(changed)
+        self._neighbours = len(rows) + len(changed)
+        self._neighbour_bytes = sum([row[6] for row in rows])
         return outcomes, changed
+
+    def touch(self) -> None:
+        """A change of no meaning."""
+        self.connection.execute(_SQL["touch"])
 
     def _arrival(self) -> int:
         if self._last_arrival is None:

@@ -14,6 +14,9 @@ SELECT id, version, start_offset, end_offset, size_bytes FROM logs WHERE NOT clo
 -- name: update_log
 UPDATE logs SET version = ?, start_offset = ?, end_offset = ?, size_bytes = ? WHERE id = ?
 
+-- name: touch
+UPDATE touched SET times = times + 1
+
 -- name: last_arrival
 SELECT coalesce(max(rowid), 0) FROM arrivals
 

@@ -70,3 +70,7 @@ CREATE TABLE meta_revision (
     floor    INTEGER NOT NULL
 );
 INSERT INTO meta_revision VALUES (0, 0, 0);
+
+-- What is changed where a commit is wanted, and nothing else: a row with the same values as before would not be written.
+CREATE TABLE touched (times INTEGER NOT NULL);
+INSERT INTO touched VALUES (0);

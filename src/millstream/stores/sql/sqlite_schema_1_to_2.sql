@@ -16,3 +16,5 @@ CREATE VIEW batches AS
     SELECT chapters.log_id, chapters.base_offset AS chapter_offset, arrivals.rowid AS arrival, arrivals.last_offset,
         arrivals.base_offset, arrivals.max_timestamp, arrivals.size, arrivals.data
     FROM chapters CROSS JOIN arrivals ON arrivals.chapter = chapters.chapter AND arrivals.log_id = chapters.log_id;
+CREATE TABLE touched (times INTEGER NOT NULL);
+INSERT INTO touched VALUES (0);
