@@ -22,7 +22,7 @@ from millstream.stores.sqlite_file import PAGE_BYTES
 STEP_ROWS = 500
 """How many batches one transaction removes at most."""
 CHAPTER_ROWS = 1024
-"""How many batches of all logs a chapter has: as many as fit on a few pages of the index, and enough for several of each
+"""How many batches of all logs a chapter has: as many as a few pages of the index hold, and enough for several of each
 log, since a row in `chapters` costs as much as the index by log would.
 """
 TRANSACTION_BYTES = 32 << 10
