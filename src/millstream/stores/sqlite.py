@@ -93,9 +93,9 @@ class SqliteDatabase:
         await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     def _shut_down(self) -> None:
-        self._checkpoints.close()
         self._reading.close()
         self._writing.close()
+        self._checkpoints.close()
         for connection in reversed(self._opened):
             connection.close()
 

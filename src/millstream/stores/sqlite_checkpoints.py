@@ -102,9 +102,8 @@ class Checkpoints:
                 self._damped.warning("the WAL could not be moved into its file, and will be later: %s", error)
         except Exception:
             logger.exception("the WAL could not be moved into its file, and will be later")
-        finally:
-            if not self._closed:
-                fcntl.flock(self._directory, fcntl.LOCK_UN)
+        if not self._closed:  # a task that was cancelled leaves it to `close`: its work may go on in a thread
+            fcntl.flock(self._directory, fcntl.LOCK_UN)
 
     def _move(self) -> int:
         """What had to be left in the WAL, in pages."""
@@ -126,7 +125,7 @@ class Checkpoints:
         self._closed = True
 
     def close(self) -> None:
-        """Blocks until what runs is done."""
+        """Blocks until what runs is done. The writer's thread has ended."""
         self._beside.close()
         if self._directory >= 0:
             os.close(self._directory)  # and with it the lock, if it is ours
