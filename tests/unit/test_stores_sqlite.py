@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import RequestError
+from millstream.errors import RequestError, StartupError
 from millstream.log.config import LogConfig
 from millstream.records import codec
 from millstream.records.batch import patch_offset, read_header
@@ -212,6 +212,22 @@ class TestCheckpoints:
         for _ in range(megabytes * 16):
             await append(log, batch(os.urandom(64 << 10)))
 
+    async def hold_one(self, opened: Opened, log: TableLog, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+        """Has a checkpoint begin, and stop until it may go on."""
+        checkpoints = opened.database._checkpoints
+        move, begun, go_on = checkpoints._move, threading.Event(), threading.Event()
+
+        def wait() -> int:
+            begun.set()
+            go_on.wait(10)
+            return move()
+
+        monkeypatch.setattr(checkpoints, "_move", wait)
+        while checkpoints._running.done:
+            await append(log, batch(os.urandom(64 << 10)))
+        assert await asyncio.to_thread(begun.wait, 10)
+        return go_on
+
     async def test_the_wal_begins_anew_while_batches_are_written_and_read(self, opened: Opened) -> None:
         (log,) = await opened.logs(1)
         await self.write(log, 4)
@@ -238,18 +254,7 @@ class TestCheckpoints:
         self, opened: Opened, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (log,) = await opened.logs(1)
-        checkpoints = opened.database._checkpoints
-        move, begun, go_on = checkpoints._move, threading.Event(), threading.Event()
-
-        def wait() -> int:
-            begun.set()
-            go_on.wait(10)
-            return move()
-
-        monkeypatch.setattr(checkpoints, "_move", wait)
-        while checkpoints._running.done:
-            await append(log, batch(os.urandom(64 << 10)))
-        assert await asyncio.to_thread(begun.wait, 10)
+        go_on = await self.hold_one(opened, log, monkeypatch)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(opened.database.close(), 0.05)
         go_on.set()
@@ -296,7 +301,10 @@ class TestCheckpoints:
         with pytest.raises(RequestError, match="read-only"):
             await self.write(log, 8)
         assert log.failure == "disk I/O error" and "takes no more changes until a restart" in caplog.text
-        assert len(await read_back(log)) == log.end > 0, "what is there can still be read"
+        end = log.end
+        assert len(await read_back(log)) == end > 0, "what is there can still be read"
+        await opened.store.close()
+        assert self.wal_bytes(opened) > 0, "what the file may lack is still there for the next process"
 
     async def test_one_that_finds_the_disk_full_is_tried_again(
         self, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -349,6 +357,45 @@ class TestCheckpoints:
         assert self.wal_bytes(opened) < 8 << 20, "of 15 MB, half a megabyte each"
         await log.refresh()
         assert len(await read_back(log)) == 240
+
+    async def test_the_lock_is_held_for_as_long_as_one_runs_whoever_is_cancelled(
+        self, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (log,) = await opened.logs(1)
+        go_on = await self.hold_one(opened, log, monkeypatch)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()  # as a loop does that ends
+        await asyncio.sleep(0)
+        directory = os.open(opened.path.parent, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        go_on.set()
+        await opened.store.close()
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(directory)
+
+    async def test_it_is_one_lock_by_whichever_name_the_file_is_opened(self, opened: Opened, tmp_path: Path) -> None:
+        await opened.logs(1)
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "link.db").symlink_to(opened.path)
+        linked = Opened(tmp_path / "elsewhere" / "link.db")
+        await linked.logs(1)
+        place = linked.database._checkpoints._directory
+        assert os.path.samestat(os.fstat(place), os.stat(tmp_path))
+        await linked.store.close()
+
+    async def test_a_directory_that_cannot_be_read_is_refused_with_a_sentence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> int:
+            raise PermissionError(13, "Permission denied", str(tmp_path))
+
+        monkeypatch.setattr(os, "open", refuse)
+        opened = Opened(tmp_path / "store.db")
+        for _ in range(2):
+            with pytest.raises(StartupError, match=r"store\.db cannot be opened as a store: .*Permission denied"):
+                await opened.store.start()
+        await opened.database.close()
 
     async def test_closing_in_the_middle_of_one_loses_nothing(self, tmp_path: Path) -> None:
         opened = Opened(tmp_path / "store.db")

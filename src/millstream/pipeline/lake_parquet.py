@@ -191,7 +191,12 @@ def rows(path: str) -> LakeRows:
 
 
 def is_only_of_others(path: str, app_id: str) -> bool:
-    return not os.path.exists(_state(path, app_id) + ".json") and rows(path).count() > 0
+    if os.path.exists(_state(path, app_id) + ".json"):
+        return False
+    try:
+        return rows(path).count() > 0
+    except (OSError, pa.ArrowException) as error:
+        raise LakeError(f"the lake {path} cannot be read: {error}") from error
 
 
 def _state(path: str, app_id: str) -> str:

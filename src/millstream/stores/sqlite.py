@@ -14,6 +14,7 @@ has written. A commit that fails with an I/O error is final, as for a log: after
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import shutil
@@ -53,7 +54,7 @@ class SqliteDatabase:
         self._writer: SqliteWriter | None = None
         self._writing = Worker("sqlite-write", 1)
         self._reading = Worker("sqlite-read", READERS)
-        self._checkpoints = Checkpoints(self.path, self._connect, self._write, self._writing, self._errors)
+        self._checkpoints = Checkpoints(self.path, self._connect, self._writing, self._changing)
         self._readers = threading.local()
         self._opened: list[sqlite3.Connection] = []
         self._poller: sqlite3.Connection | None = None
@@ -76,11 +77,15 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
         self._opened.append(connection)
-        self._writer = SqliteWriter(connection)
-        self._checkpoints.start(self._writer)
-        self._poller = self._connect()
-        self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
-        self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
+        writer = SqliteWriter(connection)
+        try:
+            self._checkpoints.start(writer)
+            self._poller = self._connect()
+            self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
+            self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
+        self._writer = writer
         self._poll_timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
 
     async def close(self) -> None:
@@ -93,9 +98,15 @@ class SqliteDatabase:
         await asyncio.get_running_loop().run_in_executor(None, self._shut_down)
 
     def _shut_down(self) -> None:
+        self._checkpoints.close()
         self._reading.close()
         self._writing.close()
-        self._checkpoints.close()
+        if self.failure is not None and self._poller is not None:
+            # The last connection that closes moves the WAL into the file and removes it, but for what a checkpoint has
+            # moved already, whose sync may be the one that failed. With one that never closes the WAL stays, not even
+            # when Python ends, and the next process moves all of it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._poller))
+            self._opened.remove(self._poller)
         for connection in reversed(self._opened):
             connection.close()
 
@@ -123,15 +134,24 @@ class SqliteDatabase:
         with self._errors():
             return await self._reading.do(run)
 
-    def _write(self, work: Callable[[SqliteWriter], T]) -> Promise[T]:
-        """One transaction."""
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """In any thread: around what changes the file."""
+        if (refusal := self._refusal()) is not None:
+            raise refusal
+        with self._errors():
+            yield
+
+    def _refusal(self) -> RequestError | None:
         if self.failure is not None:
             detail = f"{self.path} is read-only until a restart: {self.failure}"
-            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, detail))
+            return RequestError(Code.KAFKA_STORAGE_ERROR, detail)
+        return RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed") if self._closed else None
 
-        if self._closed:
-            return Promise.failed(RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed"))
-
+    def _write(self, work: Callable[[SqliteWriter], T]) -> Promise[T]:
+        """One transaction."""
+        if (refusal := self._refusal()) is not None:
+            return Promise.failed(refusal)
         self._checkpoints.look()
 
         def run() -> T:

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from millstream.promise import Promise
 
 T = TypeVar("T")
-_Job = tuple[Callable[[], Any], Promise[Any], asyncio.AbstractEventLoop]
+_Job = tuple[Callable[[], Any], Promise[Any] | None, asyncio.AbstractEventLoop | None]
 
 
 class Worker:
@@ -41,17 +42,31 @@ class Worker:
         self._queue.put((work, promise, asyncio.get_running_loop()))
         return promise
 
+    def wait(self, work: Callable[[], T]) -> T:
+        """Has work done, for another thread than the loop's, which waits; not after `close`."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._queue.put((run, None, None))
+        return done.result()
+
     def _serve(self) -> None:
         while (job := self._queue.get()) is not None:
             work, promise, loop = job
-            tell: Callable[[Any], None]
+            failed = False
             try:
-                tell, outcome = promise.settle, work()
+                outcome = work()
             except BaseException as error:
-                tell, outcome = promise.fail, error
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
-                loop.call_soon_threadsafe(tell, outcome)
-            del job, work, promise, loop, tell, outcome  # nothing is kept alive while there is nothing to do
+                outcome, failed = error, True
+            if promise is not None and loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+                    loop.call_soon_threadsafe(promise.fail if failed else promise.settle, outcome)
+            del job, work, promise, loop, outcome  # nothing is kept alive while there is nothing to do
 
     def close(self) -> None:
         """Blocks until all that was begun is done."""

@@ -1,5 +1,5 @@
 -- What was stored by schema 1 becomes one chapter, in the order of its old index. A process of the old version that still
--- has the file open cannot write to it any more, for `batches` is a view now.
+-- has the file open can store no batches any more, for `batches` is a view now.
 ALTER TABLE batches RENAME TO arrivals;
 ALTER TABLE arrivals ADD COLUMN chapter INTEGER NOT NULL DEFAULT 0;
 DROP INDEX batches_by_offset;
