@@ -103,7 +103,7 @@ class SqliteDatabase:
         self._writing.close()
         if self.failure is not None and self._poller is not None:
             # The last connection that closes moves the WAL into the file and removes it, but for what a checkpoint has
-            # moved already, whose sync may be the one that failed. Where one is never closed, not even when Python ends,
+            # moved already, whose sync may be what failed. Where one is never closed, not even when Python ends,
             # the WAL stays, and the next process moves all of it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._poller))
             self._opened.remove(self._poller)
