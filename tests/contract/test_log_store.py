@@ -494,6 +494,35 @@ class TestRetention:
         await driver.logs.housekeep()
         assert log.start == log.end == 4, "they go with what follows them"
 
+    async def test_a_timestamp_far_in_the_future_does_not_keep_a_log(self, driver: Driver, clock: VirtualClock) -> None:
+        """Such records may be stored already, or the topic allows them."""
+        log = await driver.open(LogConfig(segment_bytes=1000, segment_ms=DAY_MS, retention_ms=DAY_MS))
+        await driver.logs.housekeep()
+        for _ in range(3):
+            await append(log, batch(b"far", at=1 << 60))
+            await fill(log, 20, at=clock.now_ms())
+            driver.written_now()
+            await driver.logs.housekeep()
+            assert log.start == 0, "it is no older than its arrival"
+            clock.advance(DAY_MS / 1000 / 4)
+        for _ in range(3):
+            clock.advance(DAY_MS / 1000 + 1)
+            await driver.logs.housekeep()
+        assert log.start == log.end == 63
+
+    async def test_an_active_segment_that_begins_in_the_future_is_closed_all_the_same(
+        self, driver: Driver, clock: VirtualClock
+    ) -> None:
+        log = await driver.open(LogConfig(segment_ms=DAY_MS, retention_ms=2 * DAY_MS))
+        await append(log, batch(b"far", at=1 << 60))
+        await driver.logs.housekeep()
+        for _ in range(8):
+            clock.advance(DAY_MS / 1000)
+            await fill(log, 1, at=clock.now_ms())
+            driver.written_now()
+            await driver.logs.housekeep()
+        assert 1 <= log.start <= 8
+
     async def test_keeps_at_least_what_retention_bytes_says(self, driver: Driver) -> None:
         log = await driver.open(LogConfig(segment_bytes=1000, retention_ms=-1, retention_bytes=3000))
         await fill(log, 100)

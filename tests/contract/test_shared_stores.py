@@ -149,21 +149,24 @@ class TestLogs:
     ) -> None:
         if not isinstance(stores[0].database, PostgresDatabase):
             pytest.skip("there is no line to it")
-        monkeypatch.setattr(postgres, "PAUSE_MS_MAX", 50)
         slow = driver.make_logs()
         assert isinstance(slow, TableLogStore) and isinstance(slow.database, PostgresDatabase)
         await slow.start()
         await slow.prepare(TOPIC_ID, 3)
-        send = slow.database._append
+        send, allowed = slow.database._append, []
 
-        async def send_slowly(*arguments: Any) -> Any:
-            await asyncio.sleep(0.3)  # what is on its way has not reached the server yet, which has begun already
-            return await send(*arguments)
+        async def send_slowly(connection: Any, *arguments: Any) -> Any:
+            """The server has begun the transaction: how long does it wait for this, and then for what follows?"""
+            allowed.append(await connection.fetchval("SHOW idle_in_transaction_session_timeout"))
+            stored = await send(connection, *arguments)
+            allowed.append(await connection.fetchval("SHOW idle_in_transaction_session_timeout"))
+            return stored
 
         monkeypatch.setattr(slow.database, "_append", send_slowly)
         with slow.together():
             promises = [append(slow.open(TOPIC, TOPIC_ID, index, LogConfig()), batch(b"a")) for index in range(3)]
         assert [(await promise).base_offset for promise in promises] == [0, 0, 0]
+        assert allowed == ["0", f"{postgres.PAUSE_MS_MAX // 1000}s"], "without a bound, until there are locks"
         await slow.close()
 
     async def test_news_that_overtake_the_opening_of_a_log_are_kept(

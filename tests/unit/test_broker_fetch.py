@@ -13,6 +13,7 @@ from millstream.log.config import LogConfig
 from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.records import codec
+from millstream.records.batch import CorruptBatch
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLog, MemoryLogStore
 from millstream.testing.clock import VirtualClock
@@ -156,6 +157,29 @@ async def test_topics_can_be_asked_for_by_id(bench: Bench) -> None:
     fetch = bench.fetch(at(topic=topic.id), at(topic=uuid.uuid4()))
     assert fetch.run(bench.clock, WAIT_MS)
     assert bench.read(fetch) == [(Code.NONE, size), (Code.UNKNOWN_TOPIC_ID, 0)]
+
+
+async def test_an_error_of_any_kind_costs_its_partition_only(bench: Bench) -> None:
+    size = bench.append()
+    bench.append(partition=1)
+    bench.append(partition=2)
+    topic = bench.topics.get("orders")
+    assert topic is not None
+
+    class Broken(MemoryLog):
+        def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+            raise self.failure_of_read
+
+        failure_of_read: Exception = CorruptBatch("no batch here")
+
+    class Stranger(Broken):
+        failure_of_read = ValueError("a bug")
+
+    for index, kind in ((0, Broken), (1, Stranger)):
+        topic.partitions[index].log = kind(LogConfig(), bench.clock)
+    fetch = bench.fetch(at(), at(partition=1), at(partition=2))
+    assert fetch.run(bench.clock, WAIT_MS)
+    assert bench.read(fetch) == [(Code.CORRUPT_MESSAGE, 0), (Code.UNKNOWN_SERVER_ERROR, 0), (Code.NONE, size)]
 
 
 class SlowLog(MemoryLog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from millstream.errors import Code, RequestError
 from millstream.metrics import Metrics
 from millstream.records import codec
 from millstream.records.compression import Codec
+from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
@@ -98,7 +100,13 @@ async def test_one_by_one_a_batch_is_decoded_once(broker: Broker, monkeypatch: p
     log = await filled(broker, 2, 100)
     decoded = []
     decode = codec.decode
-    monkeypatch.setattr(codec, "decode", lambda *args, **more: decoded.append(1) or decode(*args, **more))
+
+    def counted(*args: Any, **more: Any) -> list[Record]:
+        records = decode(*args, **more)
+        decoded.append(len(records))
+        return records
+
+    monkeypatch.setattr(codec, "decode", counted)
     for offset in range(200):
         assert values(await broker.outlet.take(log, offset, 0, count_max=1)) == [offset]
     assert len(decoded) == 2

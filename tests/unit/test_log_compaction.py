@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,25 @@ async def test_a_segment_that_stays_as_long_as_it_was_is_replaced_all_the_same(
     assert log.segments[0].size == before_bytes
     assert b"gone" not in newest(log)
     assert newest(log)[b"stays"] == b"value"
+
+
+async def test_a_record_older_than_the_largest_lag_is_compacted_however_little_is_new(
+    store: LocalLogStore, log: Log, clock: VirtualClock
+) -> None:
+    """KIP-354: `min.cleanable.dirty.ratio` alone would let an old value stay for ever."""
+    log.config = replace(CONFIG, min_cleanable_dirty_ratio=0.9, segment_ms=5000)
+    put(log, b"erased", b"private")
+    put_others(log, b"before", 60)
+    clock.advance(10)
+    await store.housekeep()
+    put(log, b"erased", b"")
+    put_others(log, b"behind", 8)
+    clock.advance(10)
+    await store.housekeep()
+    assert [record.value for record in read_all(log) if record.key == b"erased"] == [b"private", b""]
+    log.config = replace(log.config, max_compaction_lag_ms=5000)
+    await store.housekeep()
+    assert [record.value for record in read_all(log) if record.key == b"erased"] == [b""]
 
 
 class TestTheEnd:

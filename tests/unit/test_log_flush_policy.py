@@ -70,6 +70,15 @@ def test_every_n_batches(machine: Machine) -> None:
         assert disk.syncs == number // 3
 
 
+def test_every_n_records_of_a_topics_flush_messages(machine: Machine) -> None:
+    store, _, flusher, disk = machine
+    log = store.open("t", "id", 0, LogConfig(flush=FlushPolicy.parse("os").tightened(records=5, ms=1 << 62)))
+    for number in range(1, 10):
+        assert append(log, batch(b"x", b"y")).done
+        flusher.run_all()
+        assert disk.syncs == number // 3, "of batches with two records each"
+
+
 def test_every_so_often(machine: Machine) -> None:
     store, clock, flusher, disk = machine
     log = store.open("t", "id", 0, LogConfig(flush=FlushPolicy.parse("every=500ms")))

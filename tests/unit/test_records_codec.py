@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,9 +16,18 @@ from millstream.records import (
     codec,
     pure,
 )
-from millstream.records.batch import CONTROL, HEADER_BYTES, LOG_APPEND_TIME, CorruptBatch, check, read_header
+from millstream.records.batch import (
+    CONTROL,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    BatchTooLarge,
+    CorruptBatch,
+    check,
+    read_header,
+)
 from millstream.records.compression import Codec
 from millstream.records.record import Record
+from tests.bombs import empty_headers, empty_records
 
 NOW = 1_700_000_000_000
 SAMPLE = [
@@ -263,3 +273,50 @@ def test_one_record_is_encoded_as_a_list_of_one_is(size: int, key: bytes | None)
     assert batch == expected and header == check(batch)
     batch, header = codec.encode_own([(0, 1_700_000_000_000, key, value)])
     assert batch == expected and header == check(batch)
+
+
+def test_records_headers_and_bytes_are_bounded_together(kernel):
+    section = codec._open_one(empty_headers(1000), codec.BYTES_MAX, True)
+    needed = len(section.body) + pure.RECORD_COST + 1000 * pure.HEADER_COST
+    assert len(kernel.decode(section, needed)[0].headers) == 1000
+    for read in (kernel.decode, kernel.keys, lambda *each: kernel.judge(each[0], 0, NOW, False, 1, each[1])):
+        with pytest.raises(BatchTooLarge):
+            read(section, needed - 1)
+    many = codec._open_one(empty_records(100), codec.BYTES_MAX, True)
+    assert len(kernel.decode(many, len(many.body) + 100 * pure.RECORD_COST)) == 100
+    with pytest.raises(BatchTooLarge):
+        kernel.decode(many, len(many.body) + 100 * pure.RECORD_COST - 1)
+
+
+def test_time_look_ups_need_no_memory_for_what_they_pass_over(kernel):
+    section = codec._open_one(empty_headers(100_000), codec.BYTES_MAX, True)
+    assert kernel.find_time(section, NOW) == (0, NOW)
+    assert kernel.newest_time(section, 0) == NOW
+    tracemalloc.start()
+    try:
+        if kernel is _kernel:  # the twin copies the body
+            kernel.find_time(section, NOW)
+            assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_time_look_ups_begin_at_an_offset(kernel):
+    times = [5, 9, 7, -1, 8]
+    batch = codec.encode([(10 + at, NOW + each, None, b"") for at, each in enumerate(times)], base_offset=10)
+    section = codec._open_one(batch, codec.BYTES_MAX, True)
+    assert kernel.find_time(section, NOW + 7) == (11, NOW + 9)
+    assert kernel.find_time(section, NOW + 7, 12) == (12, NOW + 7)
+    assert kernel.find_time(section, NOW + 9, 12) is None
+    assert [kernel.newest_time(section, first) for first in (0, 11, 12, 14, 15)] == [
+        NOW + 9, NOW + 9, NOW + 8, NOW + 8, -1,
+    ]  # fmt: skip
+
+
+def test_judging_names_records_out_of_time_and_without_a_key(kernel):
+    rows = [(0, NOW, b"k", b""), (0, NOW + 5, b"k", b""), (0, NOW, None, b""), (0, -1, b"k", b""), (0, 1, None, b"")]
+    section = codec._open_one(codec.encode(rows), codec.BYTES_MAX, True)
+    assert kernel.judge(section, 0, NOW, False, 9) == [(1, NOW + 5, True)]
+    assert kernel.judge(section, 2, NOW, True, 9) == [(1, NOW + 5, True), (2, NOW, False), (4, 1, False)]
+    assert kernel.judge(section, 2, NOW, True, 1) == [(1, NOW + 5, True)]
+    assert kernel.judge(section, 0, NOW + 5, False, 9) == []

@@ -61,6 +61,9 @@ def _assert_twins_agree(section, *, deep=True):
         assert keys == _outcome(pure.keys, section)
         assert _outcome(_kernel.validate, section) == _outcome(pure.validate, section)
         assert _outcome(_kernel.find_time, section, NOW + 1) == _outcome(pure.find_time, section, NOW + 1)
+        assert _outcome(_kernel.newest_time, section, 7) == _outcome(pure.newest_time, section, 7)
+        bounds = NOW, NOW + 1, True, 3, len(section.body) + 5 * pure.RECORD_COST + 2 * pure.HEADER_COST
+        assert _outcome(_kernel.judge, section, *bounds) == _outcome(pure.judge, section, *bounds)
     return decoded
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import StartupError
+from millstream.errors import RequestError, StartupError, StoreInUse
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
@@ -52,16 +52,20 @@ async def test_a_discarded_topic_makes_room_on_a_full_disk(
     assert list((tmp_path / "data" / "logs").iterdir()) == []
 
 
-def test_a_directory_whose_lock_cannot_be_written_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_locked_although_the_disk_has_no_room_for_the_process_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", no_room)
-        with pytest.raises(StartupError, match="No space left"):
-            store.lock()
+    store, other = (
+        LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    monkeypatch.setattr(os, "pwrite", no_room)
     store.lock()
+    with pytest.raises(StoreInUse):
+        other.lock()
 
 
 async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
@@ -227,6 +231,28 @@ class TestRaces:
         await tidying
         assert not Path(log.directory).exists()
         assert caplog.text == ""
+
+    @pytest.mark.parametrize("error", [None, errno.EIO, errno.ENOENT])
+    async def test_a_topic_that_is_deleted_during_a_sync_goes_without_an_alarm(
+        self,
+        by_hand: LocalLogStore,
+        flusher: HandFlusher,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: int | None,
+    ) -> None:
+        def sync(file: OpenFile) -> None:
+            if error is not None:
+                raise OSError(error, os.strerror(error))
+
+        log = by_hand.open("t", TOPIC_ID, 0, LogConfig())
+        appended = append(log, batch(b"a"))
+        flusher.begin(log)
+        await by_hand.discard("t", TOPIC_ID)
+        monkeypatch.setattr(by_hand._disk, "sync", sync)
+        flusher.end(log)
+        assert isinstance(appended.error, RequestError) and "was deleted" in str(appended.error)
+        assert not caplog.records and log.failure is None
 
 
 class HaltingDisk(Disk):

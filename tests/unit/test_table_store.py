@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream.errors import RevisionConflict
+from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.promise import begin
 from millstream.stores import table_store
@@ -198,3 +198,38 @@ async def test_who_begins_to_watch_while_all_is_compared_hears_of_no_end_that_wa
     database.meta.watch("a/", lambda key, value: None)
     await database.meta.transact(Put("a/key", b""))
     assert database.listed.is_set() and database.heard == []
+
+
+class Away(Amnesiac):
+    """It answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def transact(self, *_: object) -> tuple[list[int | RevisionConflict], Changes]:
+        raise RequestError(Code.KAFKA_STORAGE_ERROR, "the database cannot be reached")
+
+    async def changes(self, since: int, prefixes: Sequence[str]) -> Changes:
+        self.asked += 1
+        raise RequestError(Code.KAFKA_STORAGE_ERROR, "the database cannot be reached")
+
+    async def list_keys(self, prefix: str) -> list[tuple[str, Versioned]]:
+        return []
+
+
+async def test_writes_that_fail_while_the_database_is_away_begin_no_further_looks_for_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database = Away()  # type: ignore[abstract]  # it is asked for no more than that
+    database.meta.watch("a/", lambda key, value: None)
+    database.meta.news(5)
+    for _ in range(40):
+        with pytest.raises(RequestError):
+            await database.meta.transact(Put("a/key", b""))
+        await asyncio.sleep(0)
+    assert database.asked == 1 and len(caplog.records) == 1
+    database.meta.news(6)  # from the database itself: it is back
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert database.asked == 2

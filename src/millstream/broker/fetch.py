@@ -7,6 +7,8 @@ since a read answers with a range and not with bytes.
 A store that answers at once is read from within one call. Reads from a database take their time: those of one round run
 beside each other, each with room set aside for what it may bring, and the fetch is judged when the last of them is
 there. Whatever wakes it meanwhile makes for another round.
+
+An error of one partition's read, whatever it is, is that partition's answer: the others are served.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from millstream.broker.topics import Topics
 from millstream.clock import Clock, Timer
 from millstream.errors import Code, RequestError
 from millstream.log.slice import Slice
+from millstream.logs import Damped
 from millstream.promise import Promise
 from millstream.stores.base import PartitionLog
+
+unexpected = Damped(__name__)
 
 LEADER_EPOCH = 0
 EMPTY = Slice(0, 0)
@@ -77,7 +82,7 @@ class Fetch:
             log = self._log(wanted)
             if log is not None:
                 self._cancels.append(log.wake(self._woken))
-        self.timer = clock.call_later(wait_ms_max / 1000, self._time_is_over)
+        self.timer = clock.call_later(wait_ms_max / 1000, self.finish)
         return False
 
     def cancel(self) -> None:
@@ -92,7 +97,8 @@ class Fetch:
         if not self.answer.done:
             self._try()
 
-    def _time_is_over(self) -> None:
+    def finish(self) -> None:
+        """Answers with what is there: the time is over, or the client waits no longer."""
         if not self.answer.done:
             self._is_last = True
             self._try()
@@ -130,8 +136,7 @@ class Fetch:
                 slice_ = EMPTY
             self._round[at] = Fetched(wanted, Code.NONE, log.durable, log.start, slice_)
         else:
-            code = done.error.code if isinstance(done.error, RequestError) else Code.UNKNOWN_SERVER_ERROR
-            self._round[at] = Fetched(wanted, code, log.durable, log.start, EMPTY)
+            self._round[at] = _refused(wanted, log, done.error)
         self._reading -= 1
         if self._reading or self.answer.done:
             return
@@ -167,13 +172,22 @@ class Fetch:
         # A later partition must not get its one oversized batch on top of a full answer, so only the first may
         # overshoot.
         limit = min(wanted.bytes_max, room)
-        promise = log.read(wanted.offset, limit)
+        try:
+            promise = log.read(wanted.offset, limit)
+        except Exception as error:
+            return _refused(wanted, log, error)
         if not promise.done:
             return promise, log, limit
         if promise.error is not None:
-            code = promise.error.code if isinstance(promise.error, RequestError) else Code.UNKNOWN_SERVER_ERROR
-            return Fetched(wanted, code, log.durable, log.start, EMPTY)
+            return _refused(wanted, log, promise.error)
         slice_ = promise.value()
         if slice_.size > limit and not first:
             slice_ = EMPTY
         return Fetched(wanted, Code.NONE, log.durable, log.start, slice_)
+
+
+def _refused(wanted: Wanted, log: PartitionLog, error: BaseException) -> Fetched:
+    if isinstance(error, RequestError):
+        return Fetched(wanted, error.code, log.durable, log.start, EMPTY)
+    unexpected.error("fetch of %s-%d failed: %r", wanted.topic, wanted.partition, error)
+    return Fetched(wanted, Code.UNKNOWN_SERVER_ERROR, log.durable, log.start, EMPTY)

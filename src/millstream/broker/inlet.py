@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.broker.partition import Partition
+from millstream.broker.record_rules import check_time
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.log.answers import Appended
@@ -112,11 +113,18 @@ class Inlet:
         if key is None and settings.needs_more_checks and settings.log.compact:
             settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
             return
+        time_ms = now_ms = self._clock.now_ms()
+        if timestamp is not None:
+            try:
+                check_time(settings, timestamp, now_ms)
+            except RequestError as refusal:
+                settled(-1, refusal)
+                return
+            time_ms = timestamp
         rows = self._rows
         if rows and (len(rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max):
             self._leave()
             rows = self._rows
-        time_ms = self._clock.now_ms() if timestamp is None else timestamp
         if size >= LARGE_BYTES and value is not None and not headers and time_ms >= 0:
             self._leave()
             self.leaving = None

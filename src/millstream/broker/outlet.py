@@ -12,15 +12,17 @@ from collections import OrderedDict
 from operator import attrgetter
 from typing import NamedTuple
 
-from millstream.records import codec
-from millstream.records.batch import BatchHeader
+from millstream.broker.batches import decode, read_batches
+from millstream.log.damage import UnreadableOffset
+from millstream.records.aside import Aside
+from millstream.records.pure import HEADER_COST
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 
 KEPT_BYTES_MAX = 32 << 20
 KEPT_BATCHES_MAX = 1000
-BATCH_BYTES_MAX = 64 << 20
-"""What one batch may decompress to: far above what a client can use, far below what a small one could claim."""
+WHOLE_BYTES_MAX = 8 << 20
+"""Of a batch that takes more only a piece is kept: the records that a reader needs next."""
 RECORD_BYTES = 200
 """About what a decoded record takes in memory beside its key and value."""
 RECORDS_MAX = 10_000
@@ -56,28 +58,35 @@ class Outlet:
         """Records from `offset` on, whole ones, below `bytes_max` with `head_bytes` each; at least one if there is one,
         and at most `count_max` or `RECORDS_MAX`.
 
-        Raises OFFSET_OUT_OF_RANGE, and `CorruptBatch` where a batch cannot be decoded.
+        Ends before a batch that is damaged or cannot be decoded. Raises `UnreadableOffset` where that is the first one,
+        and OFFSET_OUT_OF_RANGE.
         """
         taking = _Taking(offset, bytes_max, head_bytes, RECORDS_MAX if count_max is None else count_max)
         kept = self._find(log, offset) if offset >= log.start else None
         if kept is not None and taking.add(kept):
             return taking.done()
-        while not taking.full:
-            part = await log.read(taking.next_offset, max(taking.left, 1))
-            if not part.size:
-                break
-            for header, view in codec.split(part.to_bytes()):
-                if header.last_offset >= taking.next_offset and taking.add(self._open(header, view)):
-                    if taking.last is not None and taking.next_offset < taking.last.end:
-                        self._keep(log, taking.last)
-                    break
-            else:
-                taking.next_offset = max(taking.next_offset, part.next_offset)
+        aside = Aside()
+        try:
+            while not taking.full and await self._take_more(log, taking, aside):
+                pass
+        except UnreadableOffset:
+            if not taking.has_some:
+                raise
         return taking.done()
 
-    def _open(self, header: BatchHeader, view: memoryview) -> _Batch:
-        records = [] if header.is_control else codec.decode(view, BATCH_BYTES_MAX, check_crc=False)
-        return _Batch(header.base_offset, header.last_offset + 1, records, 0)
+    async def _take_more(self, log: PartitionLog, taking: _Taking, aside: Aside) -> bool:
+        """One look at the log; whether there was anything."""
+        sound, next_offset = await read_batches(log, taking.next_offset, max(taking.left, 1))
+        for header, view in sound:
+            if header.last_offset < taking.next_offset:
+                continue
+            batch = _Batch(header.base_offset, header.next_offset, await decode(header, view, aside), 0)
+            if taking.add(batch):
+                if taking.last is not None and taking.next_offset < taking.last.end:
+                    self._keep(log, taking.last, taking.next_offset)
+                return True
+        taking.next_offset = max(taking.next_offset, next_offset) if sound else taking.next_offset
+        return bool(sound)
 
     def _find(self, log: PartitionLog, offset: int) -> _Batch | None:
         for batch in self._latest.get(log, ()):
@@ -86,8 +95,10 @@ class Outlet:
                 return batch
         return None
 
-    def _keep(self, log: PartitionLog, batch: _Batch) -> None:
-        size = sum(len(record.value or b"") + len(record.key or b"") + RECORD_BYTES for record in batch.records)
+    def _keep(self, log: PartitionLog, batch: _Batch, offset: int) -> None:
+        size = sum(map(_size, batch.records))
+        if size > WHOLE_BYTES_MAX:
+            batch, size = _piece(batch, offset)
         if size > KEPT_BYTES_MAX or (log, batch.start) in self._kept:
             return
         batch = batch._replace(size=size)
@@ -100,6 +111,22 @@ class Outlet:
             self._latest[of].remove(dropped)
             if not self._latest[of]:
                 del self._latest[of]
+
+
+def _size(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") + HEADER_COST for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + RECORD_BYTES + headers
+
+
+def _piece(batch: _Batch, offset: int) -> tuple[_Batch, int]:
+    """What a reader needs next of a batch that is too large to be kept, and the size of that."""
+    first = stop = bisect_left(batch.records, offset, key=_OFFSET)
+    size = 0
+    while stop < len(batch.records) and (size == 0 or size + _size(batch.records[stop]) <= WHOLE_BYTES_MAX):
+        size += _size(batch.records[stop])
+        stop += 1
+    end = batch.records[stop].offset if stop < len(batch.records) else batch.end
+    return _Batch(offset, end, batch.records[first:stop], size), size
 
 
 class _Taking:
@@ -116,6 +143,10 @@ class _Taking:
         self._count_max = count_max
         self._records: list[Record] = []
         self._size = 0
+
+    @property
+    def has_some(self) -> bool:
+        return bool(self._records)
 
     @property
     def left(self) -> int:

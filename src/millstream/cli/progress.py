@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Progress:
-    def __init__(self, title: str, bytes_total: int | None, *, wanted: bool = True) -> None:
+    def __init__(self, title: str, bytes_total: int | None, *, wanted: bool = True, unit: str = "records") -> None:
         self._bar: Any = None
         if not wanted or not sys.stderr.isatty():
             return
@@ -18,7 +18,7 @@ class Progress:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[records]:,} records, {task.fields[rate]:,.0f}/s"),
+            TextColumn(f"{{task.fields[records]:,}} {unit}, {{task.fields[rate]:,.0f}}/s"),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,

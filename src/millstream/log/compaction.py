@@ -46,7 +46,7 @@ async def compact(log: Log, disk: Disk) -> int:
     segments, order = _cleanable(log), list(log.segments)
     dirty = [segment for segment in segments if segment.base_offset >= log.compacted_to]
     dirty_bytes, total = sum(segment.size for segment in dirty), sum(segment.size for segment in segments)
-    if dirty_bytes == 0 or dirty_bytes / total < log.config.min_cleanable_dirty_ratio:
+    if dirty_bytes == 0 or (dirty_bytes / total < log.config.min_cleanable_dirty_ratio and not _is_overdue(log, dirty)):
         return 0
     if not log.checkpoint_reaches(segments[-1]):
         # The checkpoint must lie behind whatever is rewritten, or recovery would look at positions that moved.
@@ -77,14 +77,20 @@ async def compact(log: Log, disk: Disk) -> int:
     return saved
 
 
+def _is_overdue(log: Log, dirty: list[Segment]) -> bool:
+    """Whether a record has waited for `max.compaction.lag.ms` (KIP-354)."""
+    return 0 <= dirty[0].first_timestamp <= log.clock.now_ms() - log.config.max_compaction_lag_ms
+
+
 def _cleanable(log: Log) -> list[Segment]:
     """Closed segments, from the oldest on, whose records are all older than `min.compaction.lag.ms`."""
-    limit = log.clock.now_ms() - log.config.min_compaction_lag_ms
+    now = log.clock.now_ms()
+    limit = now - log.config.min_compaction_lag_ms
     segments = []
     last = next((segment for segment in reversed(log.segments) if segment.size), None)
     for segment in log.segments[:-1]:
         # The last batch stays, as it does in an active segment: readers on their way to the end need one to get there.
-        if segment is last or segment.max_timestamp > limit:
+        if segment is last or segment.newest_ms(now) > limit:
             break
         segments.append(segment)
     return segments

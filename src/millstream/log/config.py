@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from millstream.errors import StartupError
 
+_NEVER = (1 << 63) - 1
+"""Kafka's default of both `flush.messages` and `flush.ms`."""
+_TIMER_MS_MAX = (1 << 31) - 1
+"""No timer is set for longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
@@ -18,6 +23,8 @@ class FlushPolicy:
 
     batches: int | None = 1
     ms: int | None = None
+    records: int | None = None
+    """A topic's `flush.messages`."""
 
     @property
     def always(self) -> bool:
@@ -42,6 +49,13 @@ class FlushPolicy:
                 return cls(batches, ms)
         raise StartupError(f"flush={text} is not known: use always, os, every=N (N > 1), every=Tms or every=N,Tms")
 
+    def tightened(self, records: int, ms: int) -> FlushPolicy:
+        """With Kafka's `flush.messages` and `flush.ms` beside it: whichever asks for a sync first gets it."""
+        if self.always or records == 1 or ms == 0:
+            return FlushPolicy()
+        limits = [min(limit, _TIMER_MS_MAX) for limit in (self.ms, ms) if limit is not None and limit < _NEVER]
+        return FlushPolicy(self.batches, min(limits, default=None), records if records < _NEVER else None)
+
     def __str__(self) -> str:
         if self.always:
             return "always"
@@ -63,4 +77,5 @@ class LogConfig:
     delete_retention_ms: int = 24 * 3600 * 1000
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = (1 << 63) - 1
     flush: FlushPolicy = FlushPolicy()

@@ -108,6 +108,16 @@ class Disk:
     def remove_tree(self, path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
+    def make_room(self) -> bool:
+        """Gives up what was held back for a full disk; whether there was anything. See `reserve.py`."""
+        return False
+
+    def make_room_if_full(self) -> None:
+        return None
+
+    def hold_back(self) -> None:
+        return None
+
     def replace(self, path: str, data: bytes) -> None:
         """Gives a file new content as one step: after a crash it holds the old content or the new."""
         temporary = path + ".new"

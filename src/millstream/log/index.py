@@ -12,12 +12,14 @@ doubling; behind the last entry it is zero.
 Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last
 checkpoint, which syncs them; what lies above is written again while the tail is scanned. An entry of zeros says "from
 the beginning", which is always true. A reader that finds an entry pointing at anything but the batch it names has the
-whole index rebuilt.
+whole index rebuilt, unless it is the segment that is damaged there: then the entries behind say where reading goes on.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections.abc import Iterator
 from mmap import mmap
 from struct import Struct
 
@@ -32,6 +34,14 @@ NO_TIME = -1
 Entry = tuple[int, int, int]
 """Relative offset, position, and largest timestamp before it."""
 _BEGINNING: Entry = (0, 0, NO_TIME)
+
+
+def entries(data: bytes) -> Iterator[Entry]:
+    """What an index file holds. Entries are never at position 0, so the zeros behind the last one end it."""
+    for relative, position, timestamp in _ENTRY.iter_unpack(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]):
+        if position == 0:
+            return
+        yield relative, position, timestamp
 
 
 class Index:
@@ -106,6 +116,11 @@ class Index:
             else:
                 high = middle
         return self.entry(low - 1) if low else _BEGINNING
+
+    def behind(self, position: int) -> Iterator[Entry]:
+        """The indexed batches that start behind a position."""
+        at = bisect_right(range(self.count), position, key=lambda at: self.entry(at)[1])
+        return (self.entry(each) for each in range(at, self.count))
 
     def cut(self, position: int) -> None:
         """Forgets the entries of batches that start at or behind a position."""

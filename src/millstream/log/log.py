@@ -80,6 +80,7 @@ class Log(ReadableLog):
         "config",
         "directory",
         "failure",
+        "is_abandoned",
         "producers",
         "unsynced_bytes",
     )
@@ -96,6 +97,8 @@ class Log(ReadableLog):
         self.producers = Producers()
         self.failure: str | None = None
         self.closed = False
+        self.is_abandoned = False
+        """Whether its topic is gone."""
         self.compacted_to = 0
         """Below this offset compaction has nothing to do; found anew after a restart."""
         self.checkpointed_to = -1
@@ -171,7 +174,9 @@ class Log(ReadableLog):
         self._durable_mark = (segment.base_offset, segment.size)
         if self._wakers:
             self._wake_readers()
-        if flush.batches is not None and self._unsynced_batches >= flush.batches:
+        if (flush.batches is not None and self._unsynced_batches >= flush.batches) or (
+            flush.records is not None and end - self._synced[0] >= flush.records
+        ):
             self._flusher.request(self)
         elif flush.ms is not None and not self._flush_timer:
             self._flush_timer = True
@@ -288,6 +293,8 @@ class Log(ReadableLog):
         assert self._sync_target is not None
         end, mark, synced_bytes, synced_batches = self._sync_target
         self._sync_target = None
+        if self.is_abandoned:  # its files went while they were synced: a failure says nothing, and no client waits
+            return
         if error is not None:
             if error.errno in NO_DESCRIPTORS:  # of the directory: the files were open, and are synced
                 self._directory_dirty = True
@@ -371,6 +378,7 @@ class Log(ReadableLog):
         if dropped:
             self.forget_cursors()
             self._directory_dirty = True
+        self.damage.forget(self.start, self.end)
 
     def drop_from_front(self, offset: int) -> int:
         """Retention's way to `trim`: whole segments only; answers with how many bytes went."""
@@ -383,14 +391,14 @@ class Log(ReadableLog):
         return before - self.size_bytes()
 
     def _checkpoint_to_drop(self, offset: int) -> None:
-        """The checkpoint that comes before a removal. On a full disk the indexes of what is about to go make room for
-        it: else nothing could ever be removed again.
+        """The checkpoint that comes before a removal. On a full disk the indexes of what is about to go, and what is
+        held back for this, make room for it: else nothing could ever be removed again.
         """
         try:
             self.write_checkpoint()
         except OSError as error:
             doomed = [segment for segment, after in pairwise(self.segments) if after.base_offset <= offset]
-            if error.errno not in NO_ROOM or not self._remove_indexes(doomed):
+            if error.errno not in NO_ROOM or not (self._remove_indexes(doomed) | self._disk.make_room()):
                 raise
             self.write_checkpoint()
 
@@ -399,7 +407,7 @@ class Log(ReadableLog):
         try:
             self.roll()
         except OSError as error:
-            if error.errno not in NO_ROOM or not self._remove_indexes(self.segments):
+            if error.errno not in NO_ROOM or not (self._remove_indexes(self.segments) | self._disk.make_room()):
                 raise
             self.roll()
 
@@ -410,6 +418,7 @@ class Log(ReadableLog):
             segment.let_go()
             self._disk.remove(segment.index.path)
             anew = Segment(self._disk, self.directory, segment.base_offset, segment.size)
+            anew.bad = segment.bad
             self.segments[self.segments.index(segment)] = anew
             if segment in self._unsynced_segments:
                 self._unsynced_segments[self._unsynced_segments.index(segment)] = anew
@@ -456,6 +465,7 @@ class Log(ReadableLog):
         self.producers.forget_from(self.end)
         self.unsynced_bytes = self._unsynced_batches = 0
         self.forget_cursors()
+        self.damage.forget(self.start, self.end)
         self.write_checkpoint()
         for segment in gone:
             self.remove_files(segment)
@@ -548,7 +558,7 @@ class Log(ReadableLog):
 
     def abandon(self) -> None:
         """The topic is gone: whoever waits is told so, and nothing is written any more."""
-        self.closed = True
+        self.closed = self.is_abandoned = True
         waiting, self._waiting = self._waiting, deque()
         for _, promise, _ in waiting:
             promise.fail(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted"))

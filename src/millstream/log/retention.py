@@ -18,7 +18,7 @@ def expire(log: Log) -> None:
     config, now = log.config, log.clock.now_ms()
     active = log.segments[-1]
     crowded = None
-    if active.size and 0 <= active.first_timestamp <= now - config.segment_ms:
+    if active.size and 0 <= active.begun_ms(now) <= now - config.segment_ms:
         try:
             active = log.roll()
         except OSError as error:
@@ -38,7 +38,7 @@ def _drop(log: Log, config: LogConfig, active: Segment, now: int) -> bool:
     for segment in log.segments:
         if segment is active and segment.size == 0:
             break
-        too_old = oldest is not None and segment.newest_ms < oldest
+        too_old = oldest is not None and segment.newest_ms(now) < oldest
         too_much = 0 <= config.retention_bytes <= total - segment.size
         if not (too_old or too_much):
             break

@@ -6,19 +6,22 @@ segment of a log is appended to, only by the event loop's thread. Reads below `s
 written never change.
 
 Crash policy: the bytes behind the last sync may be missing, torn, or there. Recovery walks them from the last
-checkpoint and keeps the longest run of sound batches. Nothing before the checkpoint is looked at.
+checkpoint and keeps the longest run of sound batches. What lies before the checkpoint is checked when it is read
+(`checked.py`); a header that is none raises `BrokenSegment`, and costs the read that met it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
+from millstream.log.checked import Checked
 from millstream.log.disk import Disk
 from millstream.log.index import NO_TIME, Entry, Index
 from millstream.log.slice import OpenFile
-from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, read_header
+from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, is_sound, read_header
 from millstream.records.run import BatchRun, split
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ def file_name(base_offset: int) -> str:
 
 class Segment:
     __slots__ = (
-        "_disk", "_file", "_indexed_to", "_is_indexed", "_max_timestamp", "base_offset", "index", "path", "size",
+        "_disk", "_file", "_indexed_to", "_is_indexed", "_max_timestamp", "_seen_ms", "bad", "base_offset", "checked",
+        "index", "path", "size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, size: int) -> None:
@@ -42,10 +46,14 @@ class Segment:
         self.path = os.path.join(directory, file_name(base_offset))
         self.size = size
         self.index = Index(disk, self.path[:-4] + ".index")
+        self.checked = Checked(size)
+        self.bad: dict[int, int] = {}
+        """The position of each damaged place that is known, and where the next sound batch begins."""
         self._file: OpenFile | None = None
         self._indexed_to = 0
         self._is_indexed = False
         self._max_timestamp: int | None = NO_TIME if size == 0 else None
+        self._seen_ms: int | None = None
 
     @property
     def file(self) -> OpenFile:
@@ -66,6 +74,8 @@ class Segment:
 
     def let_go(self) -> None:
         """Closes the descriptors until the next use. Readers that still send from the file keep their own hold."""
+        if self._file is None:  # idle since the last time
+            self.checked.reset(self.size)
         self._file = None
         self.index.close()
 
@@ -109,12 +119,24 @@ class Segment:
             self._max_timestamp = self.newest_time(self.base_offset, self.size)
         return self._max_timestamp
 
-    @property
-    def newest_ms(self) -> int:
-        """How old it is: by its largest timestamp, or by the file's where no record says when it was made."""
-        if self.max_timestamp > NO_TIME or self.size == 0:
-            return self.max_timestamp
-        return os.fstat(self.file.fd).st_mtime_ns // 1_000_000
+    def newest_ms(self, now_ms: int) -> int:
+        """How old it is: by its largest timestamp, or by the file's where no record says when it was made, or one says
+        a time that is still to come.
+        """
+        newest = self.max_timestamp
+        if self.size == 0 or NO_TIME < newest <= now_ms:
+            return newest
+        written = self._modified_ms()
+        return written if newest <= NO_TIME else min(newest, written)
+
+    def begun_ms(self, now_ms: int) -> int:
+        """When its first batch was made. One that says a time that is still to come was made when it was first seen."""
+        first = self.first_timestamp
+        if first <= now_ms:
+            return first
+        if self._seen_ms is None:
+            self._seen_ms = now_ms
+        return self._seen_ms
 
     def newest_time(self, offset: int, limit: int) -> int:
         """The largest timestamp among the batches from an offset on and below a position."""
@@ -123,15 +145,24 @@ class Segment:
             start, newest = (found[0] if found is not None else limit), NO_TIME
         else:
             _, start, newest = self._indexed(self.index.by_position, limit - 1)
-        for _, header in self.walk(start, limit):
-            newest = max(newest, header.max_timestamp)
+        try:
+            for _, header in self.walk(start, limit):
+                newest = max(newest, header.max_timestamp)
+        except BrokenSegment:  # damage may hide newer records, but none that are newer than the file
+            return max(newest, self._modified_ms())
         return newest
+
+    def _modified_ms(self) -> int:
+        return os.fstat(self.file.fd).st_mtime_ns // 1_000_000
 
     @property
     def first_timestamp(self) -> int:
         """When the first batch was made, or -1 in an empty segment."""
-        for _, header in self.walk(0, min(self.size, HEADER_BYTES)):
-            return header.max_timestamp
+        try:
+            for _, header in self.walk(0, min(self.size, HEADER_BYTES)):
+                return header.max_timestamp
+        except BrokenSegment:
+            return self._modified_ms()
         return NO_TIME
 
     def load_index(self) -> None:
@@ -153,6 +184,10 @@ class Segment:
         self.load_index()
         entry = lookup(value)
         if entry[1] and not self._has_batch(*entry[:2]):
+            if entry[1] in self.bad:
+                return entry
+            if not self._is_misplaced(entry[1]):
+                raise BrokenSegment(self.path, entry[1])
             logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
             self.rebuild_index(4096)
             entry = lookup(value)
@@ -161,17 +196,46 @@ class Segment:
     def _has_batch(self, relative: int, position: int) -> bool:
         if position + HEADER_BYTES > self.size:
             return False
-        header = read_header(os.pread(self.file.fd, HEADER_BYTES, position))
+        data = os.pread(self.file.fd, HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            return False
+        header = read_header(data)
         return header.magic == 2 and header.base_offset == self.base_offset + relative
+
+    def _is_misplaced(self, position: int) -> bool:
+        """Whether the batches show that the index is wrong about a position, and not the segment damaged there."""
+        next_offset = self.base_offset
+        for at, header in self.walk(0, self.size):
+            if at == position:
+                return header.base_offset == next_offset
+            if at + header.size > position:
+                return is_sound(memoryview(os.pread(self.file.fd, header.size, at)), header)
+            next_offset = header.next_offset
+        return True
+
+    def entry_before(self, offset: int | None = None, position: int = 0) -> tuple[int, int]:
+        """Offset and position of an indexed batch at or before an offset, or a position, that is seen to be there."""
+        self.load_index()
+        index = self.index
+        field, value = (1, position) if offset is None else (0, offset - self.base_offset)
+        at = bisect_right(range(index.count), value, key=lambda each: index.entry(each)[field])
+        for each in range(at - 1, -1, -1):
+            entry = index.entry(each)
+            if entry[field] <= value and self._has_batch(*entry[:2]):
+                return self.base_offset + entry[0], entry[1]
+        return self.base_offset, 0
 
     def rebuild_index(self, interval: int) -> None:
         self.index.clear()
         newest, indexed_to = NO_TIME, 0
-        for position, header in self.walk(0, self.size):
-            if position - indexed_to >= interval:
-                self.index.add(header.base_offset - self.base_offset, position, newest)
-                indexed_to = position
-            newest = max(newest, header.max_timestamp)
+        try:
+            for position, header in self.walk(0, self.size):
+                if position - indexed_to >= interval:
+                    self.index.add(header.base_offset - self.base_offset, position, newest)
+                    indexed_to = position
+                newest = max(newest, header.max_timestamp)
+        except BrokenSegment:  # a reader that comes there reports it; what lies behind has no index
+            newest = max(newest, self._modified_ms())
         self._indexed_to = indexed_to
         self._max_timestamp = newest
         self._is_indexed = True
@@ -180,6 +244,7 @@ class Segment:
         """Forgets the batches from a position on, which the file no longer holds."""
         self.load_index()
         self.size = position
+        self.checked.stored = min(self.checked.stored, position)
         self.index.cut(position)
         self.resume_index()
         self._max_timestamp = None if position else NO_TIME
@@ -188,23 +253,30 @@ class Segment:
         """Goes on indexing behind the last entry, when a log is appended to again."""
         self._indexed_to = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
 
-    def walk(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Position and header of each batch from a batch's position on, while whole headers lie below `limit`."""
+    def walk(self, position: int, limit: int, *, over_damage: bool = True) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of each batch from a batch's position on, while whole headers lie below `limit`.
+
+        Passes over damage that is known, unless told not to, and raises `BrokenSegment` at damage that is not.
+        """
         if position >= limit:
             return
-        file = self.file
+        file, bad, expected = self.file, self.bad if over_damage else None, self.base_offset
         chunk, chunk_start = b"", position
         while position + HEADER_BYTES <= limit:
+            if bad and position in bad:
+                position = bad[position]
+                continue
             at = position - chunk_start
             if at + HEADER_BYTES > len(chunk):
                 chunk, chunk_start, at = os.pread(file.fd, _CHUNK_BYTES, position), position, 0
                 if len(chunk) < HEADER_BYTES:
-                    return
+                    raise BrokenSegment(self.path, position)
             header = read_header(chunk, at)
-            if header.magic != 2 or header.length < HEADER_BYTES - PREFIX_BYTES:
+            if header.magic != 2 or header.length < HEADER_BYTES - PREFIX_BYTES or header.base_offset < expected:
                 raise BrokenSegment(self.path, position)
             yield position, header
             position += header.length + PREFIX_BYTES
+            expected = header.base_offset + header.last_offset_delta + 1
 
     def locate(self, offset: int, limit: int) -> tuple[int, BatchHeader] | None:
         """The first batch below `limit` whose last offset is not before `offset`."""
@@ -215,8 +287,8 @@ class Segment:
         return None
 
     def walk_from_time(self, timestamp: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Like `walk`, from a batch on before which every record is older than `timestamp`."""
-        return self.walk(self._indexed(self.index.by_time, timestamp)[1], limit)
+        """Like `walk`, from a batch on before which every record is older than `timestamp`, and not over damage."""
+        return self.walk(self._indexed(self.index.by_time, timestamp)[1], limit, over_damage=False)
 
     def cut_at_batch(self, start: int, bytes_max: int, limit: int) -> tuple[int, int]:
         """Where to end a read of at most `bytes_max` from a batch on, and the offset to go on from.
@@ -226,9 +298,12 @@ class Segment:
         aim = start + bytes_max
         end, next_offset = start, self.base_offset
         for position, header in self.walk(max(start, self._indexed(self.index.by_position, aim)[1]), limit):
+            if position > start and position + header.size > aim:
+                # A batch that is not part of the read is not asked where the read ends, unless the index knows it.
+                return position, next_offset if end == position else header.base_offset
             end, next_offset = position + header.size, header.next_offset
             if end > aim:
-                return (end, next_offset) if position == start else (position, header.base_offset)
+                break
         return end, next_offset
 
 
@@ -237,3 +312,5 @@ class BrokenSegment(CorruptBatch):
 
     def __init__(self, path: str, position: int) -> None:
         super().__init__(f"{path} holds no batch at position {position}")
+        self.path = path
+        self.position = position

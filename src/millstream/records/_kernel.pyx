@@ -556,6 +556,7 @@ cdef enum:
     BAD_HEADER_VALUE
     BAD_REST
     BAD_TAIL
+    TOO_MUCH
 
 cdef enum:
     RECORD_BYTES_MIN = 7
@@ -564,14 +565,19 @@ cdef enum:
     ROOM_MIN = 256
     # Shorter bodies are done before another thread would have woken up.
     UNLOCKED_BYTES_MIN = 65536
+    # Objects that are made before other threads may run: the event loop waits for the interpreter's lock as well.
+    OBJECTS_AT_ONCE = 4096
 
 cdef int64_t BODY_BYTES_MAX = _pure.BODY_BYTES_MAX
+cdef int64_t RECORD_COST = _pure.RECORD_COST
+cdef int64_t HEADER_COST = _pure.HEADER_COST
 
 # The twin numbers the same things; an import that fails makes `codec` use the twin, which is better than a kernel
 # that was built from other sources.
-if (_pure.BAD_TAIL, _columns.HEADERS, _rows.TOO_LARGE) != (BAD_TAIL, HEADERS, TOO_LARGE):
+if (_pure.TOO_MUCH, _columns.HEADERS, _rows.TOO_LARGE) != (TOO_MUCH, HEADERS, TOO_LARGE):
     raise ImportError("the kernel is older than its twin: build it anew")
 
+cdef int64_t NO_TIMESTAMP = -1
 cdef PyTypeObject *RECORD = <PyTypeObject *> Record
 cdef tuple NO_HEADERS = ()
 
@@ -695,8 +701,10 @@ cdef class Source:
     cdef Walk walk
     cdef int64_t count
     cdef int64_t done
+    # What records and headers may still cost as objects, beside the body.
+    cdef int64_t left
 
-    def __cinit__(self, section):
+    def __cinit__(self, section, int64_t bytes_max=INT64_MAX):
         cdef int64_t base_offset, span, base_timestamp, max_timestamp
         cdef bint is_append_time
         body, count, base_offset, span, base_timestamp, max_timestamp, is_append_time = section
@@ -706,6 +714,9 @@ cdef class Source:
             raise _pure.corrupt(BAD_COUNT, 0)
         if base_offset > INT64_MAX - (span if span > 0 else 0):
             raise _pure.corrupt(BAD_OFFSET, 0)
+        self.left = bytes_max - self.view.len - self.count * RECORD_COST
+        if self.left < 0:
+            raise _pure.corrupt(TOO_MUCH, 0)
         self.walk.at = <const uint8_t *> self.view.buf
         self.walk.end = self.walk.at + self.view.len
         self.walk.quick_end = self.walk.at
@@ -720,11 +731,60 @@ cdef class Source:
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
 
-    cdef inline int next(self) except -1:
+    cdef inline int advance(self) noexcept nogil:
+        """Reads the next record: 0, or the rule that it breaks."""
         cdef int failure = step(&self.walk)
         if failure:
-            raise _pure.corrupt(failure, self.done)
+            return failure
+        if self.walk.header_count:
+            self.left -= self.walk.header_count * HEADER_COST
+            if self.left < 0:
+                return TOO_MUCH
         self.done += 1
+        return 0
+
+    cdef inline int next(self) except -1:
+        cdef int failure = self.advance()
+        if failure:
+            raise _pure.corrupt(failure, self.done)
+        if self.done % OBJECTS_AT_ONCE == 0:
+            with nogil:
+                pass
+        return 0
+
+    cdef bint seek(self, int64_t earliest, int64_t latest, bint is_inside, bint needs_key) except -1:
+        """Reads on to a record whose timestamp is within the bounds or, unless `is_inside`, one that breaks a rule: its
+        timestamp is out of bounds, or it has no key where it needs one. False at the end.
+        """
+        cdef int failure
+        cdef bint found = False
+        if self.view.len < UNLOCKED_BYTES_MIN:
+            failure = self.seek_unlocked(earliest, latest, is_inside, needs_key, &found)
+        else:
+            with nogil:
+                failure = self.seek_unlocked(earliest, latest, is_inside, needs_key, &found)
+        if failure:
+            raise _pure.corrupt(failure, self.done)
+        if not found:
+            self.finish()
+        return found
+
+    cdef int seek_unlocked(
+        self, int64_t earliest, int64_t latest, bint is_inside, bint needs_key, bint *found
+    ) noexcept nogil:
+        cdef int failure
+        cdef int64_t timestamp
+        while self.done < self.count:
+            failure = self.advance()
+            if failure:
+                return failure
+            timestamp = self.walk.timestamp
+            if earliest <= timestamp <= latest:
+                found[0] = is_inside or (needs_key and self.walk.key_bytes < 0)
+            else:
+                found[0] = not is_inside and (timestamp != NO_TIMESTAMP or (needs_key and self.walk.key_bytes < 0))
+            if found[0]:
+                return 0
         return 0
 
     cdef int finish(self) except -1:
@@ -756,6 +816,9 @@ cdef tuple as_headers(const uint8_t *at, const uint8_t *end, int32_t count):
         if size > 0:
             at += size
         headers.append((name, value))
+        if (index + 1) % OBJECTS_AT_ONCE == 0:
+            with nogil:
+                pass
     return tuple(headers)
 
 
@@ -764,8 +827,8 @@ cdef inline void put_item(object record, Py_ssize_t index, object item) noexcept
     PyTuple_SET_ITEM(record, index, item)
 
 
-def decode(section):
-    cdef Source source = Source(section)
+def decode(section, bytes_max=INT64_MAX):
+    cdef Source source = Source(section, bytes_max)
     cdef Walk *walk = &source.walk
     cdef list records = PyList_New(source.count)
     cdef int64_t index
@@ -792,8 +855,8 @@ def decode(section):
     return records
 
 
-def keys(section):
-    cdef Source source = Source(section)
+def keys(section, bytes_max=INT64_MAX):
+    cdef Source source = Source(section, bytes_max)
     cdef Walk *walk = &source.walk
     cdef list found = []
     while source.done < source.count:
@@ -803,15 +866,30 @@ def keys(section):
     return found
 
 
-def find_time(section, timestamp):
+def find_time(section, int64_t timestamp, int64_t first=0):
     cdef Source source = Source(section)
-    cdef int64_t wanted = timestamp
-    while source.done < source.count:
-        source.next()
-        if source.walk.timestamp >= wanted:
+    while source.seek(timestamp, INT64_MAX, True, False):
+        if source.walk.offset >= first:
             return source.walk.offset, source.walk.timestamp
-    source.finish()
     return None
+
+
+def newest_time(section, int64_t first):
+    cdef Source source = Source(section)
+    cdef int64_t newest = NO_TIMESTAMP
+    while source.seek(newest, INT64_MAX, True, False):
+        if source.walk.offset >= first:
+            newest = source.walk.timestamp
+    return newest
+
+
+def judge(section, int64_t earliest, int64_t latest, bint needs_key, int64_t count_max, bytes_max=INT64_MAX):
+    cdef Source source = Source(section, bytes_max)
+    cdef list bad = []
+    while source.seek(earliest, latest, False, needs_key):
+        if len(bad) < count_max:
+            bad.append((source.done - 1, source.walk.timestamp, source.walk.key_bytes >= 0))
+    return bad
 
 
 @cython.final

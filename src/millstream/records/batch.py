@@ -97,6 +97,10 @@ class CorruptBatch(RequestError):
         super().__init__(Code.CORRUPT_MESSAGE, detail)
 
 
+class BatchTooLarge(CorruptBatch):
+    """The batch takes more memory than the caller allows: its bytes, records and headers together."""
+
+
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """The header at a position, unchecked. The caller knows that `HEADER_BYTES` are there."""
     return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))  # `_make`, without its steps in Python

@@ -9,7 +9,8 @@ There are two kernels with the same functions: the compiled one where it imports
 The checksum is verified by default: compaction writes what it has read under a new checksum, and must not turn a
 broken record into one that looks sound. `check_crc=False` is for batches that were verified a moment ago.
 
-Everything raises `CorruptBatch` for bytes that are not a batch, and `bytes_max` bounds what a batch may decompress to.
+Everything raises `CorruptBatch` for bytes that are not a batch, and `bytes_max` bounds what a batch may take in memory:
+its decompressed bytes and, where they become objects, its records and headers together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from millstream.records.record import Record, Section
 from millstream.records.rows import RowColumns
 
 BYTES_MAX = 256 << 20
-"""What one batch may decompress to unless the caller says otherwise: far above any sane `max.message.bytes`."""
+"""What one batch may take unless the caller says otherwise: far above any sane `max.message.bytes`."""
 OFFSET_DELTA_MAX = 2**31 - 1
 
 _HEADER = Struct(">qiibIhiqqqhii")
@@ -61,9 +62,13 @@ class Body(Protocol):
 
 
 class Kernel(Protocol):
-    def decode(self, section: Section) -> list[Record]: ...
-    def keys(self, section: Section) -> list[tuple[int, bytes | None, bool]]: ...
-    def find_time(self, section: Section, timestamp: int) -> tuple[int, int] | None: ...
+    def decode(self, section: Section, bytes_max: int = ...) -> list[Record]: ...
+    def keys(self, section: Section, bytes_max: int = ...) -> list[tuple[int, bytes | None, bool]]: ...
+    def find_time(self, section: Section, timestamp: int, first: int = ...) -> tuple[int, int] | None: ...
+    def newest_time(self, section: Section, first: int) -> int: ...
+    def judge(
+        self, section: Section, earliest: int, latest: int, needs_key: bool, count_max: int, bytes_max: int = ...
+    ) -> list[tuple[int, int, bool]]: ...
     def validate(self, section: Section) -> None: ...
     def fill(self, sections: Iterable[Section], columns: int) -> Filled: ...
     def encode(
@@ -89,19 +94,44 @@ kernel, KERNEL = _pick()
 
 def decode(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> list[Record]:
     """The records of one whole batch, with absolute offsets and timestamps."""
-    return kernel.decode(_open_one(batch, bytes_max, check_crc))
+    return kernel.decode(_open_one(batch, bytes_max, check_crc), bytes_max)
 
 
 def keys(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> list[tuple[int, bytes | None, bool]]:
     """Offset, key and whether the value is null (a tombstone) of every record of one whole batch."""
-    return kernel.keys(_open_one(batch, bytes_max, check_crc))
+    return kernel.keys(_open_one(batch, bytes_max, check_crc), bytes_max)
 
 
 def find_time(
-    batch: Buffer, timestamp: int, bytes_max: int = BYTES_MAX, *, check_crc: bool = True
+    batch: Buffer, timestamp: int, first: int = 0, *, bytes_max: int = BYTES_MAX, check_crc: bool = True
 ) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record in one whole batch that is at or after a timestamp."""
-    return kernel.find_time(_open_one(batch, bytes_max, check_crc), timestamp)
+    """Offset and timestamp of the first record in one whole batch that is at or after a timestamp, from an offset on.
+
+    Nothing is made of keys, values and headers, so a body costs its bytes alone.
+    """
+    return kernel.find_time(_open_one(batch, bytes_max, check_crc), timestamp, first)
+
+
+def newest_time(batch: Buffer, first: int, *, bytes_max: int = BYTES_MAX, check_crc: bool = True) -> int:
+    """The largest timestamp in one whole batch from an offset on, or -1."""
+    return kernel.newest_time(_open_one(batch, bytes_max, check_crc), first)
+
+
+def judge(
+    batch: Buffer,
+    earliest: int,
+    latest: int,
+    needs_key: bool,
+    *,
+    count_max: int,
+    bytes_max: int = BYTES_MAX,
+    check_crc: bool = True,
+) -> list[tuple[int, int, bool]]:
+    """The first records of one whole batch with a timestamp out of bounds, or without a key where one is needed: index,
+    timestamp, whether there is a key. Raises `CorruptBatch` for a batch that `decode` would not take.
+    """
+    section = _open_one(batch, bytes_max, check_crc)
+    return kernel.judge(section, earliest, latest, needs_key, count_max, bytes_max)
 
 
 def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> None:
@@ -113,16 +143,17 @@ def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = Tru
     kernel.validate(_open_one(batch, bytes_max, check_crc))
 
 
-def contains(batch: Buffer, needle: bytes, bytes_max: int = BYTES_MAX) -> bool:
-    """Whether some bytes are anywhere among the records of one whole batch."""
-    return needle in bytes(_open_one(batch, bytes_max, False).body)
+def contains(batch: Buffer, needle: bytes, bytes_max: int = BYTES_MAX) -> tuple[bool, int]:
+    """Whether some bytes are anywhere among the records of one whole batch, and how many bytes these are."""
+    body = bytes(_open_one(batch, bytes_max, False).body)
+    return needle in body, len(body)
 
 
 def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:
     """Every record of batches that follow each other. Control batches are passed over, a partial last one ends it."""
     for header, batch in split(data):
         if not header.is_control:
-            yield from kernel.decode(_open(header, batch, bytes_max, check_crc))
+            yield from kernel.decode(_open(header, batch, bytes_max, check_crc), bytes_max)
 
 
 def decode_columns(

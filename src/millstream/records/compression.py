@@ -24,7 +24,7 @@ import enum
 from collections.abc import Callable
 from struct import Struct
 
-from millstream.records.batch import Buffer, CorruptBatch
+from millstream.records.batch import BatchTooLarge, Buffer, CorruptBatch
 
 WINDOW_BYTES_MAX = 8 << 20
 SNAPPY_BLOCK_BYTES = 32 << 10
@@ -110,8 +110,8 @@ def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
     raise CorruptBatch(f"the batch names compression {codec}, which does not exist")
 
 
-def _too_large(bytes_max: int) -> CorruptBatch:
-    return CorruptBatch(f"the batch decompresses to more than {bytes_max} bytes")
+def _too_large(bytes_max: int) -> BatchTooLarge:
+    return BatchTooLarge(f"the batch decompresses to more than {bytes_max} bytes")
 
 
 def _is_overflow(error: Exception) -> bool:
@@ -246,7 +246,7 @@ def _measure_zstd(data: memoryview, bytes_max: int) -> int:
             raise CorruptBatch("the batch is not a Zstandard frame")
         position, window, has_checksum = _zstd_header(data, position + 4)
         if window > max(bytes_max, WINDOW_BYTES_MAX):
-            raise CorruptBatch(f"the batch needs a window of {window} bytes to decompress")
+            raise BatchTooLarge(f"the batch needs a window of {window} bytes to decompress")
         last = False
         while not last:
             block = _number(data, position, 3)

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
-from millstream.records.batch import CorruptBatch
+from millstream.records.batch import NO_TIMESTAMP, BatchTooLarge, CorruptBatch
 from millstream.records.columns import (
     DATA_BYTES_MAX,
     HEADERS,
@@ -61,6 +61,11 @@ from millstream.records.rows import (
 RECORD_BYTES_MIN = 7
 LENGTH_MIN = 6
 HEADER_BYTES_MIN = 2
+RECORD_COST = 230
+HEADER_COST = 170
+"""About what a record and a header take in memory as objects, beside the bytes in them. A header may be two bytes in a
+body and a record seven, so the size of a body alone bounds neither memory nor time.
+"""
 BODY_BYTES_MAX = 2**31 - 1 - 61
 """The header's length field is an int32 and counts most of the header too."""
 INT32_MAX = 2**31 - 1
@@ -80,7 +85,8 @@ INT64_MIN = -(2**63)
     BAD_HEADER_VALUE,
     BAD_REST,
     BAD_TAIL,
-) = range(1, 13)
+    TOO_MUCH,
+) = range(1, 14)
 
 _REASONS = (
     "",
@@ -96,12 +102,14 @@ _REASONS = (
     "a header's value is not within the record",
     "there are bytes after its last field",
     "there are bytes after the last record",
+    "records, headers and bytes together take more memory than a batch may",
 )
 
 
 def corrupt(reason: int, index: int) -> CorruptBatch:
     """The error for a record; both twins raise the same."""
-    return CorruptBatch(f"record {index} of the batch: {_REASONS[reason]}")
+    kind = BatchTooLarge if reason == TOO_MUCH else CorruptBatch
+    return kind(f"record {index} of the batch: {_REASONS[reason]}")
 
 
 _Step = tuple[int, int, int, int, int, int, int, int]
@@ -125,13 +133,16 @@ def _varint(
     raise corrupt(BAD_NUMBER, index)
 
 
-def _walk(body: bytes, section: Section) -> Iterator[_Step]:
+def _walk(body: bytes, section: Section, bytes_max: int = INT64_MAX) -> Iterator[_Step]:
     _, count, base_offset, span, base_timestamp, max_timestamp, is_append_time = section
     end = len(body)
     if count < 0 or count > end // RECORD_BYTES_MIN:
         raise corrupt(BAD_COUNT, 0)
     if base_offset > INT64_MAX - max(span, 0):
         raise corrupt(BAD_OFFSET, 0)
+    left = bytes_max - end - count * RECORD_COST
+    if left < 0:
+        raise corrupt(TOO_MUCH, 0)
     position = delta_min = 0
     for index in range(count):
         length, position = _varint(body, position, end, index)
@@ -160,6 +171,9 @@ def _walk(body: bytes, section: Section) -> Iterator[_Step]:
             position = _check_headers(body, headers, stop, header_count, index)
         if position != stop:
             raise corrupt(BAD_REST, index)
+        left -= header_count * HEADER_COST
+        if left < 0:
+            raise corrupt(TOO_MUCH, index)
         yield base_offset + delta, timestamp, key, value, headers, key_bytes, value_bytes, header_count
     if position != end:
         raise corrupt(BAD_TAIL, count)
@@ -192,7 +206,8 @@ def _slice(body: bytes, start: int, size: int) -> bytes | None:
     return None if size < 0 else body[start : start + size]
 
 
-def decode(section: Section) -> list[Record]:
+def decode(section: Section, bytes_max: int = INT64_MAX) -> list[Record]:
+    """All records; `bytes_max` bounds what they cost with the body."""
     body = bytes(section.body)
     return [
         Record(
@@ -204,22 +219,45 @@ def decode(section: Section) -> list[Record]:
                 (name.decode(errors="surrogateescape"), held) for name, held in _headers(body, headers, header_count)
             ),
         )
-        for offset, timestamp, key, value, headers, key_bytes, value_bytes, header_count in _walk(body, section)
+        for offset, timestamp, key, value, headers, key_bytes, value_bytes, header_count in _walk(
+            body, section, bytes_max
+        )
     ]
 
 
-def keys(section: Section) -> list[tuple[int, bytes | None, bool]]:
+def keys(section: Section, bytes_max: int = INT64_MAX) -> list[tuple[int, bytes | None, bool]]:
     """Offset, key and whether the value is null."""
     body = bytes(section.body)
-    return [(step[0], _slice(body, step[2], step[5]), step[6] < 0) for step in _walk(body, section)]
+    return [(step[0], _slice(body, step[2], step[5]), step[6] < 0) for step in _walk(body, section, bytes_max)]
 
 
-def find_time(section: Section, timestamp: int) -> tuple[int, int] | None:
-    """Offset and timestamp of the first record at or after a timestamp."""
+def find_time(section: Section, timestamp: int, first: int = 0) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record at or after a timestamp, from an offset on."""
     for step in _walk(bytes(section.body), section):
-        if step[1] >= timestamp:
+        if step[1] >= timestamp and step[0] >= first:
             return step[0], step[1]
     return None
+
+
+def newest_time(section: Section, first: int) -> int:
+    """The largest timestamp from an offset on, or -1."""
+    times = (step[1] for step in _walk(bytes(section.body), section) if step[0] >= first)
+    return max(NO_TIMESTAMP, max(times, default=NO_TIMESTAMP))
+
+
+def judge(
+    section: Section, earliest: int, latest: int, needs_key: bool, count_max: int, bytes_max: int = INT64_MAX
+) -> list[tuple[int, int, bool]]:
+    """Index, timestamp and whether there is a key of records whose timestamp is out of bounds, or that lack a key they
+    need; the first `count_max` of them. A record without a timestamp has none that is out of bounds.
+    """
+    bad: list[tuple[int, int, bool]] = []
+    for index, step in enumerate(_walk(bytes(section.body), section, bytes_max)):
+        timestamp, has_key = step[1], step[5] >= 0
+        is_late = timestamp != NO_TIMESTAMP and not earliest <= timestamp <= latest
+        if (is_late or (needs_key and not has_key)) and len(bad) < count_max:
+            bad.append((index, timestamp, has_key))
+    return bad
 
 
 def validate(section: Section) -> None:

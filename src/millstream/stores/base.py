@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
+from millstream.log.damage import Damage, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.promise import Promise
@@ -34,6 +35,8 @@ class PartitionLog(Protocol):
     """The offset after the last one appended; never below `durable`."""
     unsynced_bytes: int
     """Appended and not durable yet: what backpressure is measured by."""
+    damage: Damage
+    """The ranges of offsets that are known to be unreadable, and why."""
 
     @property
     def failure(self) -> str | None:
@@ -53,7 +56,13 @@ class PartitionLog(Protocol):
         """
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one."""
+        """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one.
+
+        Ends before a damaged range. Fails with `DamagedOffset` inside one.
+        """
+
+    def inspect(self, offset: int) -> Promise[DamagedRange | None]:
+        """Checks the batch that holds an offset and puts damage into the registry; None where the batch is sound."""
 
     def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
         """The first record at or after a time, or None."""

@@ -3,6 +3,7 @@
 DIR/lock                        held by the broker that has the directory open
 DIR/meta.db                     topics, configurations, committed offsets (see `sqlite_meta.py`)
 DIR/logs/TOPIC-ID/PARTITION/    the segments of one partition (see `log/`)
+DIR/reserve                     room that is held back for a full disk (see `log/reserve.py`)
 DIR/trash/                      logs of deleted topics, on their way out; emptied at every start
 DIR/set-aside/                  what recovery found and did not understand; never touched again
 """
@@ -44,8 +45,9 @@ class DirectoryLock:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the lock is held, and the number is only shown
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
         except BlockingIOError:
             holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._fd)
@@ -82,6 +84,7 @@ class LocalLogStore:
         try:
             self._disk.make_directory(self.directory)
             self._lock = DirectoryLock(self.directory)
+            self._disk.make_room_if_full()
             self._disk.make_directory(self._path("logs"))
             # A process that was killed may have made them and not come to this.
             self._disk.sync_directory(self.directory)
@@ -126,7 +129,10 @@ class LocalLogStore:
         return log
 
     def room(self) -> tuple[int, int]:
-        usage = shutil.disk_usage(self.directory)
+        try:
+            usage = shutil.disk_usage(self.directory)
+        except OSError:
+            return -1, -1
         return usage.total, usage.free
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -146,6 +152,7 @@ class LocalLogStore:
             except OSError as error:
                 raise StartupError(f"{self._path('logs', name)} cannot be set aside: {error}") from error
             logger.warning("set %s aside as %s: no topic of that name and id is known", name, target)
+        self._disk.hold_back()
 
     async def discard(self, topic: str, topic_id: str) -> None:
         for log in self._logs.pop((topic, topic_id), {}).values():
@@ -160,12 +167,15 @@ class LocalLogStore:
         except OSError:
             target = source  # a full disk has no room for another directory: what is deleted there is to make some
         await asyncio.get_running_loop().run_in_executor(None, self._disk.remove_tree, target)
+        self._disk.hold_back()
 
     async def housekeep(self) -> None:
         for log in self._every_log():
             try:
                 await self._housekeep(log)
             except Exception as error:
+                if log.is_abandoned:
+                    continue
                 if isinstance(error, OSError) and error.errno == errno.EIO and log.failure is None:
                     log.fail(error)
                 if isinstance(error, OSError):  # a full disk has one for every log, each round
@@ -173,6 +183,7 @@ class LocalLogStore:
                 else:
                     logger.exception("%s could not be tidied up; the next round tries again", log.name)
             await asyncio.sleep(0)
+        self._disk.hold_back()
 
     async def _housekeep(self, log: Log) -> None:
         if log.failure is not None or log.closed:

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from millstream.callbacks import tell
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
+from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
+from millstream.log.damage import Damage, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.promise import Promise
+from millstream.promise import Promise, begin
 from millstream.records import codec
+from millstream.records.aside import Aside
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
 from millstream.records.run import BatchRun, split
 
@@ -23,18 +26,20 @@ class MemoryLog:
     """Implements `stores.base.PartitionLog`: one bytes object per batch."""
 
     __slots__ = (
-        "_batches", "_clock", "_last_offsets", "_wakers", "closed", "config", "durable", "end", "failure", "producers",
-        "start", "unsynced_bytes",
+        "_batches", "_clock", "_last_offsets", "_mark", "_wakers", "closed", "config", "damage", "durable", "end",
+        "failure", "producers", "start", "unsynced_bytes",
     )  # fmt: skip
 
     def __init__(self, config: LogConfig, clock: Clock) -> None:
         self.config = config
         self.failure: str | None = None
+        self.damage = Damage("a log in memory")
         self.closed = False
         self.start = self.durable = self.end = self.unsynced_bytes = 0
         self._clock = clock
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
+        self._mark = AgeMark()
         self.producers = Producers()
         self._wakers: dict[Callable[[], None], None] = {}
 
@@ -76,25 +81,37 @@ class MemoryLog:
             at += 1
         return Promise.of(Slice(size, next_offset, data=taken[0] if len(taken) == 1 else b"".join(taken)))
 
+    def inspect(self, offset: int) -> Promise[DamagedRange | None]:
+        return Promise.of(None)  # memory has no place to be damaged in
+
     def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
-        for batch in self._batches:
+        return begin(self._find_time(timestamp))
+
+    async def _find_time(self, timestamp: int) -> TimedOffset | None:
+        aside = Aside()
+        for batch in list(self._batches):
             if read_header(batch).max_timestamp < timestamp:
                 continue
-            for record in codec.decode(batch):
-                if record.timestamp >= timestamp and record.offset >= self.start:
-                    return Promise.of(TimedOffset(record.offset, record.timestamp))
-        return Promise.of(None)
+            found = await aside.run(codec.find_time, batch, timestamp, self.start)
+            if found is not None:
+                return TimedOffset(*found)
+        return None
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
-        newest = max((self._newest_time(batch) for batch in self._batches), default=-1)
-        return self.find_time(newest) if newest >= 0 else Promise.of(None)
+        return begin(self._find_max_time())
 
-    def _newest_time(self, batch: bytes) -> int:
+    async def _find_max_time(self) -> TimedOffset | None:
+        newest = -1
+        for batch in list(self._batches):
+            newest = max(newest, await self._newest_time(batch))
+        return await self._find_time(newest) if newest >= 0 else None
+
+    async def _newest_time(self, batch: bytes) -> int:
         """Of what was not trimmed."""
         header = read_header(batch)
         if header.base_offset >= self.start:
             return header.max_timestamp
-        return max((each.timestamp for each in codec.decode(batch) if each.offset >= self.start), default=-1)
+        return await Aside().run(codec.newest_time, batch, self.start)
 
     def trim(self, offset: int) -> Promise[int]:
         if offset > self.durable or offset < 0:
@@ -138,11 +155,14 @@ class MemoryLog:
 
     def expire(self) -> None:
         """Retention by age and size, batch by batch."""
-        oldest = self._clock.now_ms() - self.config.retention_ms
+        now = self._clock.now_ms()
+        oldest = now - self.config.retention_ms
+        old_below = self._mark.old_below(self.end, now, self.config.retention_ms)
         size, gone = self.size_bytes(), 0
         for number, batch in enumerate(self._batches if self.config.delete else (), 1):
             newest = read_header(batch).max_timestamp
-            too_old = self.config.retention_ms >= 0 and newest < oldest
+            arrived_early = newest > now and self._last_offsets[number - 1] < old_below
+            too_old = self.config.retention_ms >= 0 and (newest < oldest or arrived_early)
             too_much = 0 <= self.config.retention_bytes < size
             if not (too_old or too_much):
                 break

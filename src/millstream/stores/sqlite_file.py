@@ -94,7 +94,8 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
             for older in range(version, SCHEMA_VERSION):
                 logger.info("%s is brought from schema %d to %d", path, older, older + 1)
                 _run(connection, f"sqlite_schema_{older}_to_{older + 1}.sql")
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if version != SCHEMA_VERSION:  # else nothing is written, for which a full disk has no room
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

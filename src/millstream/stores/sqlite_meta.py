@@ -6,7 +6,8 @@ disk yet.
 
 If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
 after a failed sync. What is on disk can still be read. A full disk is no such failure, as it is none for a log: nothing
-was written, those that asked are refused, and the next may find room.
+was written, those that asked are refused, and the next may find room. Before that, room that is held back for a full
+disk is given up (`make_room`), so that a topic can be deleted there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,9 +34,10 @@ _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
 
 
 class SqliteMeta(Keys):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, make_room: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self._path = path
+        self._make_room = make_room
         self._database = self._open(path)
         self._queue: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self._busy = False
@@ -61,8 +64,9 @@ class SqliteMeta(Keys):
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise StartupError(f"{path} was written by a newer Millstream (schema {version}); upgrade this one")
-            database.executescript(_SCHEMA.read_text())
-            database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            if version < SCHEMA_VERSION:  # else nothing is written, for which a full disk has no room
+                database.executescript(_SCHEMA.read_text())
+                database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except sqlite3.DatabaseError as error:
             raise StartupError(f"{path} cannot be opened as a metadata store: {error}") from error
         return database
@@ -100,6 +104,14 @@ class SqliteMeta(Keys):
         writing.add_done_callback(lambda done: self._finish(done.exception(), changes, revision, accepted, refused))
 
     def _write(self, changes: dict[str, Versioned | None], revision: int) -> None:
+        try:
+            self._write_once(changes, revision)
+        except sqlite3.Error as error:
+            if not (_is_full(error) and self._make_room()):
+                raise
+            self._write_once(changes, revision)
+
+    def _write_once(self, changes: dict[str, Versioned | None], revision: int) -> None:
         puts = [(key, item.value, item.revision) for key, item in changes.items() if item is not None]
         deletes = [(key,) for key, item in changes.items() if item is None]
         self._database.execute("BEGIN IMMEDIATE")

@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING
 
 from millstream.callbacks import tell
 from millstream.errors import Code, LogReadOnly, RequestError
+from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
+from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
+from millstream.log.soundness import sound_bytes
 from millstream.promise import Promise, promised
 from millstream.records import codec
-from millstream.records.batch import BatchHeader, read_header
+from millstream.records.aside import Aside
+from millstream.records.batch import BatchHeader, CorruptBatch, read_header
 from millstream.records.run import BatchRun, split
 from millstream.stores.database import Append, LogState, Stored
 
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 EXPIRE_ROWS = 500
 """How many batches retention looks at, and removes, at a time."""
+DAMAGE_ROWS = 500
+"""How many batches are looked at, at a time, to find a damaged one."""
 
 
 class Waiting:
@@ -52,12 +58,13 @@ class TableLog:
     """Implements `stores.base.PartitionLog`."""
 
     __slots__ = (
-        "_flushes", "_state", "_store", "_wakers", "closed", "config", "durable", "end", "id", "name", "start",
-        "unsynced_bytes",
+        "_flushes", "_mark", "_state", "_store", "_wakers", "closed", "config", "damage", "durable", "end", "id",
+        "name", "start", "unsynced_bytes",
     )  # fmt: skip
 
     def __init__(self, name: str, state: LogState, config: LogConfig, store: TableLogStore) -> None:
         self.name = name
+        self.damage = Damage(name)
         self.id = state.id
         self.config = config
         self.closed = False
@@ -67,6 +74,7 @@ class TableLog:
         self._store = store
         self._wakers: dict[Callable[[], None], None] = {}
         self._flushes: list[Promise[None]] = []
+        self._mark = AgeMark()
 
     @property
     def failure(self) -> str | None:
@@ -128,6 +136,8 @@ class TableLog:
         grown = state.end > self.durable
         self._state = state
         self.start, self.durable, self.end = state.start, state.end, state.end
+        if self.damage.ranges:
+            self.damage.forget(self.start, self.end)
         if grown and self._wakers:
             self._wake()
 
@@ -170,10 +180,42 @@ class TableLog:
             await self._refresh()
             if not self.start <= offset <= self.durable:
                 raise self._out_of_range(offset)
-        data, next_offset = await self._store.database.read(self.id, offset, self.durable, bytes_max)
+        below = self.durable
+        if self.damage.ranges:
+            self.damage.check(offset)
+            damaged = self.damage.behind(offset)
+            below = min(below, damaged.first) if damaged is not None else below
+        data, next_offset = await self._store.database.read(self.id, offset, below, bytes_max)
         if not data and offset < self.start:  # trimmed meanwhile
             raise self._out_of_range(offset)
+        sound = sound_bytes(data, 0, next_offset)
+        if sound < len(data):
+            data, next_offset = data[:sound], await self._note_damage(offset, sound)
+            self.damage.check(offset)
         return Slice(len(data), next_offset, data=data)
+
+    async def _note_damage(self, offset: int, sound: int) -> int:
+        """Registers the batch behind so many sound bytes of a read; answers with its first offset."""
+        while rows := await self._store.database.rows(self.id, offset, DAMAGE_ROWS):
+            for row in rows:
+                if row.size > sound:
+                    first = max(row.base_offset, self.start)
+                    where = f"the batch at offset {row.base_offset} in {self._store.location}"
+                    self.damage.add(first, row.last_offset + 1, Cause.CHECKSUM, where)
+                    return first
+                sound -= row.size
+            offset = rows[-1].last_offset + 1
+        raise CorruptBatch(f"{self.name} cannot be read at offset {offset}: its rows changed meanwhile")
+
+    def inspect(self, offset: int) -> Promise[DamagedRange | None]:
+        return promised(self._inspect(offset))
+
+    async def _inspect(self, offset: int) -> DamagedRange | None:
+        try:
+            await self._read(offset, 1)
+        except DamagedOffset as error:
+            return error.range
+        return None
 
     def _out_of_range(self, offset: int) -> RequestError:
         detail = f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
@@ -183,14 +225,14 @@ class TableLog:
         return promised(self._find_time(timestamp))
 
     async def _find_time(self, timestamp: int) -> TimedOffset | None:
-        at = self.start
+        at, aside = self.start, Aside()
         while True:
             batch = await self._store.database.first_at(self.id, timestamp, at, self.durable)
             if batch is None:
                 return None
-            for record in codec.decode(batch):
-                if record.timestamp >= timestamp and record.offset >= self.start:
-                    return TimedOffset(record.offset, record.timestamp)
+            found = await aside.run(codec.find_time, batch, timestamp, self.start)
+            if found is not None:
+                return TimedOffset(*found)
             # Only what was trimmed of it is as new: the batch around the start.
             at = read_header(batch).next_offset
 
@@ -203,7 +245,7 @@ class TableLog:
         for row in await self._store.database.rows(self.id, start, 1):
             if row.base_offset < start and row.max_timestamp > newest:
                 data, _ = await self._store.database.read(self.id, start, row.last_offset + 1, 0)
-                newest = max([newest, *(each.timestamp for each in codec.decode(data) if each.offset >= start)])
+                newest = max(newest, await Aside().run(codec.newest_time, data, start))
         return await self._find_time(newest) if newest >= 0 else None
 
     def known_producers(self) -> Promise[Producers]:
@@ -242,6 +284,7 @@ class TableLog:
         # What lies below the start is removed by and by, and counted until it is: so for the size it is looked at too,
         # and before the size, lest a batch that goes meanwhile is counted and not seen.
         by_size = config.retention_bytes >= 0
+        old_below = self._mark.old_below(self.end, now_ms, config.retention_ms)
         count = 1  # mostly the oldest batch stays, and with it all others
         while self.size_bytes():
             rows = await self._store.database.rows(self.id, 0 if by_size else self.start, count)
@@ -250,7 +293,9 @@ class TableLog:
             size, start = self.size_bytes(), self.start
             keep_from, is_done = start, len(rows) < count
             for row in rows:
-                too_old = config.retention_ms >= 0 and row.max_timestamp < now_ms - config.retention_ms
+                arrived_early = row.max_timestamp > now_ms and row.last_offset < old_below
+                is_old = row.max_timestamp < now_ms - config.retention_ms
+                too_old = config.retention_ms >= 0 and (is_old or arrived_early)
                 too_much = 0 <= config.retention_bytes <= size - row.size
                 if row.last_offset >= start and not (too_old or too_much):
                     is_done = True

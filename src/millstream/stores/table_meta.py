@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from millstream.callbacks import tell
 from millstream.errors import Code, RequestError
+from millstream.logs import Damped
 from millstream.promise import Promise, promised
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Changes, Database
@@ -40,6 +41,9 @@ class TableMeta:
         """Keys under a watched prefix, with the revision last told: what a full comparison starts from."""
         self._heard = 0
         self._catching_up = False
+        self._retry: asyncio.TimerHandle | None = None
+        """Set while the next look waits: of many failed writes none begins another."""
+        self._damped = Damped(__name__)
         self._writing = False
 
     @property
@@ -125,8 +129,12 @@ class TableMeta:
 
     def news(self, revision: int) -> None:
         """The metadata is at a revision now; by our own doing, perhaps, of which a transaction's answer tells more."""
+        if revision > self._heard and self._retry is not None:  # the database speaks again
+            self._retry.cancel()
+            self._retry = None
         self._heard = max(self._heard, revision)
-        if self._heard > self._told and self._watchers and not self._catching_up and not self._writing:
+        is_busy = self._catching_up or self._writing or self._retry is not None
+        if self._heard > self._told and self._watchers and not is_busy:
             self._catching_up = True
             promised(self._catch_up()).then(self._caught_up)
 
@@ -144,10 +152,14 @@ class TableMeta:
     def _caught_up(self, done: Promise[None]) -> None:
         self._catching_up = False
         if done.error is not None:
-            logger.warning("could not look for changes of the metadata, and will try again: %s", done.error)
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.news, 0)
+            self._damped.warning("cannot read changes of the metadata; retrying in %g s: %s", RETRY_SECONDS, done.error)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._look_again)
         else:
             self.news(0)  # some may have come since the last look, which was a turn of the loop ago
+
+    def _look_again(self) -> None:
+        self._retry = None
+        self.news(0)
 
     async def _tell(self, changes: Changes) -> None:
         if not changes.complete:

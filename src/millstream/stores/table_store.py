@@ -209,7 +209,9 @@ class TableLogStore:
                 await self.meta.catch_up()
             except Exception as error:
                 self._is_behind = True
-                logger.warning("could not catch up with %s, and will try again: %s", self.location, error)
+                self._damped.warning(
+                    "cannot catch up with %s; retrying in %g s: %s", self.location, RETRY_SECONDS, error
+                )
                 await asyncio.sleep(RETRY_SECONDS)
         self._catching_up = None
 
@@ -221,7 +223,10 @@ class TableLogStore:
             del self._by_id[log.id]
             log.abandon()
         await self._commits.drained()
-        await self.database.discard(topic_id)
+        try:
+            await self.database.discard(topic_id)
+        except RequestError as error:
+            self._damped.warning("the rows of topic %s stay until the next round of tidying up: %s", topic, error)
 
     async def housekeep(self) -> None:
         now_ms = self._clock.now_ms()
@@ -235,7 +240,7 @@ class TableLogStore:
             await self.meta.housekeep()
             await self._remove_orphans()
         except RequestError as error:
-            logger.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
+            self._damped.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
 
     async def _remove_orphans(self) -> None:
         """Logs whose topic is gone: a process that deleted one may have died before it was done.

@@ -11,6 +11,7 @@ from millstream.clock import Clock
 from millstream.config import without_secrets
 from millstream.errors import StartupError
 from millstream.log.flusher import Flusher
+from millstream.log.reserve import ReservingDisk
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.local import LocalLogStore
@@ -26,9 +27,10 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
     if scheme == "memory" and not rest:
         return MemoryLogStore(clock), MemoryMeta()
     if scheme == "file" and rest:
-        logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync))
+        disk = ReservingDisk(os.path.abspath(rest))
+        logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync), disk)
         logs.lock()
-        return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"))
+        return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"), disk.make_room)
     if (scheme == "sqlite" and rest) or scheme in ("postgresql", "postgres"):
         from millstream.stores.table_store import TableLogStore  # most brokers have files, and start the sooner
 

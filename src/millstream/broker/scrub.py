@@ -1,0 +1,154 @@
+"""The scrub: a slow look at everything that is stored, in the background, round after round.
+
+Nothing else reads old data: a disk that lost a page of it would be found out by the consumer that needed it most. The
+scrub reads every partition in turn, at most `scrub_bytes_per_second` of them, and notes damage as any verification
+does.
+
+Rules
+-----
+1. A round begins `ROUND_SECONDS` after the one before began, or at once where that took longer. The first begins
+   `FIRST_SECONDS` after the start, so that a start has the disk for itself and short-lived brokers never scrub.
+2. Topics are taken in order of id, partitions in order of number. The position is a key of the metadata store, written
+   after every `SAVE_BYTES`. After a restart the round goes on from there. A round over less writes nothing.
+3. Of several brokers over one store, the one with the lowest number scrubs.
+4. A read that fails is left for the next round. The scrub never ends by an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+
+from millstream.broker.partition import Partition
+from millstream.broker.topics import Topic, Topics
+from millstream.broker.verification import verify_piece
+from millstream.clock import Clock, Timer
+from millstream.cluster.base import Cluster
+from millstream.errors import RequestError
+from millstream.metrics import Metrics
+from millstream.stores.base import MetaStore, Put
+
+logger = logging.getLogger(__name__)
+
+FIRST_SECONDS = 300.0
+ROUND_SECONDS = 24 * 3600.0
+SAVE_BYTES = 64 << 20
+IDLE_SECONDS = 60.0
+"""How soon a broker that is not to scrub looks whether it is now."""
+KEY = "scrub/position"
+
+Position = tuple[str, int, int]
+"""Topic id, partition, and the first offset that was not checked."""
+
+
+class Scrub:
+    def __init__(
+        self,
+        topics: Topics,
+        meta: MetaStore,
+        clock: Clock,
+        cluster: Cluster,
+        metrics: Metrics,
+        bytes_per_second: int,
+    ) -> None:
+        self._topics = topics
+        self._meta = meta
+        self._clock = clock
+        self._cluster = cluster
+        self._metrics = metrics
+        self._bytes_per_second = bytes_per_second
+        self._timer: Timer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._unsaved_bytes = 0
+        self._is_saved = False
+        """Whether the store has a position."""
+
+    def start(self) -> None:
+        if self._bytes_per_second:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _run(self) -> None:
+        await self._rest(FIRST_SECONDS)
+        while True:
+            while not self._is_ours():
+                await self._rest(IDLE_SECONDS)
+            began = self._clock.monotonic()
+            try:
+                await self._round()
+            except Exception:
+                logger.exception("scrub round failed; the next one starts over")
+            await self._rest(max(began + ROUND_SECONDS - self._clock.monotonic(), IDLE_SECONDS))
+
+    def _is_ours(self) -> bool:
+        return all(self._cluster.node_id < other.node_id for other in self._cluster.others())
+
+    async def _round(self) -> None:
+        self._unsaved_bytes = 0
+        begin = await self._load()
+        self._is_saved = begin is not None
+        for topic in sorted(self._topics, key=lambda topic: topic.id):
+            for part in topic.partitions:
+                here = (topic.id.hex, part.index)
+                if begin is None or here >= begin[:2]:
+                    offset = begin[2] if begin is not None and here == begin[:2] else 0
+                    await self._scrub(topic, part, offset)
+        if self._is_saved:
+            await self._store(None)
+        self._metrics.scrub_rounds += 1
+
+    async def _scrub(self, topic: Topic, part: Partition, offset: int) -> None:
+        """Checks one partition from an offset on, at its pace."""
+        log = part.log
+        offset, end = max(offset, log.start), log.durable
+        while offset < end:
+            try:
+                piece = await verify_piece(log, offset)
+            except (RequestError, OSError) as error:
+                if self._topics.get(topic.name) is topic:
+                    logger.warning("scrub cannot read %s-%d at offset %d: %s", topic.name, part.index, offset, error)
+                return
+            self._metrics.verified_bytes += piece.size
+            await self._rest(piece.size / self._bytes_per_second)
+            if piece.next_offset <= offset:
+                return
+            offset = piece.next_offset
+            self._unsaved_bytes += piece.size
+            if self._unsaved_bytes >= SAVE_BYTES:
+                self._unsaved_bytes = 0
+                await self._store((topic.id.hex, part.index, offset))
+
+    async def _load(self) -> Position | None:
+        found = await self._meta.get(KEY)
+        if found is None or not found.value:
+            return None
+        try:
+            topic, index, offset = json.loads(found.value)
+            return str(topic), int(index), int(offset)
+        except (ValueError, TypeError) as error:
+            logger.warning("scrub position is unreadable; the round starts over: %s", error)
+            return None
+
+    async def _store(self, position: Position | None) -> None:
+        try:
+            await self._meta.transact(Put(KEY, json.dumps(position).encode() if position else b""))
+            self._is_saved = position is not None
+        except RequestError as error:
+            logger.warning("scrub position cannot be stored; a restart would begin the round again: %s", error.detail)
+
+    async def _rest(self, seconds: float) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._timer = self._clock.call_later(seconds, _settle(done))
+        await done
+
+
+def _settle(done: asyncio.Future[None]) -> Callable[[], None]:
+    return lambda: None if done.done() else done.set_result(None)

@@ -1,0 +1,12 @@
+"""`millstream log`: what segment files hold, and whether stored data is sound."""
+
+from __future__ import annotations
+
+import typer
+
+from millstream.cli import log_dump, log_verify
+
+app = typer.Typer(help="Look into segment files, and check what is stored.", no_args_is_help=True)
+
+app.command()(log_verify.verify)
+app.command()(log_dump.dump)

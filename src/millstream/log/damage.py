@@ -1,0 +1,132 @@
+"""The damaged places of one log: ranges of offsets that are known to be unreadable, each with a cause.
+
+Rules
+-----
+1. A range is added where damage is found: by a reader, by recovery or by a scrub. It is logged once, when it is added.
+2. A read that begins inside a range fails with CORRUPT_MESSAGE and names the next readable offset. A read that begins
+   before a range ends before it. So a batch that is known to be damaged is never served, not even by `sendfile`.
+3. Ranges never overlap. Damage that touches a known range of the same cause extends it.
+4. A log remembers at most `RANGES_MAX` ranges. Further damage is logged and counted, and readers that decode still
+   refuse it.
+5. Belongs to the event loop's thread. A scrub in another thread hands over what it found.
+
+An empty registry costs a read one look at an empty list.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from bisect import bisect_right
+from operator import attrgetter
+from typing import NamedTuple
+
+from millstream.records.batch import CorruptBatch
+
+logger = logging.getLogger(__name__)
+
+RANGES_MAX = 1000
+_FIRST = attrgetter("first")
+
+
+class Cause(enum.StrEnum):
+    CHECKSUM = "checksum mismatch"
+    HEADER = "unreadable batch header"
+    MISSING = "missing segment"
+    TRUNCATED = "truncated segment"
+
+
+class DamagedRange(NamedTuple):
+    first: int
+    end: int
+    """The offset behind the range: the next one that can be read, or the end of the log."""
+    cause: Cause
+    where: str
+    """The file and position, or the table's row, for people."""
+
+    def __str__(self) -> str:
+        return f"offsets {self.first} to {self.end - 1} are damaged ({self.cause}: {self.where})"
+
+
+class UnreadableOffset(CorruptBatch):
+    """The batch at an offset is damaged or cannot be decoded; `next_offset` is where to read on."""
+
+    def __init__(self, first: int, next_offset: int, detail: str) -> None:
+        super().__init__(detail)
+        self.first = first
+        self.next_offset = next_offset
+
+
+class DamagedOffset(UnreadableOffset):
+    """A read of an offset that is known to be damaged."""
+
+    def __init__(self, log: str, damaged: DamagedRange) -> None:
+        detail = (
+            f"{log}: offsets {damaged.first} to {damaged.end - 1} are damaged ({damaged.cause}); "
+            f"the next offset to read is {damaged.end}"
+        )
+        super().__init__(damaged.first, damaged.end, detail)
+        self.range = damaged
+
+
+class Damage:
+    __slots__ = ("_log", "found", "ranges")
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self.ranges: list[DamagedRange] = []
+        """In order of offset. Empty for a sound log: callers on the hot path test this and nothing else."""
+        self.found = 0
+        """How many places were found since the log was opened, those that retention took since included."""
+
+    def add(self, first: int, end: int, cause: Cause, where: str) -> DamagedRange:
+        """The range that holds the place from now on; logged unless it was known."""
+        known = self.at(first)
+        if known is not None and end <= known.end:
+            return known
+        damaged = self._joined(DamagedRange(first, max(end, first + 1), cause, where))
+        self.found += 1
+        logger.error("%s: %s; reading goes on at offset %d", self._log, damaged, damaged.end)
+        return damaged
+
+    def _joined(self, new: DamagedRange) -> DamagedRange:
+        """Takes the range in, as one with those of its cause that it touches and all that it overlaps."""
+        touched = [
+            each
+            for each in self.ranges
+            if (each.first < new.end and new.first < each.end)
+            or (each.cause is new.cause and (each.end == new.first or each.first == new.end))
+        ]
+        if not touched and len(self.ranges) >= RANGES_MAX:
+            return new
+        first, end = min(each.first for each in (*touched, new)), max(each.end for each in (*touched, new))
+        joined = new._replace(first=first, end=end)
+        self.ranges = sorted([*(each for each in self.ranges if each not in touched), joined], key=_FIRST)
+        return joined
+
+    def at(self, offset: int) -> DamagedRange | None:
+        """The range that holds an offset."""
+        at = bisect_right(self.ranges, offset, key=_FIRST) - 1
+        return self.ranges[at] if at >= 0 and offset < self.ranges[at].end else None
+
+    def behind(self, offset: int) -> DamagedRange | None:
+        """The first range that begins behind an offset: where a read from there has to end."""
+        at = bisect_right(self.ranges, offset, key=_FIRST)
+        return self.ranges[at] if at < len(self.ranges) else None
+
+    def check(self, offset: int) -> None:
+        """Raises `DamagedOffset` where the offset is known to be damaged."""
+        damaged = self.at(offset)
+        if damaged is not None:
+            raise DamagedOffset(self._log, damaged)
+
+    def forget(self, start: int, end: int) -> None:
+        """Forgets ranges that the log no longer covers: below its start, or from its end on."""
+        if self.ranges:
+            self.ranges = [each for each in self.ranges if start < each.end and each.first < end]
+
+    def heal(self, damaged: DamagedRange) -> None:
+        """The place was checked again and is sound: its file was restored."""
+        if damaged in self.ranges:
+            self.ranges.remove(damaged)
+            logger.info("%s: offsets %d to %d are readable again", self._log, damaged.first, damaged.end - 1)

@@ -1,0 +1,97 @@
+"""A segment file read without a log around it: every batch, sound or not.
+
+`log dump` shows what a file holds, whatever state it is in, and a log with a broken header looks here for the batch
+after it. So nothing is trusted: not the index, not the checkpoint, not the length in a header. Behind bytes that are no
+batch, the next one is the first position from which a whole batch with a matching CRC-32C follows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from millstream.records.batch import CRC_START, HEADER_BYTES, BatchHeader, is_sound, read_header
+
+MAGIC = b"\2"
+MAGIC_POSITION = 16
+_BLANK_CHUNK_BYTES = 1 << 20
+
+
+class Found(NamedTuple):
+    """A batch, or bytes that are none: then `header` is missing and `problem` says what is there."""
+
+    position: int
+    size: int
+    header: BatchHeader | None
+    crc: int
+    """What the bytes give; the header says what they gave when they were written."""
+    problem: str
+
+
+def inspect(path: str, position: int = 0) -> Iterator[tuple[Found, memoryview]]:
+    """Everything in a segment file from a position on, in order; the views end with the iteration."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            while position < size:
+                found = _at(data, position)
+                if found is None:
+                    found = _gap(mapped, data, position)
+                with data[position : position + found.size] as batch:
+                    yield found, batch
+                position += found.size
+
+
+def next_batch(path: str, position: int) -> tuple[int, BatchHeader] | None:
+    """The first sound batch that starts at or behind a position."""
+    for found, _ in inspect(path, position):
+        if found.header is not None and not found.problem:
+            return found.position, found.header
+    return None
+
+
+def _at(data: memoryview, position: int) -> Found | None:
+    """The batch at a position, where its header makes sense; its checksum may not match."""
+    if len(data) - position < HEADER_BYTES:
+        return None
+    header = read_header(data, position)
+    if header.magic != 2 or header.size < HEADER_BYTES or header.base_offset < 0 or header.last_offset_delta < 0:
+        return None
+    if header.size > len(data) - position:
+        return None
+    with data[position + CRC_START : position + header.size] as body:
+        crc = crc32c(body)
+    problem = "" if crc == header.crc else "the CRC-32C does not match the bytes"
+    return Found(position, header.size, header, crc, problem)
+
+
+def _gap(mapped: mmap.mmap, data: memoryview, position: int) -> Found:
+    """Bytes that are no batch, up to the next sound one or the end."""
+    end = len(data)
+    at = mapped.find(MAGIC, position + 1 + MAGIC_POSITION)
+    while at >= 0:
+        start = at - MAGIC_POSITION
+        if len(data) - start >= HEADER_BYTES:
+            header = read_header(data, start)
+            if HEADER_BYTES <= header.size <= len(data) - start and header.base_offset >= 0:
+                with data[start : start + header.size] as batch:
+                    if is_sound(batch, header):
+                        end = start
+                        break
+        at = mapped.find(MAGIC, at + 1)
+    blank = _is_blank(data, position, end)
+    return Found(position, end - position, None, 0, "zeros" if blank else "no batch header")
+
+
+def _is_blank(data: memoryview, start: int, end: int) -> bool:
+    for at in range(start, end, _BLANK_CHUNK_BYTES):
+        with data[at : min(at + _BLANK_CHUNK_BYTES, end)] as chunk:
+            if bytes(chunk).strip(b"\0"):
+                return False
+    return True
