@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.groups.groups import GroupSettings
+from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.record import decode_group, group_key
 from millstream.errors import Code
-from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
+from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 
 async def stable_group(bench: Bench, count: int = 2, **changes: Any) -> list[str]:
@@ -388,3 +388,50 @@ async def test_an_unused_group_gives_its_place_to_a_new_one() -> None:
     await turn()
     assert other.result().generation == 1
     assert [key for key in bench.meta.values if key.startswith("groups/")] == ["groups/another"]
+
+
+async def test_one_address_makes_no_more_groups_than_its_share() -> None:
+    bench = Bench(GroupSettings(groups_max=10, groups_per_peer_max=2))
+    for number in range(2):
+        joined = bench.join(group_id=f"taken-{number}", client_host="192.0.2.1")
+        await turn()
+        assert joined.result().generation == 1
+    assert await code_of(bench.join(group_id="more", client_host="192.0.2.1")) == Code.POLICY_VIOLATION
+    again = bench.join(joined.result().member_id, group_id="taken-1", client_host="192.0.2.1")
+    other = bench.join(group_id="others", client_host="192.0.2.2")
+    await turn()
+    assert again.result().generation == other.result().generation == 1
+    assert [each.group_id for each in bench.groups.list()] == ["taken-0", "taken-1", "others"]
+    bench.groups.leave("taken-0", [(member, None) for member in bench.groups._groups["taken-0"].members])
+    bench.clock.advance(1)
+    later = bench.join(group_id="more", client_host="192.0.2.1")
+    await turn()
+    assert later.result().generation == 1, "an unused group gives its place away"
+
+
+async def test_offsets_of_groups_count_for_the_address_that_made_them() -> None:
+    bench = Bench(GroupSettings(groups_per_peer_max=2))
+    commits = [TopicCommit("orders", [PartitionCommit(0, 5)])]
+    for number in range(2):
+        assert await bench.groups.commit(f"g-{number}", "", None, -1, commits, "2001:db8::1") == [[Code.NONE]]
+    again = await bench.groups.commit("g-1", "", None, -1, commits, "2001:db8::1")
+    assert again == [[Code.NONE]]
+    assert await code_of(start(bench.groups.commit("g-2", "", None, -1, commits, "2001:db8::2"))) == (
+        Code.POLICY_VIOLATION
+    ), "a host has all of its /64"
+    assert await bench.groups.commit("g-2", "", None, -1, commits, "2001:db8:0:1::1") == [[Code.NONE]]
+
+
+async def test_a_group_that_never_had_a_member_or_an_offset_goes_within_two_minutes() -> None:
+    """A client asks for a member id and does not come back; its session would last half an hour."""
+    bench = Bench()
+    await bench.groups.start()
+    asked = bench.join(id_required=True, session_ms=1_800_000)
+    used = bench.join(group_id="used")
+    await turn()
+    assert asked.result().error == Code.MEMBER_ID_REQUIRED and len(bench.groups.list()) == 2
+    bench.groups.leave("used", [(used.result().member_id, None)])
+    for _ in range(12):
+        bench.clock.advance(10)
+        await turn()
+    assert [each.group_id for each in bench.groups.list()] == ["used"]

@@ -14,6 +14,7 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from millstream.broker.groups.plan import decode_assignment, encode_assignment
 from millstream.cluster.base import Solo
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
@@ -263,7 +264,7 @@ async def test_list_shows_groups(version: int) -> None:
         assert group.group_state == "Stable"
         assert (await door.ask(16, version, states_filter=["Empty"])).groups == ()
     if version >= 5:
-        assert group.group_type == "Classic"
+        assert group.group_type == "classic"
         assert (await door.ask(16, version, types_filter=["consumer"])).groups == ()
 
 
@@ -314,3 +315,37 @@ async def test_consumer_describe_shows_what_members_have_and_should_have(version
         [topic] = assignment.topic_partitions
         assert (topic.topic_name, topic.partitions) == ("orders", (0, 1, 2, 3))
     assert int(nothing.error_code) == Code.GROUP_ID_NOT_FOUND
+
+
+async def test_a_group_of_both_protocols_is_served_and_described() -> None:
+    door = Door()
+    classic = await door.join(3)
+    plan = encode_assignment([("orders", number) for number in range(4)])
+    member = {"group_id": "g", "member_id": classic.member_id}
+    await door.ask(14, 3, **member, generation_id=1, assignments=[{"member_id": classic.member_id, "assignment": plan}])
+    newer = await door.beat(1)
+    assert (int(newer.error_code), newer.member_epoch) == (Code.NONE, 2)
+    told = await door.ask(12, 4, **member, generation_id=1)
+    assert int(told.error_code) == Code.REBALANCE_IN_PROGRESS
+    joined = await door.join(9, classic.member_id)
+    assert (joined.generation_id, joined.protocol_type, joined.protocol_name) == (2, "consumer", "range")
+    assert (joined.leader, joined.skip_assignment, joined.members) == ("", False, ())
+    protocol = {"protocol_type": "consumer", "protocol_name": "range", "assignments": []}
+    synced = await door.ask(14, 5, **member, generation_id=2, **protocol)
+    assert decode_assignment(synced.assignment) == ({("orders", 0), ("orders", 1)}, b"")
+    assert int((await door.commit(9, classic.member_id, 1)).topics[0].partitions[0].error_code) == (
+        Code.ILLEGAL_GENERATION
+    )
+    [described] = (await door.ask(69, 1, group_ids=["g"], include_authorized_operations=False)).groups
+    types = {each.member_id: (each.member_type, each.member_epoch) for each in described.members}
+    assert types == {classic.member_id: (0, 2), "m": (1, 2)}
+    [dead] = (await door.ask(15, 6, groups=["g"], include_authorized_operations=False)).groups
+    assert (int(dead.error_code), dead.group_state) == (Code.GROUP_ID_NOT_FOUND, "Dead")
+    [listed] = (await door.ask(16, 5, states_filter=[], types_filter=["consumer"])).groups
+    assert (listed.group_id, listed.protocol_type, listed.group_type) == ("g", "consumer", "consumer")
+    await door.beat(1, -1)
+    [described] = (await door.ask(15, 6, groups=["g"], include_authorized_operations=False)).groups
+    assert (described.group_state, [each.member_id for each in described.members]) == (
+        "PreparingRebalance",
+        [classic.member_id],
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import re
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.pattern import Pattern, pattern_of
 from millstream.errors import Code, RequestError
 
 atoms = st.sampled_from(
@@ -67,3 +68,32 @@ def test_a_pattern_must_match_the_whole_name() -> None:
     assert Pattern("^orders$", 256).matches("orders")
     assert not Pattern("ord", 256).matches("orders")
     assert Pattern("(?:orders|bills)-[0-9]{1,3}", 256).matches("bills-42")
+
+
+COSTLY = "(.*a.{20}|.*b.{30}|.*c.{40}|.*d.{50}){2}z"
+"""Meets another set of states with nearly every character."""
+
+
+def test_a_pattern_with_too_many_states_is_refused_with_the_reason() -> None:
+    with pytest.raises(RequestError, match="more than 500 states") as raised:
+        Pattern("(.*a.{300}){2}", 256)
+    assert raised.value.code == Code.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_costly_pattern_costs_a_millisecond_a_name_and_is_matched_once() -> None:
+    names = ["".join(random.Random(at).choices("abcdefgh-.", k=249)) for at in range(100)]
+    pattern = Pattern(COSTLY, 256)
+    started = time.thread_time()
+    assert not any(map(pattern.matches, names))
+    assert time.thread_time() - started < 1.0
+    assert pattern.spent > 100 * 200
+    pattern.spent = 0
+    assert not any(map(pattern.matches, names))
+    assert pattern.spent == 0
+
+
+def test_members_with_the_same_text_share_a_pattern() -> None:
+    first = pattern_of("orders-.*", 256)
+    assert pattern_of("orders-.*", 256) is first
+    with pytest.raises(RequestError):
+        pattern_of("orders-.*", 5)

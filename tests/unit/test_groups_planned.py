@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.broker.groups.groups import Joined
+from millstream.broker.groups.groups import Joined, PartitionCommit, TopicCommit
 from millstream.broker.groups.plan import encode_assignment, encode_subscription
 from millstream.errors import Code
 from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
@@ -41,13 +41,12 @@ async def test_a_member_alone_has_everything_and_needs_no_sync() -> None:
 async def test_members_share_by_range_in_alphabetical_order_and_the_first_leads() -> None:
     bench = Bench(orders=4)
     first = await join(bench)
-    rest = [join(bench) for _ in range(2)]
-    await turn()
+    second, third = await join(bench), await join(bench)
     assert bench.heartbeat(first.member_id, 1) == Code.REBALANCE_IN_PROGRESS
-    everybody = [await join(bench, first.member_id), *[await task for task in rest]]
-    names = sorted(joined.member_id for joined in everybody)
-    for joined in everybody:
-        assert (joined.generation, joined.leader, ids(joined)) == (2, names[0], names)
+    names = [first.member_id, second.member_id, third.member_id]
+    assert names == sorted(names), "in the order of their joins"
+    for joined in (third, await join(bench, first.member_id), await join(bench, second.member_id)):
+        assert (joined.generation, joined.leader, ids(joined)) == (3, names[0], names)
     expected = [[0, 1], [2], [3]]
     assert assignments(bench) == {
         name: encode_assignment([("orders", number) for number in numbers])
@@ -58,18 +57,16 @@ async def test_members_share_by_range_in_alphabetical_order_and_the_first_leads(
 async def test_a_silent_member_goes_and_the_survivor_gets_its_partitions() -> None:
     bench = Bench(orders=2)
     first = await join(bench, rebalance_ms=10_000)
-    second = join(bench, rebalance_ms=10_000)
-    await turn()
+    gone = (await join(bench, rebalance_ms=10_000)).member_id
     await join(bench, first.member_id, rebalance_ms=10_000)
-    gone = (await second).member_id
     for _ in range(3):
         bench.clock.advance(4)
         await turn()
         code = bench.heartbeat(first.member_id, 2)
     assert code == Code.REBALANCE_IN_PROGRESS
+    assert assignments(bench) == {first.member_id: encode_assignment([("orders", 0), ("orders", 1)])}, "at once"
     alone = await join(bench, first.member_id)
     assert alone.generation == 3 and ids(alone) == [first.member_id]
-    assert assignments(bench) == {first.member_id: encode_assignment([("orders", 0), ("orders", 1)])}
     assert bench.heartbeat(gone, 2) == Code.UNKNOWN_MEMBER_ID
     assert await code_of(bench.commit(1, gone, 2)) == Code.UNKNOWN_MEMBER_ID
     assert await code_of(bench.commit(1, first.member_id, 2)) == Code.ILLEGAL_GENERATION
@@ -116,3 +113,57 @@ async def test_a_kafka_consumer_in_the_group_follows_the_brokers_plan() -> None:
     assert both[names[1]] == encode_assignment([("orders", 2), ("orders", 3)])
     bench.clock.advance(5)
     assert bench.heartbeat(planned.member_id, 2) == Code.NONE
+
+
+async def test_a_member_that_never_joins_again_stays_and_commits_what_the_plan_leaves_to_it() -> None:
+    bench = Bench(orders=3)
+    first = await join(bench)
+    second = await join(bench)
+    assert (second.generation, len(second.members)) == (2, 2), "no join waits for others"
+    for _ in range(10):
+        bench.clock.advance(4)
+        assert bench.heartbeat(first.member_id, 1) == Code.REBALANCE_IN_PROGRESS
+        assert bench.heartbeat(second.member_id, 2) == Code.NONE
+    assert await commit(bench, first, 0) == await commit(bench, first, 1) == [[Code.NONE]]
+    assert await code_of(commit(bench, first, 2)) == Code.REBALANCE_IN_PROGRESS, "the plan gives it to the second"
+    assert await commit(bench, second, 2) == [[Code.NONE]]
+    bench.clock.advance(6)
+    bench.heartbeat(first.member_id, 1)
+    bench.clock.advance(6)  # the second is gone
+    await turn()
+    assert await commit(bench, first, 2) == [[Code.NONE]], "without having joined again"
+    assert await code_of(commit(bench, second, 2)) == Code.UNKNOWN_MEMBER_ID
+
+
+async def test_a_generation_from_before_the_last_join_is_fenced() -> None:
+    bench = Bench(orders=3)
+    first = await join(bench)
+    await join(bench)
+    again = await join(bench, first.member_id)
+    assert (first.generation, again.generation) == (1, 2)
+    assert bench.heartbeat(first.member_id, 1) == Code.ILLEGAL_GENERATION
+    assert await code_of(commit(bench, first, 0)) == Code.ILLEGAL_GENERATION
+    assert await commit(bench, again, 0) == [[Code.NONE]]
+    assert bench.heartbeat(first.member_id, 3) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_kafka_consumer_that_is_behind_is_told_to_join_and_dropped_if_it_does_not() -> None:
+    bench = Bench(orders=4)
+    consumer = bench.join(rebalance_ms=20_000)
+    joined = await consumer
+    await bench.sync(joined.member_id, 1)
+    planned = await join(bench, rebalance_ms=20_000)
+    assert planned.generation == 2 and len(planned.members) == 2, "no join waits for a Kafka consumer either"
+    assert await code_of(bench.commit(1, joined.member_id, 1)) == Code.ILLEGAL_GENERATION
+    for _ in range(4):
+        assert bench.heartbeat(joined.member_id, 1) == Code.REBALANCE_IN_PROGRESS
+        bench.heartbeat(planned.member_id, 2)
+        bench.clock.advance(6)
+        await turn()
+    assert bench.heartbeat(joined.member_id, 1) == Code.UNKNOWN_MEMBER_ID
+    assert list(assignments(bench)) == [planned.member_id]
+
+
+def commit(bench: Bench, member: Joined, partition: int) -> Any:
+    commits = [TopicCommit("orders", [PartitionCommit(partition, 1)])]
+    return bench.groups.commit("g", member.member_id, None, member.generation, commits)

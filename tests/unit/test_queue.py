@@ -207,12 +207,12 @@ async def test_backoff_doubles_up_to_its_bound(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("how", ["released", "expired", "left"])
-async def test_after_three_failed_deliveries_a_record_is_a_dead_letter(kit: Kit, how: str) -> None:
+async def test_after_five_failed_deliveries_a_record_is_a_dead_letter(kit: Kit, how: str) -> None:
     await kit.topic()
     await kit.put(b"poison", key=b"k", headers={"trace": "1"})
     await kit.put(b"good")
     queue, partition = await kit.queue()
-    for attempt in (1, 2, 3):
+    for attempt in (1, 2, 3, 4, 5):
         member = queue.join("one")
         taken = await take(partition, member)
         assert taken[0].attempt == attempt
@@ -234,7 +234,7 @@ async def test_after_three_failed_deliveries_a_record_is_a_dead_letter(kit: Kit,
         "millstream-dead-partition": b"0",
         "millstream-dead-offset": b"0",
         "millstream-dead-group": b"workers",
-        "millstream-dead-attempts": b"3",
+        "millstream-dead-attempts": b"5",
         "millstream-dead-reason": reason.encode(),
     }
     assert (partition.figures().dead, partition.figures().done, partition.low) == (1, 1, 2)
@@ -390,7 +390,7 @@ async def test_answers_and_attempts_survive_a_crash_and_leases_do_not(kit: Kit) 
 async def test_a_delivery_that_a_restart_cut_short_is_never_the_last_one(kit: Kit) -> None:
     await kit.topic()
     await kit.put(b"a")
-    for _ in range(6):
+    for _ in range(8):
         queue, partition = await kit.queue()
         assert len(await take(partition, queue.join("one"))) == 1
         kit.clock.advance(0.1)  # the delivery is written down
@@ -398,7 +398,7 @@ async def test_a_delivery_that_a_restart_cut_short_is_never_the_last_one(kit: Ki
         await kit.restart()
     queue, partition = await kit.queue()
     (taken,) = await take(partition, queue.join("one"))
-    assert taken.attempt == 3
+    assert taken.attempt == 5
     assert await kit.dead() == []
 
 

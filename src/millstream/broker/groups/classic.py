@@ -18,18 +18,24 @@ Rules
    still wants the same; the old id is fenced.
 6. Commits are taken from members of the current generation, not between its announcement and its plan (COMPLETING).
    Without a generation only while the group is empty.
-7. Members of doors whose protocol has no plan (`planned`) do not sync: where one is in the group, the broker plans, the
-   leader is the first of them in alphabetical order, and a change of their topics makes all of them join again.
+7. Members of doors whose protocol has no plan (`planned`) do not sync, and need not join again: Flume's own consumer
+   never does. Where one is in the group, the broker plans, and the leader is the first of them in alphabetical order.
+   Every change begins the next generation at once, with a plan for all members, and no join waits for others. A member
+   that has not joined since is behind. Its heartbeat is taken, and answered with the need to join again.
+8. A planned member that is behind may commit what the current plan leaves to it, or gives to no member. Partitions that
+   the plan gives to another member are refused to it, and so is everything under a generation before its last join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from millstream.broker.groups.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView
 from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.offsets import TopicCommit
+from millstream.broker.groups.plan import owners
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
 from millstream.clock import Clock
@@ -104,11 +110,13 @@ class ClassicGroup:
             self._check_room()
             return self._add(new_member_id(request.instance_id), request)
         self._check_room()
-        member_id = new_member_id(request.client_id)
+        # Ids of planned members sort in the order of their joins: those that were there keep the start of their ranges.
+        prefix = f"{request.client_id}-{self.generation + 1:08d}" if request.planned else request.client_id
+        member_id = new_member_id(prefix)
         if not request.id_required:
             return self._add(member_id, request)
         self._pending[member_id] = Deadline(self._clock, lambda: self._drop_pending(member_id))
-        self._pending[member_id].push(request.session_ms)
+        self._pending[member_id].push(min(request.session_ms, self._settings.pending_ms_max))
         return Promise.of(Joined(member_id, error=Code.MEMBER_ID_REQUIRED))
 
     def sync(
@@ -135,8 +143,12 @@ class ClassicGroup:
         return promise
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        self._find_current(member_id, instance_id, generation).touch()
-        if self.state == PREPARING:
+        member = self._find(member_id, instance_id)
+        is_behind = self._is_behind(member, generation)
+        if generation != self.generation and not is_behind:
+            raise RequestError(Code.ILLEGAL_GENERATION)
+        member.touch()
+        if is_behind or self.state == PREPARING:
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
@@ -147,15 +159,30 @@ class ClassicGroup:
         else:
             self._remove(self._find(member_id, instance_id))
 
-    def fence(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Raises unless this caller may commit offsets now."""
+    def fence(
+        self, member_id: str, instance_id: str | None, generation: int, commits: Sequence[TopicCommit] = ()
+    ) -> None:
+        """Raises unless this caller may commit these offsets now."""
         if generation < 0 and not self.members:
             return  # whoever assigns partitions to itself may say its member or instance id all the same
         if generation < 0 and not member_id and instance_id is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
-        self._find_current(member_id, instance_id, generation).touch()
+        member = self._find(member_id, instance_id)
+        if member.planned and self._is_behind(member, generation):
+            self._fence_behind(member, commits)
+        elif generation != self.generation:
+            raise RequestError(Code.ILLEGAL_GENERATION)
+        member.touch()
         if self.state == COMPLETING:
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
+
+    def _fence_behind(self, member: Member, commits: Sequence[TopicCommit]) -> None:
+        owner = owners(self.members.values())
+        for commit in commits:
+            for each in commit.partitions:
+                if owner.get((str(commit.topic), each.partition), member.id) != member.id:
+                    detail = f"{commit.topic}-{each.partition} is another member's by now"
+                    raise RequestError(Code.REBALANCE_IN_PROGRESS, detail)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:
         """Classic members may always read what is committed."""
@@ -167,7 +194,7 @@ class ClassicGroup:
 
     def topics_changed(self) -> None:
         """Nobody but the broker would notice for planned members that there is more, or less, to read."""
-        if self.state == STABLE and any(member.planned for member in self.members.values()):
+        if self.state == STABLE and self._is_planned:
             plan = self._plan(list(self.members.values()))
             if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
                 self._prepare()
@@ -185,6 +212,18 @@ class ClassicGroup:
         for member in members.values():
             member.session.stop()
             member.refuse(error)
+
+    def take_over(self, members: Iterable[tuple[Join, bytes, int]]) -> None:
+        """Starts with the classic members of a consumer group, their assignments and their epochs; they rebalance."""
+        for join, assignment, epoch in members:
+            member = Member(join.member_id, join, self._clock, self._remove)
+            member.assignment, member.generation = assignment, epoch
+            self.members[member.id] = member
+            if member.instance_id is not None:
+                self._static[member.instance_id] = member.id
+            member.touch()
+        self.state = STABLE
+        self._prepare()
 
     def describe(self) -> ClassicView:
         name = self.protocol_name if self.state == STABLE else None
@@ -207,9 +246,17 @@ class ClassicGroup:
 
     def _find_current(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         member = self._find(member_id, instance_id)
-        if generation != self.generation:
+        if generation != (self.generation if member.generation is None else member.generation):
             raise RequestError(Code.ILLEGAL_GENERATION)
         return member
+
+    @property
+    def _is_planned(self) -> bool:
+        return any(member.planned for member in self.members.values())
+
+    def _is_behind(self, member: Member, generation: int) -> bool:
+        """Whether the member speaks of the generation that it joined last, and the broker has planned another since."""
+        return generation == member.told < self.generation and self._is_planned
 
     def _check_room(self) -> None:
         if len(self.members) + len(self._pending) >= self._settings.members_max:
@@ -318,7 +365,7 @@ class ClassicGroup:
     def _prepare(self) -> None:
         if self.state == PREPARING:
             return
-        if self.state == EMPTY and self._settings.initial_rebalance_delay_ms > 0:
+        if self.state == EMPTY and self._settings.initial_rebalance_delay_ms > 0 and not self._is_planned:
             self._opening.push(self._settings.initial_rebalance_delay_ms)
         self.state = PREPARING
         self._rebalance.push(self._longest_rebalance_ms())
@@ -328,8 +375,10 @@ class ClassicGroup:
                 member.touch()
 
     def _complete_if_ready(self) -> None:
-        ready = self.state == PREPARING and not self._pending and not self._opening.armed
-        if ready and all(member.joining is not None for member in self.members.values()):
+        if self.state != PREPARING or self._opening.armed:
+            return
+        all_joined = not self._pending and all(member.joining is not None for member in self.members.values())
+        if all_joined or self._is_planned:
             self._reserve_generation()
 
     def _rebalance_due(self) -> None:
@@ -338,9 +387,10 @@ class ClassicGroup:
             return
         for member_id in list(self._pending):
             self._pending.pop(member_id).stop()
-        self._drop([each for each in self.members.values() if each.joining is None and each.instance_id is None])
+        away = [each for each in self.members.values() if each.joining is None and not each.planned]
+        self._drop([each for each in away if each.instance_id is None])
         if self.state == PREPARING:
-            if any(member.joining is not None for member in self.members.values()):
+            if any(member.joining is not None or member.planned for member in self.members.values()):
                 self._reserve_generation()
             else:  # static members only, all away: their sessions decide
                 self._rebalance.push(self._longest_rebalance_ms())
@@ -367,7 +417,8 @@ class ClassicGroup:
         if self.state != PREPARING:
             return
         joined = [member for member in self.members.values() if member.joining is not None]
-        if done.error is not None or not joined:
+        planned = [member.id for member in self.members.values() if member.planned]
+        if done.error is not None or not (joined or planned):
             for member in joined:
                 member.refuse(RequestError(Code.COORDINATOR_NOT_AVAILABLE, str(done.error)))
                 member.touch()
@@ -375,7 +426,6 @@ class ClassicGroup:
             return
         self.generation = generation
         self.emptied_ms = None
-        planned = [member.id for member in joined if member.planned]
         if planned:
             self.leader_id = min(planned)
         elif self.leader_id not in {member.id for member in joined}:
@@ -384,7 +434,9 @@ class ClassicGroup:
         self.state = COMPLETING
         self._rebalance.push(self._longest_rebalance_ms())
         for member in self.members.values():
-            member.assignment = b""
+            member.generation = None
+            if planned:
+                member.unsynced = not member.planned
         answers = []
         for member in joined:
             if member.joining is not None:
@@ -413,6 +465,7 @@ class ClassicGroup:
         return max(member.rebalance_ms for member in self.members.values())
 
     def _joined(self, member: Member) -> Joined:
+        member.told = self.generation
         is_leader = member.id == self.leader_id
         members = self.members.values() if is_leader or member.planned else ()
         return Joined(

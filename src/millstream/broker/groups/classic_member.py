@@ -54,11 +54,20 @@ class Synced(NamedTuple):
     assignment: bytes
 
 
+class Converted(RequestError):
+    """The group changed its protocol (KIP-848) while a member waited. A join continues in the group's successor."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__(Code.REBALANCE_IN_PROGRESS, "the group was converted to another protocol")
+        self.member_id = member_id
+
+
 class Member:
     __slots__ = (
         "assignment",
         "client_host",
         "client_id",
+        "generation",
         "id",
         "instance_id",
         "joining",
@@ -68,6 +77,7 @@ class Member:
         "session",
         "session_ms",
         "syncing",
+        "told",
         "unsynced",
     )
 
@@ -75,8 +85,13 @@ class Member:
         self.id = member_id
         self.instance_id = join.instance_id
         self.assignment = b""
+        """The last one that it was given. A rebalance does not end it: a cooperative member goes on reading."""
+        self.generation: int | None = None
+        """The member epoch that it had in a consumer group, until it rejoins. None: the group's generation counts."""
         self.joining: Promise[Joined] | None = None
         self.syncing: Promise[Synced] | None = None
+        self.told = -1
+        """The generation of the last answer to its join."""
         self.unsynced = False
         """It was told a generation and has not asked for its assignment yet."""
         self.session = Deadline(clock, lambda: on_expiry(self))

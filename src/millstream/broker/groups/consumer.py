@@ -21,6 +21,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from uuid import UUID, uuid4
@@ -36,7 +37,7 @@ from millstream.broker.groups.consumer_member import (
 )
 from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.pattern import Pattern, pattern_of
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.view import TopicsView
@@ -44,6 +45,11 @@ from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.stores.base import Put
+
+PATTERNS_MAX = 50
+"""Different topic patterns in one group: each is matched with every new topic."""
+STEPS_A_TURN = 4_000
+"""Of matching, before the event loop runs again: some 20 ms at worst."""
 
 
 class ConsumerGroup:
@@ -94,14 +100,12 @@ class ConsumerGroup:
     # Verbs of the protocol
 
     async def beat(self, beat: Beat) -> BeatAnswer:
-        pattern = Pattern(beat.pattern, self._settings.pattern_chars_max) if beat.pattern else None
-        if beat.assignor is not None and beat.assignor not in self._assignors:
-            known = ", ".join(sorted(self._assignors))
-            raise RequestError(Code.UNSUPPORTED_ASSIGNOR, f"the broker's assignors are {known}, not {beat.assignor}")
+        self.check(beat)
+        pattern = await self._matched(beat) if beat.pattern else None
         if beat.epoch < JOINING:
             return self._leave(beat)
         member = self._join(beat) if beat.epoch == JOINING else self._known(beat)
-        member.session.push(self._settings.consumer_session_timeout_ms)
+        member.session.push(self._settings.consumer_session_ms(self.id))
         if member.update(beat, pattern):
             self._stale = True
         self._confirm(member, beat)
@@ -112,9 +116,35 @@ class ConsumerGroup:
         self._reconcile(member)
         return self._answer(member, beat)
 
+    def check(self, beat: Beat) -> None:
+        """Raises for an assignor or a pattern that the broker cannot use."""
+        if beat.assignor is not None and beat.assignor not in self._assignors:
+            known = ", ".join(sorted(self._assignors))
+            raise RequestError(Code.UNSUPPORTED_ASSIGNOR, f"the broker's assignors are {known}, not {beat.assignor}")
+        if beat.pattern:
+            pattern_of(beat.pattern, self._settings.pattern_chars_max)
+
+    async def _matched(self, beat: Beat) -> Pattern:
+        """The pattern of a member, matched with every topic before anything waits for that; some at a time."""
+        assert beat.pattern
+        pattern = pattern_of(beat.pattern, self._settings.pattern_chars_max)
+        others = {member.pattern for member in self.members.values() if member.id != beat.member_id and member.pattern}
+        if pattern not in others and len(others) >= PATTERNS_MAX:
+            raise RequestError(
+                Code.INVALID_REGULAR_EXPRESSION,
+                f"the members of group {self.id} have {PATTERNS_MAX} different topic patterns already",
+            )
+        for name in list(self._topics.names()):
+            pattern.matches(name)
+            if pattern.spent >= STEPS_A_TURN:
+                pattern.spent = 0
+                await asyncio.sleep(0)
+        return pattern
+
     def remove(self, member_id: str, instance_id: str | None) -> None:
-        """An administrator takes a member out, by its id or its instance."""
+        """A LeaveGroup: of a classic member, or of an administrator that names a member or its instance."""
         found = member_id or self._static.get(instance_id or "", "")
+        self._check_instance(found, instance_id)
         if found not in self.members:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
         self._remove(self.members[found])
@@ -125,6 +155,7 @@ class ConsumerGroup:
             return  # whoever assigns partitions to itself may say its member or instance id all the same
         if epoch < 0 and not member_id and instance_id is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
+        self._check_instance(member_id, instance_id)
         self.fence_read(member_id, epoch)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:
@@ -135,7 +166,7 @@ class ConsumerGroup:
         if member is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
         if member.epoch != epoch:
-            raise RequestError(Code.STALE_MEMBER_EPOCH)
+            raise member.stale
 
     def subscribes(self, topic: str) -> bool:
         return any(
@@ -165,6 +196,7 @@ class ConsumerGroup:
                 member.pattern.text if member.pattern else None,
                 frozenset(member.assigned),
                 frozenset(self.target.get(member.id, ())),
+                member.classic is not None,
             )
             for member in self.members.values()
         ]
@@ -176,7 +208,7 @@ class ConsumerGroup:
         member_id = beat.member_id or str(uuid4())
         holder = self.members.get(self._static.get(beat.instance_id or "", ""))
         if holder is not None and holder.id != member_id:
-            if holder.epoch != LEAVING_FOR_A_WHILE:
+            if not holder.may_be_replaced:
                 raise RequestError(Code.UNRELEASED_INSTANCE_ID)
             return self._replace(holder, member_id)
         known = self.members.get(member_id)
@@ -185,12 +217,14 @@ class ConsumerGroup:
             known.epoch = known.previous_epoch = JOINING
             return known
         if known is not None:
-            self._remove(known)
+            self._forget(known)
+        return self._admit(member_id, beat.instance_id)
+
+    def _admit(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         if len(self.members) >= self._settings.members_max:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
-        member = self._new_member(member_id, beat.instance_id)
         self._stale = True
-        return member
+        return self._new_member(member_id, instance_id)
 
     def _new_member(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         member = ConsumerMember(member_id, instance_id, self._clock, self._remove)
@@ -203,6 +237,7 @@ class ConsumerGroup:
     def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
         """A static member is back under a new id and continues as the old one; the group does not notice."""
         old.stop()
+        self._release(old, old.revoking)
         del self.members[old.id]
         member = self._new_member(member_id, old.instance_id)
         member.adopt(old)
@@ -213,10 +248,7 @@ class ConsumerGroup:
         return member
 
     def _known(self, beat: Beat) -> ConsumerMember:
-        if beat.instance_id is not None:
-            holder = self._static.get(beat.instance_id)
-            if holder is not None and holder != beat.member_id:
-                raise RequestError(Code.FENCED_INSTANCE_ID)
+        self._check_instance(beat.member_id, beat.instance_id)
         member = self.members.get(beat.member_id)
         if member is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
@@ -224,19 +256,28 @@ class ConsumerGroup:
             member.check_epoch(beat)
         return member
 
+    def _check_instance(self, member_id: str, instance_id: str | None) -> None:
+        """Raises when another member holds the instance id by now."""
+        if instance_id is not None and self._static.get(instance_id, member_id) != member_id:
+            raise RequestError(Code.FENCED_INSTANCE_ID)
+
     def _leave(self, beat: Beat) -> BeatAnswer:
         member = self._known(beat)
         if beat.epoch == LEAVING_FOR_A_WHILE and member.instance_id is not None:
             self._release(member, member.revoking)
             member.epoch = LEAVING_FOR_A_WHILE
             member.waiting = False
-            member.session.push(self._settings.consumer_session_timeout_ms)
+            member.session.push(self._settings.consumer_session_ms(self.id))
         else:
             self._remove(member)
-        return BeatAnswer(member.id, beat.epoch, self._settings.consumer_heartbeat_interval_ms)
+        return BeatAnswer(member.id, beat.epoch, self._settings.consumer_heartbeat_ms(self.id))
 
     def _remove(self, member: ConsumerMember) -> None:
         """It left, fell silent, or did not give up its partitions in time."""
+        self._forget(member)
+        self._change()
+
+    def _forget(self, member: ConsumerMember) -> None:
         member.stop()
         del self.members[member.id]
         if member.instance_id is not None and self._static.get(member.instance_id) == member.id:
@@ -245,7 +286,6 @@ class ConsumerGroup:
         self.target.pop(member.id, None)
         if not self.members:
             self.emptied_ms = self._clock.now_ms()
-        self._change()
 
     # Epochs and targets
 
@@ -344,7 +384,7 @@ class ConsumerGroup:
         if beat.is_full or assigned != member.told:
             assignment = by_topic(assigned)
             member.told = assigned
-        interval_ms = self._settings.consumer_heartbeat_interval_ms
+        interval_ms = self._settings.consumer_heartbeat_ms(self.id)
         if member.waiting or (member.assignor == EXCLUSIVE and not member.assigned):  # to take over at once
             interval_ms = min(interval_ms, self._settings.consumer_waiting_interval_ms)
         return BeatAnswer(member.id, member.epoch, interval_ms, assignment)

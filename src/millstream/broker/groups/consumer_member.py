@@ -4,6 +4,7 @@ assigned     what it may read now
 revoking     what it was told to give up and has not confirmed yet; still its own to everybody else
 epoch        the target it has reached. It stays while `revoking` is not empty
 told         what the last answer that listed partitions listed
+classic      the last JoinGroup of a member that uses the classic protocol (`mixed.py`)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from millstream.broker.groups.assignors import Partition
+from millstream.broker.groups.classic_member import Join
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.pattern import Pattern
 from millstream.clock import Clock
@@ -82,6 +84,7 @@ class ConsumerMember:
     __slots__ = (
         "assigned",
         "assignor",
+        "classic",
         "client_host",
         "client_id",
         "epoch",
@@ -117,16 +120,29 @@ class ConsumerMember:
         self.waiting = False
         """Its target holds partitions that others have not released yet."""
         self.told: frozenset[Partition] | None = None
+        self.classic: Join | None = None
         self.session = Deadline(clock, lambda: on_expiry(self))
         self.revocation = Deadline(clock, lambda: on_expiry(self))
 
     @property
     def said_bytes(self) -> int:
-        return sum(map(len, self.topics))
+        protocols = self.classic.protocols if self.classic is not None else ()
+        return sum(map(len, self.topics)) + sum(len(name) + len(metadata) for name, metadata in protocols)
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """By another member with its instance id: it left for a while, or the classic protocol has no word for that."""
+        return self.epoch == LEAVING_FOR_A_WHILE or self.classic is not None
+
+    @property
+    def stale(self) -> RequestError:
+        """What a request with another epoch than its own is refused with."""
+        return RequestError(Code.STALE_MEMBER_EPOCH if self.classic is None else Code.ILLEGAL_GENERATION)
 
     def update(self, beat: Beat, pattern: Pattern | None) -> bool:
         """Takes over what is new; says whether the group's plan must change for it."""
         before = (self.topics, self.pattern, self.assignor)
+        self.classic = None
         self.client_id, self.client_host = beat.client_id, beat.client_host
         if beat.rack_id is not None:
             self.rack_id = beat.rack_id

@@ -14,7 +14,9 @@ Rules
    the log itself has lost its end (`flush=os`, and the machine stopped) does it go back, to there.
 4. A position is written only for a cursor that is still looked after here: a round may have waited for its records
    while another broker took over, and moved on.
-5. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
+5. One reader is told of a batch that is damaged or cannot be decoded; the position then moves past the batch. A fanout
+   id has no other way to go on.
+6. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
 
 Partition 0 is all that is read: topics of this discipline have one.
 """
@@ -28,12 +30,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
 
+from millstream.broker.groups.founders import Founders
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_of
 from millstream.broker.outlet import RECORD_BYTES, Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
+from millstream.log.damage import UnreadableOffset
 from millstream.promise import Promise
 from millstream.records.record import Record
 from millstream.stores.base import Delete, MetaStore, PartitionLog, Put
@@ -74,6 +78,9 @@ class Cursors:
         self._journal = Journal(meta, WRITES_WAITING_MAX, cluster)
         self._cursors: dict[tuple[str, str], _Cursor] = {}
         """By fanout id and topic name."""
+        self._founders = Founders[tuple[str, str]](
+            "cursors", CURSORS_MAX // 2, lambda place: place in self._cursors, "use fewer fanout ids"
+        )
         self._rounds: set[asyncio.Task[None]] = set()
         self._unwatch = topics.watch(self._drop_orphans)
 
@@ -132,10 +139,12 @@ class Cursors:
             if self._topics.by_id(cursor.topic_id) is not None:
                 yield fanout_id, name, 0, cursor.position
 
-    def read(self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None) -> Promise[list[Record]]:
+    def read(
+        self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None, client_host: str = ""
+    ) -> Promise[list[Record]]:
         """What comes next, as many as fit but at least one; none where there is nothing left."""
         try:
-            cursor = self._find(fanout_id, topic)
+            cursor = self._find(fanout_id, topic, client_host)
         except RequestError as error:
             return Promise.failed(error)
         answer: Promise[list[Record]] = Promise()
@@ -153,7 +162,7 @@ class Cursors:
             task.add_done_callback(self._rounds.discard)
         return answer
 
-    def _find(self, fanout_id: str, topic: Topic) -> _Cursor:
+    def _find(self, fanout_id: str, topic: Topic, client_host: str) -> _Cursor:
         if not fanout_id or len(fanout_id.encode()) > FANOUT_ID_BYTES_MAX:
             raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
         self._cluster.check(fanout_id)
@@ -164,6 +173,9 @@ class Cursors:
         if cursor is None or cursor.topic_id != topic.id:
             if cursor is None and len(self._cursors) >= CURSORS_MAX:
                 raise RequestError(Code.POLICY_VIOLATION, f"the broker keeps {CURSORS_MAX} cursors already")
+            if cursor is None:
+                self._founders.check(client_host)
+                self._founders.add(place, client_host)
             cursor = self._cursors[place] = _Cursor(fanout_id, topic.id, topic.partitions[0].log.start)
         return cursor
 
@@ -179,13 +191,18 @@ class Cursors:
         position = cursor.position
         answers: list[tuple[Promise[list[Record]], list[Record]]] = []
         left = ROUND_BYTES_MAX
+        unreadable: UnreadableOffset | None = None
         try:
             while cursor.waiting and (left > 0 or not answers):
                 reader = cursor.waiting.popleft()
                 answers.append((reader.answer, []))
                 if self._topics.by_id(topic.id) is not topic:
                     raise _deleted(topic)
-                taken = await self._take(log, position, reader)
+                try:
+                    taken = await self._take(log, position, reader)
+                except UnreadableOffset as error:
+                    unreadable, position = error, error.next_offset
+                    break
                 answers[-1][1].extend(taken.records)
                 position = taken.next_offset
                 left -= sum(len(record.value or b"") + RECORD_BYTES for record in taken.records)
@@ -196,6 +213,8 @@ class Cursors:
             for answer, _ in answers:
                 answer.fail(_deleted(topic) if is_gone else error)
             return
+        if unreadable is not None:
+            answers.pop()[0].fail(unreadable)
         for answer, records in answers:
             answer.settle(records)
 

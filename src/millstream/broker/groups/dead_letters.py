@@ -5,6 +5,7 @@ A dead letter is the record with its key, value and headers, and then:
     millstream-dead-topic, -partition, -offset     where it was
     millstream-dead-group                          who gave it up
     millstream-dead-attempts, -reason, -at         how often it was tried, why it is here, since when
+    millstream-dead-unreadable                     where the batch of a record that cannot be read ends; else not there
 
 Its timestamp is that of its writing: it is kept for as long as its topic says from then on, however old the record was.
 
@@ -14,6 +15,7 @@ Rules
 2. A grave that a crash left behind is looked for in the dead-letter topic from there on, and written if missing.
 3. A queue that reads the dead-letter topic itself leaves what it gives up where it is.
 4. A record that cannot be read now is tried again until it can. Only one that is out of the log's range has no letter.
+   One that is damaged or cannot be decoded has a letter without key and value, whose reason says so.
 5. Nothing is written for a queue that another broker has by now: it finds the same graves.
 """
 
@@ -25,11 +27,14 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from millstream.broker.batches import decode, read_batches
 from millstream.broker.groups.queue_shelf import Grave
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
+from millstream.log.damage import UnreadableOffset
 from millstream.records import codec
+from millstream.records.aside import Aside
 from millstream.records.batch import read_header
 from millstream.records.record import Headers, Record
 from millstream.stores.base import PartitionLog
@@ -149,14 +154,20 @@ class DeadLetters:
 
     async def _find_in(self, log: PartitionLog, offset: int) -> set[Identity]:
         found: set[Identity] = set()
+        aside = Aside()
         await log.refresh()  # another broker may have written them
         offset = max(offset, log.start)
         while offset < log.durable:
-            slice_ = await log.read(offset, READ_BYTES)
-            for record in codec.iterate(slice_.to_bytes(), check_crc=False):
-                headers = dict(record.headers)
-                found.add(tuple(headers.get(HEADER + part) or b"" for part in IDENTITY))
-            offset = slice_.next_offset
+            try:
+                sound, next_offset = await read_batches(log, offset, READ_BYTES)
+                for header, batch in sound:
+                    for record in await decode(header, batch, aside):
+                        headers = dict(record.headers)
+                        found.add(tuple(headers.get(HEADER + part) or b"" for part in IDENTITY))
+                    offset = header.next_offset
+            except UnreadableOffset as error:  # a letter that cannot be read is none
+                next_offset = error.next_offset
+            offset = max(offset, next_offset)
         return found
 
     async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> tuple[list[Record], int]:
@@ -166,14 +177,23 @@ class DeadLetters:
         for count, grave in enumerate(graves):
             if size > BATCH_BYTES:
                 return letters, count
-            for header, batch in await partition.reading.batches(grave.offset, 1):
-                record = partition.reading.records(header, batch).get(grave.offset)
-                if record is not None:
-                    size += len(record.value or b"") + len(record.key or b"")
-                    headers = record.headers + self._headers(partition, grave)
-                    letters.append(Record(0, self._clock.now_ms(), record.key, record.value, headers))
-                break
+            try:
+                record = await self._record(partition, grave.offset)
+            except UnreadableOffset as error:
+                if not error.detail.startswith(grave.reason):
+                    grave = grave._replace(reason=f"{grave.reason}; {error.detail}")
+                unreadable = ((HEADER + "unreadable", str(error.next_offset).encode()),)
+                record = Record(grave.offset, 0, None, None, unreadable)
+            if record is not None:
+                size += len(record.value or b"") + len(record.key or b"")
+                headers = record.headers + self._headers(partition, grave)
+                letters.append(Record(0, self._clock.now_ms(), record.key, record.value, headers))
         return letters, len(graves)
+
+    async def _record(self, partition: QueuePartition, offset: int) -> Record | None:
+        for header, batch in await partition.reading.batches(offset, 1):
+            return partition.reading.records(header, batch).get(offset)
+        return None
 
     def _headers(self, partition: QueuePartition, grave: Grave) -> Headers:
         topic, index, offset, group = self._identity(partition, grave)

@@ -47,6 +47,8 @@ class ConsumerMemberView:
     pattern: str | None
     assigned: frozenset[Partition]
     target: frozenset[Partition]
+    classic: bool
+    """It uses the classic protocol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The registry of groups: finds or makes the group that a request is about, and keeps what outlives its members.
 
-A group id names one group of one kind. While it has no members it may change between the classic and the consumer kind:
-offsets and the epoch go along, so that a client can be switched to the consumer protocol and back by restarting it. A
-share group stays one while its queue remembers something, and a group with committed offsets cannot become one: neither
-could make sense of what the other knows. A queue that another door made is a share group here as well.
+A group id names one group of one kind. It may change between the classic and the consumer kind, without members or
+with them (`migration.py`): offsets and the epoch go along. A share group stays one while its queue remembers something,
+and a group with committed offsets cannot become one: neither could make sense of what the other knows. A queue that
+another door made is a share group here as well.
 
     what                      lives                                       goes
     members                   in memory                                   with their session, or the broker
@@ -13,7 +13,8 @@ could make sense of what the other knows. A queue that another door made is a sh
 
 Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty; while the
 group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
-place is needed.
+place is needed; one that never had any, within two minutes. The clients of one address make `groups_per_peer_max` at
+most.
 
 Where brokers share a store each looks after some of the groups (`cluster/`). It takes them up when the cluster says so
 and drops them when it loses them; a request for any other is refused with NOT_COORDINATOR.
@@ -29,13 +30,15 @@ from uuid import UUID
 
 from millstream.broker.groups.assignors import ASSIGNORS, Assignor
 from millstream.broker.groups.classic import CONSUMER, ClassicGroup
-from millstream.broker.groups.classic_member import Join, Joined, Synced
-from millstream.broker.groups.consumer import ConsumerGroup
+from millstream.broker.groups.classic_member import Converted, Join, Joined, Synced
 from millstream.broker.groups.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
+from millstream.broker.groups.founders import Founders
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.kinds import Group, Kinds
+from millstream.broker.groups.migration import Migration
+from millstream.broker.groups.mixed import MixedGroup
 from millstream.broker.groups.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
 from millstream.broker.groups.record import (
     GROUPS_PREFIX,
@@ -71,7 +74,8 @@ __all__ = [
     "TopicLike",
     "TopicsView",
 ]
-G = TypeVar("G", ClassicGroup, ConsumerGroup, ShareGroup)
+LOOK_MS = 1_000
+G = TypeVar("G", ClassicGroup, MixedGroup, ShareGroup)
 
 
 class Groups:
@@ -93,10 +97,16 @@ class Groups:
         self._settings = settings or GroupSettings()
         self._queues = queues or NoQueues()
         self._journal = Journal(meta, self._settings.writes_waiting_max, self._cluster)
-        self._kinds = Kinds(self._journal, clock, topics, self._settings, assignors, self._queues)
+        self._kinds = Kinds(self._journal, clock, topics, self._settings, assignors, self._queues, self._downgrade)
+        self._migration = Migration(self._kinds, self._settings)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
+        self._look_again_ms = 0
+        self._founders = Founders[str](
+            "groups", self._settings.groups_per_peer_max, lambda group_id: group_id in self._groups
+        )
         self._sweeper = Deadline(clock, self._sweep)
+        self._unused_sweeper = Deadline(clock, self._drop_never_used)
         self._unwatch = topics.watch(self._topics_changed)
 
     async def start(self) -> None:
@@ -105,6 +115,7 @@ class Groups:
         if isinstance(self._cluster, Solo):
             self._offsets.remove(self._offsets.orphans)
         self._sweeper.push(self._settings.offsets_check_ms)
+        self._unused_sweeper.push(self._settings.unused_check_ms)
 
     async def adopt(self, owns: Owns) -> None:
         """Loads what an earlier broker, or another one, stored of some groups."""
@@ -134,6 +145,7 @@ class Groups:
         """Answers all who wait; they look for their coordinator again."""
         self._unwatch()
         self._sweeper.stop()
+        self._unused_sweeper.stop()
         for group in self._groups.values():
             group.close(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
 
@@ -142,16 +154,23 @@ class Groups:
     async def join(self, request: Join) -> Joined:
         self._check_id(request.group_id)
         self._check_join(request)
+        while True:
+            try:
+                return await self._to_join(request).join(request)
+            except Converted as converted:
+                request = request._replace(member_id=converted.member_id)
+
+    def _to_join(self, request: Join) -> ClassicGroup | MixedGroup:
         group = self._find(request.group_id)
-        if isinstance(group, ConsumerGroup) and group.members:
-            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, "the group's members use the consumer protocol")
+        if isinstance(group, MixedGroup) and group.members:
+            return group
         if isinstance(group, ShareGroup) and not group.vacant:
             raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, f"{request.group_id} is a share group")
-        if not isinstance(group, ClassicGroup):
-            if request.member_id:
-                raise RequestError(Code.UNKNOWN_MEMBER_ID)
-            group = self._make(self._kinds.classic, request.group_id)
-        return await group.join(request)
+        if isinstance(group, ClassicGroup):
+            return group
+        if request.member_id:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        return self._make(self._kinds.classic, request.group_id, request.client_host)
 
     async def sync(
         self,
@@ -178,16 +197,23 @@ class Groups:
         beat.check()
         self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
         group = self._find(beat.group_id)
-        if isinstance(group, ClassicGroup) and group.members:
-            raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {beat.group_id} has members of the classic protocol")
         if isinstance(group, ShareGroup) and not group.vacant:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is a share group")
-        if not isinstance(group, ConsumerGroup):
+        if not isinstance(group, MixedGroup):
             if beat.epoch != JOINING:
                 # Kafka says GROUP_ID_NOT_FOUND, on which clients stop for good; this makes them join again.
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
-            group = self._make(self._kinds.consumer, beat.group_id)
+            if isinstance(group, ClassicGroup) and group.members:
+                group = self._groups[beat.group_id] = self._migration.upgrade(group, beat)
+            else:
+                group = self._make(self._kinds.consumer, beat.group_id, beat.client_host)
         return await group.beat(beat)
+
+    def _downgrade(self, group: MixedGroup) -> bool:
+        classic = self._migration.downgrade(group) if self._groups.get(group.id) is group else None
+        if classic is not None:
+            self._groups[group.id] = classic
+        return classic is not None
 
     # Members of share groups
 
@@ -202,7 +228,7 @@ class Groups:
                 raise RequestError(Code.GROUP_ID_NOT_FOUND, detail)
             if beat.epoch != JOINING:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
-            group = self._make(self._kinds.share, beat.group_id)
+            group = self._make(self._kinds.share, beat.group_id, beat.client_host)
         return await group.beat(beat)
 
     def share(self, group_id: str) -> ShareGroup:
@@ -218,8 +244,17 @@ class Groups:
     # Offsets
 
     async def commit(
-        self, group_id: str, member_id: str, instance_id: str | None, epoch: int, commits: Sequence[TopicCommit]
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        epoch: int,
+        commits: Sequence[TopicCommit],
+        client_host: str = "",
+        *,
+        may_be_missing: bool = False,
     ) -> list[list[Code]]:
+        """`may_be_missing`: offsets of topics that do not exist are kept as well, until the topic is created."""
         self._check_id(group_id, may_be_empty=True)
 
         def fence() -> None:
@@ -227,10 +262,13 @@ class Groups:
             if group is None:
                 if epoch >= 0:
                     raise RequestError(Code.ILLEGAL_GENERATION, f"there is no group {group_id}")
-                group = self._make(self._kinds.classic, group_id)
-            group.fence(member_id, instance_id, epoch)
+                group = self._make(self._kinds.classic, group_id, client_host)
+            if isinstance(group, ClassicGroup):
+                group.fence(member_id, instance_id, epoch, commits)
+            else:
+                group.fence(member_id, instance_id, epoch)
 
-        codes = await self._offsets.commit(group_id, fence, commits)
+        codes = await self._offsets.commit(group_id, fence, commits, may_be_missing=may_be_missing)
         self._cluster.check(group_id)
         if group_id not in self._groups:  # deleted while this was on its way
             self._groups[group_id] = self._kinds.classic(group_id, None)
@@ -288,7 +326,7 @@ class Groups:
     def consumer_describe(self, group_id: str) -> ConsumerView:
         self._cluster.check(group_id)
         group = self._groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, MixedGroup):
             return group.describe()
         reason = "does not exist" if group is None else "is not a consumer group"
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
@@ -378,10 +416,11 @@ class Groups:
             )
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED, detail)
 
-    def _classic(self, group_id: str) -> ClassicGroup:
+    def _classic(self, group_id: str) -> ClassicGroup | MixedGroup:
+        """The group that a member of the classic protocol is in."""
         self._check_id(group_id)
         group = self._groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
+        if group is None or isinstance(group, ShareGroup):
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
         return group
 
@@ -399,23 +438,25 @@ class Groups:
             return False
         return not group.vacant or bool(self._offsets.of(group_id))
 
-    def _make(self, kind: Callable[[str, GroupRecord | None], G], group_id: str) -> G:
-        group = kind(group_id, self._inherit(group_id))
+    def _make(self, kind: Callable[[str, GroupRecord | None], G], group_id: str, client_host: str) -> G:
+        group = kind(group_id, self._inherit(group_id, client_host))
         self._groups[group_id] = group
         return group
 
-    def _inherit(self, group_id: str) -> GroupRecord | None:
+    def _inherit(self, group_id: str, client_host: str) -> GroupRecord | None:
         """Makes place for a group. One of another kind, without members, passes its epoch on."""
         group = self._groups.get(group_id)
         if group is not None:
             group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
             protocol_type = "" if isinstance(group, ShareGroup) else group.protocol_type
             return GroupRecord(group.type, group.epoch, protocol_type, group.emptied_ms)
-        if len(self._groups) >= self._settings.groups_max:
-            self._drop_unused(even_if_recent=True)
+        if len(self._groups) >= self._settings.groups_max or not self._founders.have_room(client_host):
+            self._make_room()
+        self._founders.check(client_host)
         if len(self._groups) >= self._settings.groups_max:
             text = f"the broker keeps {self._settings.groups_max} groups already; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, text)
+        self._founders.add(group_id, client_host)
         return None
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> Code:
@@ -455,13 +496,32 @@ class Groups:
                     if committed.committed_ms <= limit_ms:
                         yield place
 
+    def _make_room(self) -> None:
+        """Looks at all groups; where that brought nothing, not again within a second."""
+        now_ms, count = self._clock.now_ms(), len(self._groups)
+        if now_ms >= self._look_again_ms:
+            self._drop_unused(even_if_recent=True)
+            self._look_again_ms = now_ms + (LOOK_MS if len(self._groups) == count else 0)
+
     def _drop_unused(self, *, even_if_recent: bool = False) -> None:
         limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
-        unused = [group for group in self._groups.values() if group.vacant and not self._offsets.of(group.id)]
-        dropped = [group.id for group in unused if even_if_recent or (group.emptied_ms or 0) <= limit_ms]
+        self._drop([each for each in self._unused() if even_if_recent or (each.emptied_ms or 0) <= limit_ms])
+
+    def _drop_never_used(self) -> None:
+        self._unused_sweeper.push(self._settings.unused_check_ms)
+        self._drop([each for each in self._unused() if each.emptied_ms is None and not each.epoch])
+
+    def _unused(self) -> Iterator[Group]:
+        return (group for group in self._groups.values() if group.vacant and not self._offsets.of(group.id))
+
+    def _drop(self, groups: Sequence[Group]) -> None:
+        dropped = [group.id for group in groups]
         for group_id in dropped:
             self._forget(self._groups[group_id])
-        self._journal.submit(Entry(lambda: [Delete(group_key(each)) for each in dropped if each not in self._groups]))
+        if dropped:
+            self._journal.submit(
+                Entry(lambda: [Delete(group_key(each)) for each in dropped if each not in self._groups])
+            )
 
     def _forget(self, group: Group) -> None:
         group.close(RequestError(Code.GROUP_ID_NOT_FOUND))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from millstream.broker.groups.assignors import Assignor
 from millstream.broker.groups.classic import ClassicGroup
-from millstream.broker.groups.consumer import ConsumerGroup
 from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.mixed import MixedGroup
 from millstream.broker.groups.plan import plan_range
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
@@ -15,7 +15,7 @@ from millstream.broker.groups.share import ShareGroup
 from millstream.broker.groups.view import QueuesView, TopicsView
 from millstream.clock import Clock
 
-Group = ClassicGroup | ConsumerGroup | ShareGroup
+Group = ClassicGroup | MixedGroup | ShareGroup
 
 
 class Kinds:
@@ -27,6 +27,7 @@ class Kinds:
         settings: GroupSettings,
         assignors: Mapping[str, Assignor],
         queues: QueuesView,
+        downgrade: Callable[[MixedGroup], bool],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -34,6 +35,7 @@ class Kinds:
         self._settings = settings
         self._assignors = assignors
         self._queues = queues
+        self._downgrade = downgrade
 
     def classic(self, group_id: str, record: GroupRecord | None) -> ClassicGroup:
         return ClassicGroup(
@@ -45,9 +47,16 @@ class Kinds:
             lambda members: plan_range(members, self._topics),
         )
 
-    def consumer(self, group_id: str, record: GroupRecord | None) -> ConsumerGroup:
-        return ConsumerGroup(
-            group_id, self._journal, self._clock, self._topics, self._settings, self._assignors, record
+    def consumer(self, group_id: str, record: GroupRecord | None) -> MixedGroup:
+        return MixedGroup(
+            group_id,
+            self._journal,
+            self._clock,
+            self._topics,
+            self._settings,
+            self._assignors,
+            record,
+            self._downgrade,
         )
 
     def share(self, group_id: str, record: GroupRecord | None) -> ShareGroup:
@@ -59,4 +68,4 @@ class Kinds:
             record = record._replace(emptied_ms=self._clock.now_ms())
         if record.type == ShareGroup.type:
             return self.share(group_id, record)
-        return self.consumer(group_id, record) if record.type == ConsumerGroup.type else self.classic(group_id, record)
+        return self.consumer(group_id, record) if record.type == MixedGroup.type else self.classic(group_id, record)

@@ -6,6 +6,8 @@ Rules
 2. The caller's fence is asked twice: when the commit comes, and again when it leaves for the store. A member that lost
    its place while its commit waited is refused.
 3. An offset belongs to a topic's id, not to its name: a topic that was deleted and made anew starts without any.
+4. Flume's clients may commit to a topic that does not exist, and read that back. Such offsets have no topic's id, so
+   they are gone when the topic is created, and at most `MISSING_MAX` are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from millstream.clock import Clock
 from millstream.errors import Code
 from millstream.promise import Promise
 from millstream.stores.base import Delete, Put
+
+NO_TOPIC = UUID(int=0)
+MISSING_MAX = 1000
 
 
 class Committed(NamedTuple):
@@ -67,6 +72,8 @@ class Offsets:
         self._seen: dict[str, UUID] = {}
         self._gone: set[UUID] = set()
         """Topics that were here and are not any more, while offsets of theirs may be."""
+        self._missing: set[Place] = set()
+        """Offsets of no topic."""
 
     def load(self, key: str, value: bytes) -> str:
         """Takes one stored offset; answers with its group."""
@@ -93,8 +100,14 @@ class Offsets:
         topic = self._topics.by_id(asked) if isinstance(asked, UUID) else self._topics.get(asked)
         if topic is None:
             code = Code.UNKNOWN_TOPIC_ID if isinstance(asked, UUID) else Code.NONE
-            name, topic_id = ("", asked) if isinstance(asked, UUID) else (asked, UUID(int=0))
-            return Fetched(name, topic_id, [(partition, None, code) for partition in partitions])
+            name, topic_id = ("", asked) if isinstance(asked, UUID) else (asked, NO_TOPIC)
+            kept = self.of(group).get(name, {})
+            found = ((partition, kept.get(partition)) for partition in partitions)
+            return Fetched(
+                name,
+                topic_id,
+                [(number, each if each and each.topic_id == NO_TOPIC else None, code) for number, each in found],
+            )
         known = self.of(group).get(topic.name, {})
         found = ((partition, known.get(partition)) for partition in partitions)
         return Fetched(
@@ -109,11 +122,13 @@ class Offsets:
                 for partition, committed in partitions.items():
                     yield (group, topic, partition), committed
 
-    async def commit(self, group: str, fence: Callable[[], None], commits: Sequence[TopicCommit]) -> list[list[Code]]:
+    async def commit(
+        self, group: str, fence: Callable[[], None], commits: Sequence[TopicCommit], *, may_be_missing: bool = False
+    ) -> list[list[Code]]:
         """Stores what can be; answers with a code per partition, in the order asked. Raises what `fence` raises."""
         fence()
         accepted: dict[Place, Committed] = {}
-        codes = [self._check(group, each, accepted) for each in commits]
+        codes = [self._check(group, each, accepted, may_be_missing) for each in commits]
         if accepted:
             await self._journal.submit(Entry(lambda: self._write(fence, accepted), lambda: self._keep_all(accepted)))
         return codes
@@ -144,7 +159,7 @@ class Offsets:
     def orphans(self) -> list[Place]:
         """Offsets of topics that no longer exist, or exist under another id."""
         live = {name: self._live_id(name) for name in self._topics.names()}
-        return [place for place, committed in self if live.get(place[1]) != committed.topic_id]
+        return [place for place, committed in self if live.get(place[1], NO_TOPIC) != committed.topic_id]
 
     def left_behind(self) -> list[Place]:
         """The orphans for certain, where a topic that another broker made may not have been heard of yet."""
@@ -160,9 +175,11 @@ class Offsets:
         self._groups.clear()
         self._seen.clear()
         self._gone.clear()
+        self._missing.clear()
 
     def forget(self, place: Place) -> None:
         group, topic, partition = place
+        self._missing.discard(place)
         topics = self._groups.get(group, {})
         partitions = topics.get(topic, {})
         partitions.pop(partition, None)
@@ -171,14 +188,26 @@ class Offsets:
         if not topics:
             self._groups.pop(group, None)
 
-    def _check(self, group: str, commit: TopicCommit, accepted: dict[Place, Committed]) -> list[Code]:
+    def _check(
+        self, group: str, commit: TopicCommit, accepted: dict[Place, Committed], may_be_missing: bool
+    ) -> list[Code]:
         if isinstance(commit.topic, UUID):
             topic, missing = self._topics.by_id(commit.topic), Code.UNKNOWN_TOPIC_ID
         else:
             topic, missing = self._topics.get(commit.topic), Code.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None and may_be_missing and isinstance(commit.topic, str):
+            return [
+                self._check_missing((group, commit.topic, each.partition), each, accepted) for each in commit.partitions
+            ]
         if topic is None:
             return [missing] * len(commit.partitions)
         return [self._check_partition(group, topic, partition, accepted) for partition in commit.partitions]
+
+    def _check_missing(self, place: Place, commit: PartitionCommit, accepted: dict[Place, Committed]) -> Code:
+        if len(self._missing) >= MISSING_MAX and place not in self._missing:
+            return Code.POLICY_VIOLATION
+        accepted[place] = Committed(commit.offset, commit.leader_epoch, commit.metadata, self._clock.now_ms(), NO_TOPIC)
+        return Code.NONE
 
     def _check_partition(
         self, group: str, topic: TopicLike, commit: PartitionCommit, accepted: dict[Place, Committed]
@@ -208,6 +237,10 @@ class Offsets:
         group, topic, partition = place
         if self._live_id(topic) == committed.topic_id:
             self._seen[topic] = committed.topic_id
+        if committed.topic_id == NO_TOPIC:
+            self._missing.add(place)
+        else:
+            self._missing.discard(place)
         self._groups.setdefault(group, {}).setdefault(topic, {})[partition] = committed
 
 

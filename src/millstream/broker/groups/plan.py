@@ -13,6 +13,7 @@ from uuid import UUID
 
 from millstream.broker.groups.assignors import Wants, range_
 from millstream.broker.groups.classic_member import Member
+from millstream.broker.groups.subscription import FieldReader
 from millstream.broker.groups.view import TopicsView
 
 PROTOCOL = "range"
@@ -37,6 +38,12 @@ def plan_range(members: Sequence[Member], topics: TopicsView) -> Mapping[str, by
     }
 
 
+def owners(members: Iterable[Member]) -> dict[tuple[str, int], str]:
+    """Which member each partition is assigned to."""
+    assignments = [(member.id, decode_assignment(member.assignment)) for member in members]
+    return {place: member_id for member_id, found in assignments if found is not None for place in found[0]}
+
+
 def encode_subscription(topics: Iterable[str]) -> bytes:
     """What a consumer's JoinGroup carries as metadata, in its first version."""
     names = sorted(set(topics))
@@ -51,6 +58,18 @@ def encode_assignment(partitions: Iterable[tuple[str, int]]) -> bytes:
     for topic, numbers in by_topic.items():
         body += _string(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
     return body + struct.pack(">i", -1)
+
+
+def decode_assignment(data: bytes) -> tuple[set[tuple[str, int]], bytes] | None:
+    """Partitions and user data. No bytes are no partitions; None: the bytes are not an assignment."""
+    if not data:
+        return set(), b""
+    fields = FieldReader(data)
+    try:
+        fields.int16()
+        return set(fields.partitions()), fields.nullable_bytes()
+    except ValueError:
+        return None
 
 
 def _string(text: str) -> bytes:

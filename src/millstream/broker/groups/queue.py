@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.queue_answers import LEFT
 from millstream.broker.groups.queue_partition import ELSEWHERE, QueuePartition
 from millstream.broker.groups.queue_settings import QueueSettings, clean
 from millstream.broker.groups.queue_shelf import Shelf, Stored
@@ -44,6 +45,8 @@ class Queue:
         self.is_stopping = False
         """Whether the broker is: what its workers have not answered by then is not their fault."""
         self.overrides = clean(overrides)
+        self.door_defaults: Mapping[str, str] = {}
+        """Of a door that works on this group: for settings that neither the group nor the topic has."""
         self.leases = 0
         self.members: dict[int, Member] = {}
         self._numbers = itertools.count(1)
@@ -61,7 +64,7 @@ class Queue:
         self.members[member.id] = member
         return member
 
-    def leave(self, member: Member, reason: str = "its consumer went away") -> None:
+    def leave(self, member: Member, reason: str = LEFT) -> None:
         """What it has leased may be given out again at once; those deliveries failed."""
         if self.members.pop(member.id, None) is None:
             return
@@ -133,8 +136,15 @@ class Queue:
     def settings_for(self, topic: Topic) -> QueueSettings:
         found = self._settings.get(topic.name)
         if found is None or found[0] is not topic.settings:
-            found = self._settings[topic.name] = (topic.settings, QueueSettings.of(self.overrides, topic.settings))
+            found = self._settings[topic.name] = (
+                topic.settings,
+                QueueSettings.of(self.overrides, topic.settings, self.door_defaults),
+            )
         return found[1]
+
+    def fall_back_on(self, door_defaults: Mapping[str, str]) -> None:
+        self.door_defaults = door_defaults
+        self._settings.clear()
 
     def configured(self, overrides: dict[str, str]) -> None:
         self.overrides = overrides

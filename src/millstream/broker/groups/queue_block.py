@@ -6,6 +6,8 @@
     WAITING   not to be given out before `when`
     DYING     given up, on its way to the dead-letter topic
     HELD      waits for an earlier record of its key
+    ACCEPTED  leased, and its acceptance is being written
+    ANSWERED  leased, and another answer is being written: `answers` says what becomes of it
 
 Four arrays and no object per record: about 14 bytes for each. Changes work on runs, with the speed of `bytes`.
 """
@@ -18,13 +20,17 @@ from struct import Struct
 from typing import NamedTuple
 
 SIZE = 128
-DONE, READY, LEASED, WAITING, DYING, HELD = range(6)
+DONE, READY, LEASED, WAITING, DYING, HELD, ACCEPTED, ANSWERED = range(8)
+OUT = (LEASED, ACCEPTED, ANSWERED)
+"""The states of a record that a member has."""
 NEVER = 1 << 62
 
 _READY = bytes([READY])
+_ACCEPTED = bytes([ACCEPTED]) * SIZE
 _ONE_MORE = bytes([*range(1, 256), 255])
-_STORED = bytes([DONE, READY, READY, WAITING, DYING, READY]) + bytes(250)
-"""What is kept of a state: a lease does not outlive the broker, and keys are looked at again."""
+_STORED = bytes([DONE, READY, READY, WAITING, DYING, READY, DONE, READY]) + bytes(248)
+"""What is kept of a state: a lease does not outlive the broker, keys are looked at again, and an answer is written as
+if it were durable already."""
 _TIME = Struct(">q")
 
 
@@ -36,8 +42,16 @@ class Step(NamedTuple):
     attempt: int
 
 
+class Outcome(NamedTuple):
+    """What becomes of a leased record."""
+
+    state: int
+    """LEASED (renewed), READY, WAITING or DYING."""
+    when: int = 0
+
+
 class Block:
-    __slots__ = ("alarm", "attempts", "due", "is_listed", "open", "owners", "ready", "states", "when")
+    __slots__ = ("alarm", "answers", "attempts", "due", "is_listed", "open", "owners", "ready", "states", "when")
 
     def __init__(self) -> None:
         self.states = bytearray(SIZE)
@@ -53,6 +67,8 @@ class Block:
         """When the partition will look at it for that; never later than `due`."""
         self.is_listed = False
         """Among the partition's blocks to look through for something ready."""
+        self.answers: dict[int, Outcome] = {}
+        """Of records that are ANSWERED."""
 
     def fill(self, start: int, stop: int, state: int) -> None:
         """Gives new records their first state."""
@@ -101,6 +117,27 @@ class Block:
             and self.owners[start:stop] == array("I", [owner]) * count
         )
 
+    def answer(self, at: int, outcome: Outcome) -> None:
+        """A leased record has an answer that is not durable yet."""
+        self.states[at] = ANSWERED
+        self.answers[at] = outcome
+
+    def accept(self, start: int, stop: int) -> None:
+        """Leased records are accepted, not durably yet."""
+        self.states[start:stop] = _ACCEPTED[: stop - start]
+
+    def is_accepted(self, start: int, stop: int) -> bool:
+        return self.states[start:stop] == _ACCEPTED[: stop - start]
+
+    def refuse(self, start: int, stop: int) -> list[int]:
+        """Answers were not written: those records are leased as before."""
+        refused = [at for at in range(start, stop) if self.states[at] in (ACCEPTED, ANSWERED)]
+        for at in refused:
+            self.states[at] = LEASED
+            self.answers.pop(at, None)
+            self.due = min(self.due, self.when[at])
+        return refused
+
     def uncount(self, at: int) -> None:
         """The last delivery of a record was none."""
         self.attempts[at] = max(self.attempts[at] - 1, 0)
@@ -136,6 +173,7 @@ class Block:
         self.open -= self.states[at] != DONE
         self.states[at] = DONE
         self.attempts[at] = 0
+        self.answers.pop(at, None)
 
     def overdue(self, now: int) -> list[int]:
         """Records whose lease or wait is over; `due` is set to when there is something again."""
@@ -164,14 +202,20 @@ class Block:
 
     def encode(self) -> bytes:
         stored = self.states.translate(_STORED)
-        times = b"".join(_TIME.pack(self.when[at]) for at in range(SIZE) if stored[at] == WAITING)
+        when = self.when
+        if self.answers:
+            when = array("q", when)
+            for at, outcome in self.answers.items():
+                stored[at], when[at] = _STORED[outcome.state], outcome.when
+        times = b"".join(_TIME.pack(when[at]) for at in range(SIZE) if stored[at] == WAITING)
         return bytes(stored + self.attempts) + times
 
     @classmethod
     def decode(cls, value: bytes) -> Block:
         block = cls()
         block.states[:] = value[:SIZE]
-        block.attempts[:] = value[SIZE : 2 * SIZE]
+        pairs = zip(block.states, value[SIZE : 2 * SIZE], strict=True)
+        block.attempts[:] = bytes(attempts if state != DONE else 0 for state, attempts in pairs)
         block.open = SIZE - block.states.count(DONE)
         block.ready = block.states.count(READY)
         waiting = (at for at in range(SIZE) if block.states[at] == WAITING)

@@ -1,31 +1,25 @@
-"""A queue's place in one partition: gives records out to members, and takes their answers.
+"""A queue's place in one partition: gives records out to members. Their answers are taken in `queue_answers.py`.
 
 Rules
 -----
-1. An answer is settled when it is durable. A delivery is written down soon after, not before: what a crash forgets is
-   at most the last moment's count, never an answer.
-2. A member answers for what it has leased now. Late answers, and those for others' records, are refused.
-3. A place that has ended gives nothing out and takes no answers: another broker may have it, and would know of neither.
-4. Only what the log says is out of its range is gone from it. A read that fails in any other way changes nothing.
+1. A delivery is written down soon after, not before: what a crash forgets is at most the last moment's count.
+2. A place that has ended gives nothing out and takes no answers: another broker may have it, and would know of neither.
+3. Only what the log says is out of its range is gone from it. Only what is damaged or cannot be decoded is given up
+   unseen. A read that fails in any other way changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
-
-from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue_answers import QueueAnswers
+from millstream.broker.groups.queue_block import DONE, DYING, HELD, OUT, READY, SIZE, WAITING, Block
 from millstream.broker.groups.queue_keys import KeyOrder
 from millstream.broker.groups.queue_settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX
-from millstream.broker.groups.queue_states import QueueStates, pieces
+from millstream.broker.groups.queue_states import pieces
 from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, TakenRecord, Verb
 from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.log.damage import UnreadableOffset
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Delete
-
-if TYPE_CHECKING:
-    pass
 
 READS_MAX = 32
 """Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
@@ -34,10 +28,8 @@ AGAIN_BYTES = 64 * 1024
 """To read at a place where something came back: the rest of a longer read would be records that are done."""
 
 
-class QueuePartition(QueueStates):
+class QueuePartition(QueueAnswers):
     _seeks = 0
-    _is_full = False
-    """Whether somebody got nothing because too much is leased: to be called when that ends."""
 
     # Giving out
 
@@ -52,6 +44,8 @@ class QueuePartition(QueueStates):
         With `whole_batches` the last batch is leased to its end although that is more than asked for: a client that
         has to be sent the batch anyway may as well work on it. But a batch that alone has more than was asked for is
         shared: one worker would otherwise get ten thousand jobs at once, and the others none.
+
+        Raises `UnreadableOffset` where it comes to a batch that is damaged: once, for the queue then goes on behind it.
         """
         chunks: list[bytes] = []
         runs: list[Run] = []
@@ -61,7 +55,7 @@ class QueuePartition(QueueStates):
             first = self._first()
             if first is None or count >= records_max or size >= bytes_max or self._room(member) <= 0:
                 break
-            batches = await self._read(first, bytes_max - size, is_first=not runs)
+            batches = await self._read(first, bytes_max - size, is_first=not runs, tells_damage=True)
             if batches is None:
                 break
             for header, batch in batches:
@@ -72,7 +66,11 @@ class QueuePartition(QueueStates):
                     wanted = min(wanted, records_max - count)
                 if wanted <= 0:  # looking at a batch without taking anything of it would pass it over
                     break
-                self._look_at(header, batch, wanted)
+                try:
+                    self._look_at(header, batch, wanted)
+                except UnreadableOffset as error:
+                    self._give_up(error.first, error.next_offset, error.detail)
+                    continue
                 leased = self._lease(member, header.base_offset, header.last_offset, wanted)
                 if leased:
                     chunks.append(bytes(batch))
@@ -96,7 +94,11 @@ class QueuePartition(QueueStates):
             for header, batch in batches:
                 if len(taken) >= records_max or size >= bytes_max:
                     break
-                records = self.reading.records(header, batch)
+                try:
+                    records = self.reading.records(header, batch)
+                except UnreadableOffset as error:
+                    self._give_up(error.first, error.next_offset, error.detail)
+                    continue
                 wanted = min(self._room(member), records_max - len(taken))
                 if wanted <= 0:
                     break
@@ -161,7 +163,9 @@ class QueuePartition(QueueStates):
 
     # Reading
 
-    async def _read(self, first: int, bytes_max: int, is_first: bool) -> list[tuple[BatchHeader, memoryview]] | None:
+    async def _read(
+        self, first: int, bytes_max: int, is_first: bool, *, tells_damage: bool = False
+    ) -> list[tuple[BatchHeader, memoryview]] | None:
         """Batches from the one that holds `first`, or the next there is; what is gone from the log is done.
 
         Fails if the log cannot be read. Where something was leased before (`is_first` is false) the answer is None
@@ -170,6 +174,15 @@ class QueuePartition(QueueStates):
         seeks = self._seeks
         try:
             batches = await self._batches(first, bytes_max)
+        except UnreadableOffset as error:
+            self.check()
+            if tells_damage and not is_first:  # the next one to ask is told
+                return None
+            if seeks == self._seeks:
+                self._give_up(error.first, error.next_offset, error.detail)
+            if tells_damage:
+                raise
+            return []
         except RequestError:
             self.check()
             if is_first:
@@ -213,84 +226,17 @@ class QueuePartition(QueueStates):
     async def _read_keys(self, known: dict[int, bytes | None], offset: int, end: int) -> None:
         while offset < end:
             offset = max(offset, self.log.start)
-            batches = await self.reading.batches(offset, AGAIN_BYTES)
-            if not batches and self.log.start <= offset:
-                return
-            for header, batch in batches:
-                for at, record in self.reading.records(header, batch).items():
-                    if offset <= at < end:
-                        known[at] = record.key
-                offset = max(offset, header.next_offset)
-
-    # Taking answers
-
-    def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
-        """Settles when durable; raises `RequestError`, with nothing changed, unless all of them are the member's."""
-        self.check()
-        self._check(member, answers)
-        until = self._clock.now_ms() + self.settings.lease_ms
-        for each in answers:
-            for number, start, stop in pieces(each.first, each.last):
-                block = self._blocks[number]
-                if each.verb == Verb.RENEW:
-                    block.renew(start, stop, until)
-                    continue
-                self._count_leases(member, start - stop)
-                self._keeper.changed.add(number)
-                if each.verb in (Verb.ACCEPT, Verb.GAP):
-                    self._finish(number, block, start, stop)
-                else:
-                    for at in range(start, stop):
-                        self._fail(number, block, at, each.delay_ms, each.reason, each.verb == Verb.REJECT)
-        if all(each.verb == Verb.RENEW for each in answers):
-            return Promise.of(None)
-        saved = self.save()
-        if self._is_full and self.leases < self.settings.leases_max:
-            self._is_full = False
-            self._wake()
-        return saved
-
-    def release(self, member: Member, reason: str) -> None:
-        """The member is gone: what it had leased may be given out again."""
-        if self.ended is not None:
-            return
-        for number, block in list(self._blocks.items()):
-            for at in block.leased_by(member.id):
-                self._count_leases(member, -1)
-                self._keeper.changed.add(number)
-                self._fail(number, block, at, 0, reason)
-        if self._keeper.changed:
-            self.save()
-
-    def give_back(self, member: Member, offsets: Container[int] | None = None) -> None:
-        """Of what a member has leased, these (or all) were never looked at: they do not count as delivered."""
-        if self.ended is not None:
-            return
-        for number, block in list(self._blocks.items()):
-            for at in block.leased_by(member.id):
-                if offsets is None or number * SIZE + at in offsets:
-                    self._count_leases(member, -1)
-                    self._keeper.changed.add(number)
-                    block.uncount(at)
-                    self._offer(number, block, at)
-        if self._keeper.changed:
-            self.save()
-
-    def _check(self, member: Member, answers: Sequence[Answer]) -> None:
-        after = -1
-        for each in answers:
-            if not after < each.first <= each.last:
-                raise RequestError(Code.INVALID_REQUEST, "the offsets of an acknowledgement must rise")
-            after = each.last
-            if each.last - each.first > OPEN_MAX:
-                raise RequestError(Code.INVALID_RECORD_STATE, "so many records cannot be leased")
-            for number, start, stop in pieces(each.first, each.last):
-                block = self._blocks.get(number)
-                if block is None or not block.is_leased(start, stop, member.id):
-                    raise RequestError(
-                        Code.INVALID_RECORD_STATE,
-                        f"not all of the records {each.first} to {each.last} are leased to this member now",
-                    )
+            try:
+                batches = await self.reading.batches(offset, AGAIN_BYTES)
+                if not batches and self.log.start <= offset:
+                    return
+                for header, batch in batches:
+                    for at, record in self.reading.records(header, batch).items():
+                        if offset <= at < end:
+                            known[at] = record.key
+                    offset = max(offset, header.next_offset)
+            except UnreadableOffset as error:  # its records are given up when their turn comes
+                offset = max(offset, error.next_offset)
 
     def _bury(self) -> None:
         self._queue.dead_letters.bury(self)
@@ -329,18 +275,13 @@ class QueuePartition(QueueStates):
             self.ended = reason
             self._keeper.end(reason)
             for block in self._blocks.values():
-                for at in block.all_in(LEASED):
+                for at in [at for state in OUT for at in block.all_in(state)]:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
 
     def close(self, reason: RequestError = ELSEWHERE) -> None:
         """Ends, and calls all who wait, to hear it."""
         self.end(reason)
         self.stop()
-
-    def check(self) -> None:
-        """Raises `RequestError` if it has ended."""
-        if self.ended is not None:
-            raise RequestError(self.ended.code, self.ended.detail)
 
     @property
     def is_private(self) -> bool:

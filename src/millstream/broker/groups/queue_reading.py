@@ -1,12 +1,21 @@
-"""A queue's view of the log: batches, and the records in the one that it looked at last."""
+"""A queue's view of the log: batches, and the records in the one that it looked at last.
+
+Every batch is checked before it is leased or decoded (`broker/batches.py`). A batch that is damaged or cannot be
+decoded raises `UnreadableOffset`, which says where the queue goes on.
+
+What `batches` gives is ready to be looked at without holding up the event loop: small batches that together decompress
+to `PIECE_BYTES_MAX`, or one large batch that was decoded aside (`records/aside.py`) and is forgotten after this turn.
+"""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from bisect import bisect_left
 
+from millstream.broker.batches import decode, read_batches, undecodable
 from millstream.errors import Code, RequestError
 from millstream.records import codec
+from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader, CorruptBatch
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
@@ -15,17 +24,20 @@ DELIVER_AT = "millstream-deliver-at"
 """The header of a record that is not to be delivered before a time: milliseconds since 1970, in decimal."""
 READ_BYTES_MAX = 128 * 1024
 """Of one look at the log. It is kept until the next one, and there may be many queues."""
+PIECE_BYTES_MAX = 512 * 1024
+"""Of what was read, decompressed: it is decoded on the event loop."""
 _MARK = DELIVER_AT.encode()
 _DIGITS_MAX = 16
 
-logger = logging.getLogger(__name__)
-
 
 class Reading:
-    __slots__ = ("_dated", "_kept", "_log", "_records")
+    __slots__ = ("_aside", "_dated", "_kept", "_log", "_marked", "_records")
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
+        self._aside = Aside()
+        self._marked: set[int] = set()
+        """Base offsets of the batches kept whose records may be delayed."""
         self._kept: list[tuple[BatchHeader, memoryview]] = []
         """What was read last, from where it was used last: records are often taken one by one."""
         self._records: tuple[int, dict[int, Record]] = (-1, {})
@@ -41,33 +53,58 @@ class Reading:
         kept = self._kept
         if not (kept and kept[0][0].base_offset <= offset <= kept[-1][0].last_offset):
             try:
-                slice_ = await self._log.read(offset, min(bytes_max, READ_BYTES_MAX))
+                kept, _ = await read_batches(self._log, offset, min(bytes_max, READ_BYTES_MAX))
             except RequestError as error:
                 if error.code != Code.OFFSET_OUT_OF_RANGE:
                     raise
                 return []
-            self._kept = kept = list(codec.split(slice_.to_bytes()))
+            self._kept = kept = await self._prepared(kept)
         elif kept[0][0].last_offset < offset:
             start = bisect_left(kept, offset, key=lambda each: each[0].last_offset)
             self._kept = kept = kept[start:]
         return kept
 
+    async def _prepared(self, sound: list[tuple[BatchHeader, memoryview]]) -> list[tuple[BatchHeader, memoryview]]:
+        kept: list[tuple[BatchHeader, memoryview]] = []
+        marked: set[int] = set()
+        room = PIECE_BYTES_MAX
+        for header, batch in sound:
+            try:
+                has_mark, size = await self._aside.run(codec.contains, batch, _MARK)
+            except CorruptBatch:
+                has_mark, size = False, PIECE_BYTES_MAX + 1
+            room -= size
+            if room < 0 and kept:
+                break
+            if has_mark:
+                marked.add(header.base_offset)
+            kept.append((header, batch))
+            if room < 0 and not header.is_control:
+                await self._decode_aside(header, batch)
+        self._marked = marked
+        return kept
+
+    async def _decode_aside(self, header: BatchHeader, batch: memoryview) -> None:
+        records = {record.offset: record for record in await decode(header, batch, self._aside)}
+        self._records = (header.base_offset, records)
+        asyncio.get_running_loop().call_soon(self._forget, header.base_offset)
+
+    def _forget(self, base_offset: int) -> None:
+        if self._records[0] == base_offset:
+            self._records = (-1, {})
+            self._kept = []  # the next look prepares it again
+
     def records(self, header: BatchHeader, batch: memoryview) -> dict[int, Record]:
+        """By offset; raises `UnreadableOffset` where the batch cannot be decoded."""
         base, records = self._records
         if base != header.base_offset:
-            try:
-                records = {record.offset: record for record in codec.decode(batch, check_crc=False)}
-            except CorruptBatch as error:
-                logger.error("the batch at offset %d cannot be decoded and is passed over: %s", base, error)
-                records = {}
+            records = _by_offset(header, batch)
             self._records = (header.base_offset, records)
         return records
 
-    def has_delays(self, batch: memoryview) -> bool:
-        try:
-            return codec.contains(batch, _MARK)
-        except CorruptBatch:
-            return False
+    def has_delays(self, header: BatchHeader) -> bool:
+        """Whether a batch that `batches` gave may have records that are delayed."""
+        return header.base_offset in self._marked
 
     async def date(self, offset: int) -> None:
         """Finds what `timestamp_at` will say next: a log in a database cannot say so at once."""
@@ -91,6 +128,14 @@ class Reading:
             return next((header.base_timestamp for header, _ in codec.split(read.value().to_bytes())), None)
         except RequestError:
             return None
+
+
+def _by_offset(header: BatchHeader, batch: memoryview) -> dict[int, Record]:
+    """Of a batch that is small, or it would have been decoded aside."""
+    try:
+        return {record.offset: record for record in codec.decode(batch, check_crc=False)}
+    except CorruptBatch as error:
+        raise undecodable(header, error) from error
 
 
 def first_due(record: Record, delay_ms: int) -> int:

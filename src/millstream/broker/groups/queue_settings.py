@@ -1,4 +1,4 @@
-"""What a queue goes by in one topic: the group's own settings, else the topic's, else the defaults."""
+"""What a queue goes by in one topic: the group's own settings, else the topic's, else the door's or the defaults."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ class QueueSettings:
     delay_ms: int
 
     @classmethod
-    def of(cls, group: Mapping[str, str], topic: TopicSettings) -> QueueSettings:
+    def of(cls, group: Mapping[str, str], topic: TopicSettings, door: Mapping[str, str]) -> QueueSettings:
         def value(name: str) -> Any:
-            text = group.get(name, topic.value(PREFIX + name))
-            return GROUP_SETTINGS[name].check(text)
+            for texts, key in ((group, name), (topic.overrides, PREFIX + name), (door, name)):
+                if key in texts:
+                    return GROUP_SETTINGS[name].check(texts[key])
+            return GROUP_SETTINGS[name].check(topic.default(PREFIX + name))
 
         return cls(
             lease_ms=value("share.record.lock.duration.ms"),

@@ -17,8 +17,10 @@ Rules
 3. A record that is given up is DYING, durably and with the reason, before its dead letter is written, and done only
    when that is durable. After a crash in between it is looked for among the dead letters: there is one, whatever
    happens.
+4. A batch that is damaged or cannot be decoded is given up as a whole: one dead letter without a value stands for its
+   records and says why. Records of it that are leased already stay leased.
 
-`QueuePartition` gives out and takes answers, by these states.
+`QueueAnswers` takes answers and `QueuePartition` gives out, by these states.
 """
 
 from __future__ import annotations
@@ -31,10 +33,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.queue_block import DONE, DYING, HELD, LEASED, NEVER, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue_block import (
+    DONE,
+    DYING,
+    HELD,
+    LEASED,
+    NEVER,
+    OUT,
+    READY,
+    SIZE,
+    WAITING,
+    Block,
+    Outcome,
+)
 from millstream.broker.groups.queue_calendar import Calendar
 from millstream.broker.groups.queue_figures import QueueFigures
-from millstream.broker.groups.queue_keeper import Keeper
+from millstream.broker.groups.queue_keeper import Keeper, Settlement
 from millstream.broker.groups.queue_keys import KeyOrder
 from millstream.broker.groups.queue_reading import Reading, first_due
 from millstream.broker.groups.queue_settings import OPEN_MAX, QueueSettings
@@ -49,6 +63,9 @@ if TYPE_CHECKING:
     from millstream.broker.groups.queue import Queue
 
 logger = logging.getLogger(__name__)
+
+LOOK_RECORDS_MAX = 10_000
+"""Records whose keys or delays are looked at in one turn of the event loop."""
 
 REASON_CHARS_MAX = 1000
 RETRY_MS = 1_000
@@ -125,8 +142,8 @@ class QueueStates(abc.ABC):
 
     def figures(self) -> QueueFigures:
         blocks = self._blocks.values()
-        leased, waiting, dying, held = (
-            sum(block.states.count(state) for block in blocks) for state in (LEASED, WAITING, DYING, HELD)
+        waiting, dying, held, *leased = (
+            sum(block.states.count(state) for block in blocks) for state in (WAITING, DYING, HELD, *OUT)
         )
         fresh = max(self.log.durable - max(self.next, self.log.start), 0)
         available = sum(block.ready for block in blocks) + held + fresh
@@ -134,7 +151,7 @@ class QueueStates(abc.ABC):
         oldest = self.reading.timestamp_at(None if first is None else max(first, self.log.start))
         age_ms = 0 if oldest is None else max(self._clock.now_ms() - oldest, 0)
         counts = self.done, self.dead, dying, self.redelivered
-        return QueueFigures(available, leased, waiting, *counts, age_ms, self.low, self.next)
+        return QueueFigures(available, sum(leased), waiting, *counts, age_ms, self.low, self.next)
 
     def ahead(self, runs_max: int) -> list[tuple[int, int]]:
         """First and last of neighbours that would be given out next. Records never looked at may turn out delayed."""
@@ -172,7 +189,7 @@ class QueueStates(abc.ABC):
         is_plain = header.count == last - header.base_offset + 1 and not settings.key_order and not settings.delay_ms
         if header.is_control:
             self._go_on(last + 1)
-        elif is_plain and not self.reading.has_delays(batch):
+        elif is_plain and not self.reading.has_delays(header):
             last = min(last, first + count_max - 1)
             for number, start, stop in pieces(first, last):
                 block = self._block(number)
@@ -182,8 +199,7 @@ class QueueStates(abc.ABC):
                 self._list(number, block)
             self._go_on(last + 1)
         else:
-            self._look_at_each(header, batch, first)
-            self._go_on(last + 1)
+            self._go_on(self._look_at_each(header, batch, first))
 
     def _go_on(self, offset: int) -> None:
         number, self.next = self.next // SIZE, offset
@@ -191,12 +207,17 @@ class QueueStates(abc.ABC):
         if block is not None:
             self._tidy(number, block)
 
-    def _look_at_each(self, header: BatchHeader, batch: memoryview, first: int) -> None:
+    def _look_at_each(self, header: BatchHeader, batch: memoryview, first: int) -> int:
+        """Where to go on: behind the batch, or within it if it has more records than one look takes."""
         settings = self.settings
         now = self._clock.now_ms()
+        looked = 0
         for offset, record in self.reading.records(header, batch).items():
             if offset < first:
                 continue
+            if looked == LOOK_RECORDS_MAX:
+                return offset
+            looked += 1
             number, at = divmod(offset, SIZE)
             block = self._block(number)
             block.fill(at, at + 1, READY)
@@ -211,6 +232,7 @@ class QueueStates(abc.ABC):
                 block.put(at, HELD)
             else:
                 self._list(number, block)
+        return header.last_offset + 1
 
     def _lease(self, member: Member, first: int, last: int, count_max: int) -> list[Run]:
         until = self._clock.now_ms() + self.settings.lease_ms
@@ -258,22 +280,34 @@ class QueueStates(abc.ABC):
                 self._let_follow(number * SIZE + at)
         self._tidy(number, block)
 
-    def _fail(self, number: int, block: Block, at: int, delay_ms: int, reason: str, is_final: bool = False) -> None:
-        """A delivery did not end in an acceptance. The caller has counted the lease off."""
-        settings = self.settings
-        attempts = block.attempts[at]
-        if is_final or (attempts >= settings.attempts_max and not self._queue.is_stopping):
-            block.put(at, DYING)
-            reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
-            grave = Grave(number * SIZE + at, attempts, reason, self._clock.now_ms(), settings.dead_topic)
+    def _fail(self, number: int, block: Block, at: int, reason: str, *, is_final: bool = False) -> None:
+        """A delivery ended without an answer. The caller has counted the lease off."""
+        outcome, grave = self._failed(number, block, at, reason, is_final=is_final)
+        if grave is not None:
             self._keeper.graves[grave.offset] = grave
+        self._become(number, block, at, outcome)
+        if grave is not None:
             self._dig()
-            return
+
+    def _failed(
+        self, number: int, block: Block, at: int, reason: str, delay_ms: int = 0, is_final: bool = False
+    ) -> tuple[Outcome, Grave | None]:
+        """What becomes of a record whose delivery did not end in an acceptance, and its grave if it is given up."""
+        settings = self.settings
+        attempts, now = block.attempts[at], self._clock.now_ms()
+        if is_final or (attempts >= settings.attempts_max and not self._queue.is_stopping):
+            reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
+            return Outcome(DYING), Grave(number * SIZE + at, attempts, reason, now, settings.dead_topic)
         rest_ms = max(delay_ms, settings.rest_ms(attempts))
-        if rest_ms > 0:
-            self._wait(number, at, self._clock.now_ms() + rest_ms)
-        else:
+        return (Outcome(WAITING, now + rest_ms) if rest_ms > 0 else Outcome(READY)), None
+
+    def _become(self, number: int, block: Block, at: int, outcome: Outcome) -> None:
+        if outcome.state == WAITING:
+            self._wait(number, at, outcome.when)
+        elif outcome.state == READY:
             self._offer(number, block, at)
+        else:
+            block.put(at, outcome.state, outcome.when)
 
     # Time
 
@@ -296,7 +330,7 @@ class QueueStates(abc.ABC):
                 self._keeper.changed.add(number)
                 if block.states[at] == LEASED:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
-                    self._fail(number, block, at, 0, "its lease ran out")
+                    self._fail(number, block, at, "its lease ran out")
                 elif self._keys is not None and not self._keys.due(number * SIZE + at):
                     block.put(at, HELD)
                 else:
@@ -343,16 +377,44 @@ class QueueStates(abc.ABC):
         if not block.open and (number + 1) * SIZE <= self.next:
             del self._blocks[number]
 
-    def _pass_over(self, stop: int, start: int = 0) -> None:
+    def _give_up(self, start: int, stop: int, reason: str) -> None:
+        """Records in a range cannot be read. The first that waits to be given out is the dead letter of them all."""
+        logger.error(
+            "queue %s: %s-%d: offsets %d to %d are given up: %s",
+            self._queue.id, self.topic.name, self.index, start, stop - 1, reason,
+        )  # fmt: skip
+        found = self._unread(start, stop)
+        if found is not None:
+            number, at = divmod(found, SIZE)
+            block = self._block(number)
+            if found >= self.next:
+                block.fill(at, at + 1, READY)
+                self._open += 1
+                self._go_on(found + 1)
+            self._keeper.changed.add(number)
+            self._fail(number, block, at, reason, is_final=True)
+        self._pass_over(stop, start, keep_leased=True)
+        self._keeper.save_soon()
+
+    def _unread(self, start: int, stop: int) -> int | None:
+        """The first record of a range that waits to be given out."""
+        for number, block in self._blocks.items():
+            base = number * SIZE
+            for at in range(max(start - base, 0), min(stop - base, SIZE)):
+                if block.states[at] in (READY, WAITING, HELD):
+                    return base + at
+        return max(start, self.next) if self.next < stop else None
+
+    def _pass_over(self, stop: int, start: int = 0, *, keep_leased: bool = False) -> None:
         """Records in a range are no longer in the log: retention or compaction took them. They are done."""
         for number, block in list(self._blocks.items()):
             if number * SIZE >= stop:
                 break
             for at in range(max(start - number * SIZE, 0), min(stop - number * SIZE, SIZE)):
                 state = block.states[at]
-                if state in (DONE, DYING):
+                if state in (DONE, DYING) or (keep_leased and state in OUT):
                     continue
-                if state == LEASED:
+                if state in OUT:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
                 block.drop(at)
                 self._open -= 1
@@ -367,8 +429,8 @@ class QueueStates(abc.ABC):
     def save(self) -> Promise[None]:
         return self._keeper.save()
 
-    def head(self) -> Head:
-        return Head(self.topic.id.hex, self.next, self.done, self.dead, self.redelivered)
+    def head(self, accepted: int) -> Head:
+        return Head(self.topic.id.hex, self.next, self.done + accepted, self.dead, self.redelivered)
 
     def block(self, number: int) -> Block | None:
         return self._blocks.get(number)
@@ -412,6 +474,10 @@ class QueueStates(abc.ABC):
         self._pass_over(self.next, end)
         self.next = end
         self._keeper.changed.add(end // SIZE)
+
+    @abc.abstractmethod
+    def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
+        """Answers of members are durable, or were refused."""
 
     # The dead
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from millstream.broker.groups.dead_letters import DeadLetters
 from millstream.broker.groups.done_retention import DoneRetention
+from millstream.broker.groups.founders import Founders
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_partition import QueuePartition
@@ -54,6 +55,7 @@ class Queues:
         self._topics = topics
         self._settings = settings
         self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
+        self._founders = Founders[str]("queues", settings.groups_per_peer_max, lambda name: name in self._queues)
         self._queues: dict[str, Queue] = {}
         self._deleting: set[str] = set()
         self._era = 0
@@ -137,8 +139,15 @@ class Queues:
             del self._queues[queue.id]
             queue.close()
 
-    def open(self, group_id: str, *, durable: bool = True, settings: Mapping[str, str] | None = None) -> Queue:
-        """The group, made if it is new; `settings` are those of a new one."""
+    def open(
+        self,
+        group_id: str,
+        *,
+        durable: bool = True,
+        settings: Mapping[str, str] | None = None,
+        client_host: str = "",
+    ) -> Queue:
+        """The group, made if it is new; `settings` are those of a new one, `client_host` is where its client is."""
         if durable:
             self._cluster.check(group_id)
         queue = self._queues.get(group_id)
@@ -156,6 +165,8 @@ class Queues:
         if len(self._queues) >= self._settings.groups_max:
             detail = f"the broker keeps {self._settings.groups_max} queues already; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, detail)
+        self._founders.check(client_host)
+        self._founders.add(group_id, client_host)
         queue = self._make(group_id, clean(settings or {}), durable=durable)
         if durable:
             self._keep_settings(queue)

@@ -22,7 +22,10 @@ from millstream.broker.groups.share_lines import Lines
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
+from millstream.logs import Damped
 from millstream.promise import Promise
+
+unexpected = Damped(__name__)
 
 Place = tuple[UUID, int]
 """Topic and partition."""
@@ -162,6 +165,10 @@ class ShareFetch:
                     detail = f"{error.detail}; open another session"
                     raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from error
                 leased.append(Leased(place, NOTHING, 0, error))
+                continue
+            except Exception as error:  # costs its partition, and not what was leased from the others
+                unexpected.error("share fetch of %s-%d failed: %r", *place, error)
+                leased.append(Leased(place, NOTHING, 0, RequestError(Code.UNKNOWN_SERVER_ERROR)))
                 continue
             self._found.append(partition)
             leased.append(Leased(place, taken, partition.settings.lease_ms if taken.runs else 0))

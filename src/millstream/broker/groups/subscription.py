@@ -1,33 +1,108 @@
-"""Which topics a classic consumer asks for: the head of the metadata that its JoinGroup carries.
+"""What a classic consumer says in the metadata of its JoinGroup (ConsumerProtocolSubscription).
 
-    int16 version, then (same in every version) an array of topic names: int32 count, each int16 length and UTF-8 bytes
+    int16 version                   every version; one that is newer than 3 begins with the fields of 3
+    topics                          array: int32 count, each int16 length and UTF-8 bytes
+    user data                       int32 length or -1, bytes
+    owned partitions    version 1   array of topics: name, array of int32
+    generation          version 2   int32
+    rack                version 3   int16 length or -1, UTF-8 bytes
 
-The rest (user data, owned partitions, rack) concerns the group's leader, not the broker.
+A classic group hands the bytes to its leader: the broker reads the topics only, which are the same in every version.
+A group that the broker assigns for (`mixed.py`) needs all of it, and refuses a member whose bytes it cannot read.
+Every count is checked against the bytes that are left before anything is built from it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
-_COUNT = struct.Struct(">hi")
-_LENGTH = struct.Struct(">h")
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+class Subscription(NamedTuple):
+    topics: frozenset[str]
+    owned: frozenset[tuple[str, int]]
+    """What the member reads on while it rejoins: nothing, where its assignor is eager."""
+    rack_id: str | None
+
+
+class FieldReader:
+    """Reads the fields of the embedded consumer protocol in turn. Raises ValueError where the bytes do not fit."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def int16(self) -> int:
+        return int(_INT16.unpack(self._take(2))[0])
+
+    def int32(self) -> int:
+        return int(_INT32.unpack(self._take(4))[0])
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise ValueError("a string is null")
+        return text
+
+    def nullable_string(self) -> str | None:
+        length = self.int16()
+        return None if length == -1 else self._take(length).decode()
+
+    def nullable_bytes(self) -> bytes:
+        length = self.int32()
+        return b"" if length == -1 else self._take(length)
+
+    def count(self, item_bytes: int) -> int:
+        """Of an array whose items have so many bytes at least."""
+        count = self.int32()
+        if count < 0 or count * item_bytes > len(self._data) - self._position:
+            raise ValueError("an array has more items than bytes")
+        return count
+
+    def partitions(self) -> Iterator[tuple[str, int]]:
+        for _ in range(self.count(item_bytes=6)):
+            topic = self.string()
+            for _ in range(self.count(item_bytes=4)):
+                yield topic, self.int32()
+
+    def _take(self, length: int) -> bytes:
+        end = self._position + length
+        if length < 0 or end > len(self._data):
+            raise ValueError("a field ends beyond the bytes")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
     """The topic names, or None where the bytes are not a consumer's subscription."""
+    fields = FieldReader(metadata)
     try:
-        _, count = _COUNT.unpack_from(metadata, 0)
-        position = _COUNT.size
-        if count < 0 or count > len(metadata) // _LENGTH.size:
-            return None
-        topics = []
-        for _ in range(count):
-            (length,) = _LENGTH.unpack_from(metadata, position)
-            position += _LENGTH.size
-            if length < 0 or position + length > len(metadata):
-                return None
-            topics.append(metadata[position : position + length].decode())
-            position += length
-    except (struct.error, UnicodeDecodeError):
+        fields.int16()
+        return _topics(fields)
+    except ValueError:
         return None
-    return frozenset(topics)
+
+
+def decode_subscription(metadata: bytes) -> Subscription | None:
+    """All that the broker needs to assign, or None where the bytes are not a consumer's subscription."""
+    fields = FieldReader(metadata)
+    try:
+        version = fields.int16()
+        topics = _topics(fields)
+        fields.nullable_bytes()
+        owned = frozenset(fields.partitions()) if version >= 1 else frozenset()
+        if version >= 2:
+            fields.int32()
+        rack_id = fields.nullable_string() if version >= 3 else None
+    except ValueError:
+        return None
+    return Subscription(topics, owned, rack_id)
+
+
+def _topics(fields: FieldReader) -> frozenset[str]:
+    return frozenset([fields.string() for _ in range(fields.count(item_bytes=2))])

@@ -1,0 +1,155 @@
+"""Moves a group between the classic and the consumer protocol while it has members (KIP-848).
+
+    classic group --a member of the consumer protocol joins--> consumer group (`mixed.py`)
+    consumer group --its last member of the consumer protocol goes--> classic group
+
+So clients are upgraded, or downgraded, one restart at a time. `group.consumer.migration.policy` says which way is open:
+
+    policy          upgrade   downgrade
+    bidirectional   yes       yes         the default
+    upgrade         yes       no
+    downgrade       no        yes
+    disabled        no        no
+
+The policy is about conversions. Classic members may join a consumer group whatever it says; where it forbids the
+downgrade they stay members of the consumer group.
+
+Rules
+-----
+1. Numbers go on: a generation becomes the group's epoch and every member's epoch, and the epoch becomes the generation.
+   So a commit that left before the conversion is still fenced by what its member was told, and no epoch is given twice:
+   the next one is made durable before a member hears of it, as always.
+2. Ownership goes on. A classic member holds the partitions that its leader gave it last, and those that it listed as
+   owned in its last JoinGroup: a cooperative member may still be revoking them.
+3. A JoinGroup that waits in the old group continues in the new one (`Converted`): some clients give up on an error
+   there. A SyncGroup that waits is answered REBALANCE_IN_PROGRESS.
+4. A classic group can be upgraded if the broker can assign for its members: the protocol type is `consumer`, the
+   metadata and assignments can be read, assignments do not overlap and carry no custom assignor's user data (Kafka
+   Streams needs its own), and no member is planned (`plan.py`). Otherwise the group stays as it is, and the newcomer
+   is told GROUP_ID_NOT_FOUND. So is one that asks for the assignor `exclusive`: it would leave the others nothing.
+5. A group that is downgraded rebalances at once: its leader assigns from then on. Until its members rejoin each may
+   commit with the epoch that it has.
+
+A conversion is not stored by itself. The record of the group's next epoch has the new type; a crash before it leaves a
+group of the old type, without members, that converts again when they are back.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+
+from millstream.broker.groups.assignors import EXCLUSIVE, Partition
+from millstream.broker.groups.classic import CONSUMER, ClassicGroup
+from millstream.broker.groups.classic_member import Converted, Join, Member
+from millstream.broker.groups.consumer_member import Beat
+from millstream.broker.groups.kinds import Kinds
+from millstream.broker.groups.mixed import MixedGroup
+from millstream.broker.groups.plan import decode_assignment
+from millstream.broker.groups.record import GroupRecord
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.subscription import Subscription, decode_subscription
+from millstream.errors import Code, RequestError
+
+_STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
+"""Their members make nothing of user data in an assignment. librdkafka repeats that of the subscription there."""
+
+_log = logging.getLogger(__name__)
+
+
+class Policy(StrEnum):
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+    @property
+    def upgrades(self) -> bool:
+        return self in (Policy.BIDIRECTIONAL, Policy.UPGRADE)
+
+    @property
+    def downgrades(self) -> bool:
+        return self in (Policy.BIDIRECTIONAL, Policy.DOWNGRADE)
+
+
+class Migration:
+    def __init__(self, kinds: Kinds, settings: GroupSettings) -> None:
+        self._kinds = kinds
+        self._members_max = settings.members_max
+        self.policy = Policy(settings.consumer_migration_policy)
+
+    def upgrade(self, classic: ClassicGroup, beat: Beat) -> MixedGroup:
+        """The consumer group that the member of a first heartbeat joins. The classic one is closed."""
+        mixed = self._kinds.consumer(classic.id, _record(MixedGroup.type, classic.generation))
+        mixed.check(beat)
+        if not self.policy.upgrades:
+            raise _refused(classic, "group_consumer_migration_policy does not allow the upgrade")
+        if classic.protocol_type != CONSUMER:
+            raise _refused(classic, f"its members' protocol type is {classic.protocol_type}, not {CONSUMER}")
+        if beat.assignor == EXCLUSIVE:
+            raise _refused(classic, "its members share partitions, and the new one asks for the assignor exclusive")
+        if len(classic.members) >= self._members_max:
+            raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
+        mixed.take_over(_seats(classic, mixed))
+        for member in classic.members.values():
+            member.refuse(Converted(member.id))
+        classic.close(RequestError(Code.REBALANCE_IN_PROGRESS))
+        _log.info("group %s: converted from classic to consumer, members=%d", mixed.id, len(mixed.members))
+        return mixed
+
+    def downgrade(self, mixed: MixedGroup) -> ClassicGroup | None:
+        """A classic group with the same members, or None where the policy forbids it. The consumer group is closed."""
+        if not self.policy.downgrades:
+            return None
+        classic = self._kinds.classic(mixed.id, _record(ClassicGroup.type, mixed.epoch))
+        members = mixed.members.values()
+        classic.take_over([(each.classic, mixed.assignment(each), each.epoch) for each in members if each.classic])
+        mixed.is_converted = True
+        mixed.close(RequestError(Code.REBALANCE_IN_PROGRESS))
+        _log.info("group %s: converted from consumer to classic, members=%d", classic.id, len(classic.members))
+        return classic
+
+
+def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[tuple[Join, Subscription, set[Partition], set[Partition]]]:
+    """Each member's JoinGroup and subscription, with what it is assigned and what it may still be reading."""
+    seats = []
+    taken: set[Partition] = set()
+    for member in classic.members.values():
+        subscription = decode_subscription(member.protocols[0][1])
+        assignment = decode_assignment(member.assignment)
+        if member.planned or subscription is None or assignment is None:
+            raise _refused(classic, "the broker cannot assign for all of its members")
+        assigned = mixed.partitions(assignment[0])
+        if (assignment[1] and classic.protocol_name not in _STANDARD_ASSIGNORS) or assigned & taken:
+            raise _refused(classic, "its assignments are a custom assignor's")
+        taken |= assigned
+        seats.append((_join(classic, member), subscription, assigned, mixed.partitions(subscription.owned)))
+    unfinished = []
+    for request, subscription, assigned, owned in seats:
+        unfinished.append((request, subscription, assigned, owned - taken))
+        taken |= owned
+    return unfinished
+
+
+def _join(classic: ClassicGroup, member: Member) -> Join:
+    return Join(
+        classic.id,
+        member.id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.session_ms,
+        member.rebalance_ms,
+        CONSUMER,
+        member.protocols,
+    )
+
+
+def _record(kind: str, epoch: int) -> GroupRecord:
+    return GroupRecord(kind, epoch, CONSUMER)
+
+
+def _refused(classic: ClassicGroup, reason: str) -> RequestError:
+    detail = f"group {classic.id} cannot be upgraded to a consumer group: {reason}"
+    _log.info("%s", detail)
+    return RequestError(Code.GROUP_ID_NOT_FOUND, detail)

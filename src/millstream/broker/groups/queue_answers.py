@@ -1,0 +1,178 @@
+"""What members of a queue say about the records they have: checked, written, and then carried out.
+
+    LEASED --answer--> ACCEPTED, ANSWERED --durable--> done, available, waiting, renewed, or given up
+       ^                       |
+       +------ not written ----+
+
+Rules
+-----
+1. A member answers for what it has leased now. Late answers, and those for others' records, are refused.
+2. An answer is settled when it is durable. Until then its record counts as leased: its lease does not end, and no other
+   member gets it, nor the next record of its key.
+3. An answer that cannot be written (full disk, database away) is refused and leaves the lease as it was, its end
+   included: the member may repeat it. If the member has left meanwhile, the delivery has failed.
+4. What the broker finds out itself, a lease that ended or a member that left, holds at once. It is written with the
+   next write that succeeds; a crash before that repeats a delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from millstream.broker.groups.queue_block import ACCEPTED, ANSWERED, LEASED, SIZE, Block, Outcome
+from millstream.broker.groups.queue_keeper import Settlement
+from millstream.broker.groups.queue_settings import OPEN_MAX
+from millstream.broker.groups.queue_shelf import Grave
+from millstream.broker.groups.queue_states import QueueStates, pieces
+from millstream.broker.groups.queue_verbs import Answer, Member, Verb
+from millstream.errors import Code, RequestError
+from millstream.promise import Promise
+
+LEFT = "its consumer went away"
+
+
+class QueueAnswers(QueueStates):
+    _is_full = False
+    """Whether a member got nothing because too much is leased: to be called when that ends."""
+
+    def check(self) -> None:
+        """Raises `RequestError` if it has ended."""
+        if self.ended is not None:
+            raise RequestError(self.ended.code, self.ended.detail)
+
+    def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
+        """Settles when durable; raises `RequestError`, with nothing changed, unless all of them are the member's.
+
+        A promise that fails has changed nothing either.
+        """
+        self.check()
+        self._check(member, answers)
+        until = self._clock.now_ms() + self.settings.lease_ms
+        if all(each.verb == Verb.RENEW for each in answers):
+            self._renew(answers, until)
+            return Promise.of(None)
+        settlements = []
+        for each in answers:
+            for number, start, stop in pieces(each.first, each.last):
+                graves: Sequence[Grave] = ()
+                block = self._blocks[number]
+                if each.verb in (Verb.ACCEPT, Verb.GAP):
+                    block.accept(start, stop)
+                elif each.verb == Verb.RENEW:
+                    for at in range(start, stop):
+                        block.answer(at, Outcome(LEASED, until))
+                else:
+                    graves = self._note_failures(number, block, range(start, stop), each)
+                self._keeper.changed.add(number)
+                settlements.append(Settlement(member, number, start, stop, graves))
+        return self._keeper.save(settlements)
+
+    def _renew(self, answers: Sequence[Answer], until: int) -> None:
+        """A lease is not kept, so there is nothing to write."""
+        for each in answers:
+            for number, start, stop in pieces(each.first, each.last):
+                self._blocks[number].renew(start, stop, until)
+
+    def _note_failures(self, number: int, block: Block, places: Iterable[int], answer: Answer) -> list[Grave]:
+        """Of records that are released or rejected; answers with the graves of those that are given up."""
+        graves = []
+        for at in places:
+            is_final = answer.verb == Verb.REJECT
+            outcome, grave = self._failed(number, block, at, answer.reason, answer.delay_ms, is_final)
+            block.answer(at, outcome)
+            if grave is not None:
+                graves.append(grave)
+        return graves
+
+    def _check(self, member: Member, answers: Sequence[Answer]) -> None:
+        after = -1
+        for each in answers:
+            if not after < each.first <= each.last:
+                raise RequestError(Code.INVALID_REQUEST, "the offsets of an acknowledgement must rise")
+            after = each.last
+            if each.last - each.first > OPEN_MAX:
+                raise RequestError(Code.INVALID_RECORD_STATE, "so many records cannot be leased")
+            for number, start, stop in pieces(each.first, each.last):
+                block = self._blocks.get(number)
+                if block is None or not block.is_leased(start, stop, member.id):
+                    raise RequestError(
+                        Code.INVALID_RECORD_STATE,
+                        f"not all of the records {each.first} to {each.last} are leased to this member now",
+                    )
+
+    # When the write has ended
+
+    def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
+        if self.ended is not None:
+            return
+        for each in settlements:
+            block = self._blocks.get(each.number)
+            if block is None:  # retention took its records meanwhile
+                continue
+            if not is_durable:
+                self._take_back(each, block)
+            elif block.is_accepted(each.start, each.stop):
+                self._count_leases(each.member, each.start - each.stop)
+                self._finish(each.number, block, each.start, each.stop)
+            else:
+                for at in range(each.start, each.stop):
+                    self._carry_out(each.member, each.number, block, at)
+        if is_durable and any(each.graves for each in settlements):
+            self._bury()
+        if self._is_full and self.leases < self.settings.leases_max:
+            self._is_full = False
+            self._wake()
+
+    def _carry_out(self, member: Member, number: int, block: Block, at: int) -> None:
+        if block.states[at] == ACCEPTED:
+            self._count_leases(member, -1)
+            self._finish(number, block, at, at + 1)
+        elif block.states[at] == ANSWERED:
+            outcome = block.answers.pop(at)
+            if outcome.state == LEASED:
+                block.due = min(block.due, outcome.when)
+            else:
+                self._count_leases(member, -1)
+            self._become(number, block, at, outcome)
+            self._calendar.watch(number, block)
+
+    def _take_back(self, settlement: Settlement, block: Block) -> None:
+        """An answer was not written: the lease is as it was, unless its member has left."""
+        member, number = settlement.member, settlement.number
+        refused = block.refuse(settlement.start, settlement.stop)
+        if self._queue.owner(member.id) is not member:
+            for at in refused:
+                self._count_leases(member, -1)
+                self._fail(number, block, at, LEFT)
+            self._keeper.save_soon()
+        self._calendar.watch(number, block)
+
+    # Without an answer
+
+    def release(self, member: Member, reason: str, offsets: Set[int] | None = None) -> None:
+        """Of what a member has leased, these (or all) may be given out again; their delivery has failed."""
+        self._end_leases(member, offsets, lambda number, block, at: self._fail(number, block, at, reason))
+
+    def give_back(self, member: Member, offsets: Set[int] | None = None) -> None:
+        """Of what a member has leased, these (or all) were never looked at: they do not count as delivered."""
+
+        def offer(number: int, block: Block, at: int) -> None:
+            block.uncount(at)
+            self._offer(number, block, at)
+
+        self._end_leases(member, offsets, offer)
+
+    def _end_leases(self, member: Member, offsets: Set[int] | None, end: Callable[[int, Block, int], None]) -> None:
+        if self.ended is not None:
+            return
+        for number in list(self._blocks) if offsets is None else sorted({offset // SIZE for offset in offsets}):
+            block = self._blocks.get(number)
+            if block is None:
+                continue
+            for at in block.leased_by(member.id):
+                if offsets is None or number * SIZE + at in offsets:
+                    self._count_leases(member, -1)
+                    self._keeper.changed.add(number)
+                    end(number, block, at)
+        if self._keeper.changed:
+            self._keeper.save()
