@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ class BrokerInThread:
     def __init__(self, directory: Path, **settings: Any) -> None:
         doors = {"kafka": "127.0.0.1:0", "http": "off"}
         self.config = Config(**{"store": f"file:{directory}", **doors, **settings})
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(time.time_ns() // 1_000_000)  # real clients stamp their records with the real time
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._thread: threading.Thread | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 from millstream.testing.held_port import HeldPort
@@ -82,6 +84,13 @@ class ServedBroker:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def busy_seconds_max(self) -> float:
+        """The longest that something held the broker's event loop, in CPU time: other processes do not count."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+        (value,) = re.findall(r"^millstream_event_loop_busy_seconds_max (\S+)$", text, re.MULTILINE)
+        return float(value)
 
     def errors(self) -> str:
         """What the broker has logged so far."""

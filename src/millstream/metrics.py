@@ -61,24 +61,32 @@ class Metrics:
         "bytes_out",
         "connections_active",
         "connections_closed",
+        "connections_evicted",
         "connections_opened",
+        "connections_refused",
         "fetch_waits",
+        "loop_busy_seconds_max",
         "produce_seconds",
         "records_in",
         "recovered_bytes",
         "recovered_logs",
         "request_errors",
         "requests",
+        "scrub_rounds",
+        "stall_seconds",
         "sync_seconds",
         "syncs",
         "torn_bytes",
         "torn_logs",
+        "verified_bytes",
     )
 
     def __init__(self) -> None:
         self.connections_opened = 0
         self.connections_closed = 0
         self.connections_active = 0
+        self.connections_refused = 0
+        self.connections_evicted = 0
         self.requests = [0] * API_KEYS
         """Indexed by API key."""
         self.request_errors = 0
@@ -93,17 +101,24 @@ class Metrics:
         self.sync_seconds = Histogram()
         self.produce_seconds = Histogram()
         """From the decoded request to the answer, the wait for the sync included."""
+        self.stall_seconds = Histogram()
+        """By how much beats of the event loop were late (`loop_watch.py`)."""
+        self.loop_busy_seconds_max = 0.0
         self.recovered_logs = 0
         """Logs that were not closed cleanly and had to be scanned."""
         self.recovered_bytes = 0
         self.torn_logs = 0
         """Logs that ended in a batch that was not whole."""
         self.torn_bytes = 0
+        self.verified_bytes = 0
+        self.scrub_rounds = 0
 
 
 COUNTERS = {
     "connections_opened": "Connections accepted.",
     "connections_closed": "Connections closed, by either side.",
+    "connections_refused": "Connections closed at once, because their peer or the door has too many.",
+    "connections_evicted": "Quiet connections closed to make room for new ones.",
     "request_errors": "Requests answered with an error.",
     "bytes_in": "Bytes received from clients.",
     "bytes_out": "Bytes sent to clients.",
@@ -115,6 +130,8 @@ COUNTERS = {
     "recovered_bytes": "Bytes scanned at start because their log was not closed cleanly.",
     "torn_logs": "Logs whose torn tail was cut at start.",
     "torn_bytes": "Bytes of torn tails cut at start.",
+    "verified_bytes": "Stored bytes that the scrub and `log verify` have checked.",
+    "scrub_rounds": "Rounds of the scrub over everything that is stored.",
 }
 
 
@@ -126,6 +143,18 @@ class PartitionFigures(NamedTuple):
     """The first offset that readers cannot see yet."""
     end: int
     size_bytes: int
+
+
+class DamageFigures(NamedTuple):
+    """The damage in one partition; partitions that never had any are left out."""
+
+    topic: str
+    partition: int
+    ranges: int
+    offsets: int
+    """How many offsets the ranges cover."""
+    found: int
+    """How many places were found since the start."""
 
 
 class Committed(NamedTuple):
@@ -178,6 +207,9 @@ class Snapshot(NamedTuple):
     groups: list[GroupFigures]
     queues: list[QueueShare]
     brokers: int
+    damage: list[DamageFigures]
+    room: tuple[int, int]
+    """All bytes and free bytes where the logs live; -1 where that is not known."""
 
 
 class Scrape:
@@ -192,6 +224,8 @@ class Scrape:
         queues: Callable[[], Iterable[QueueShare]] = tuple,
         api_name: Callable[[int], str] = str,
         brokers: Callable[[], int] = lambda: 1,
+        damage: Callable[[], Iterable[DamageFigures]] = tuple,
+        room: Callable[[], tuple[int, int]] = lambda: (-1, -1),
     ) -> None:
         self._metrics = metrics
         self._topics = topics
@@ -199,6 +233,8 @@ class Scrape:
         self._groups = groups
         self._queues = queues
         self._brokers = brokers
+        self._damage = damage
+        self._room = room
         self._api_name = api_name
 
     def snapshot(self) -> Snapshot:
@@ -208,6 +244,8 @@ class Scrape:
             [GroupFigures._make(figures) for figures in self._groups()],
             list(self._queues()),
             self._brokers(),
+            list(self._damage()),
+            self._room(),
         )
 
     def text(self, snapshot: Snapshot | None = None) -> bytes:
@@ -239,6 +277,7 @@ class _Collector:
         yield from self._lag(ends)
         yield from self._members()
         yield from self._queues()
+        yield from self._damage()
 
     def _counted(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -255,11 +294,27 @@ class _Collector:
         for name, text, histogram in (
             ("sync_seconds", "Time a sync of a log file took.", metrics.sync_seconds),
             ("produce_seconds", "Time from a produce request to its answer.", metrics.produce_seconds),
+            (
+                "event_loop_stall_seconds",
+                "Time by which a 20 ms beat of the event loop was late.",
+                metrics.stall_seconds,
+            ),
         ):
             yield HistogramMetricFamily(
                 f"millstream_{name}", text, buckets=list(histogram.buckets()), sum_value=histogram.sum
             )
+        yield GaugeMetricFamily(
+            "millstream_event_loop_busy_seconds_max",
+            "Most CPU time for which the event loop was held since the start.",
+            value=metrics.loop_busy_seconds_max,
+        )
         yield GaugeMetricFamily("kafka_brokers", "Brokers in the cluster.", value=self._snapshot.brokers)
+        size, free = self._snapshot.room
+        if size >= 0:
+            yield GaugeMetricFamily(
+                "millstream_storage_size_bytes", "Bytes of the disk that holds the logs.", value=size
+            )
+            yield GaugeMetricFamily("millstream_storage_free_bytes", "Bytes free on that disk.", value=free)
 
     def _partitions(self, ends: dict[tuple[str, int], int]) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -335,3 +390,18 @@ class _Collector:
                 for share in self._snapshot.queues:
                     family.add_metric([share.group, share.topic, str(share.partition)], value(share))
                 yield family
+
+    def _damage(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["topic", "partition"]
+        ranges = GaugeMetricFamily("millstream_damaged_ranges", "Damaged ranges of offsets.", labels=labels)
+        offsets = GaugeMetricFamily("millstream_damaged_offsets", "Offsets in damaged ranges.", labels=labels)
+        found = 0
+        for topic, partition, range_count, offset_count, found_count in self._snapshot.damage:
+            found += found_count
+            if range_count:
+                ranges.add_metric([topic, str(partition)], range_count)
+                offsets.add_metric([topic, str(partition)], offset_count)
+        yield from (ranges, offsets)
+        yield CounterMetricFamily("millstream_damage_found", "Damaged places found in stored logs.", value=found)

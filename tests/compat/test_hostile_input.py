@@ -35,6 +35,8 @@ FRAMES_A_TURN = 1000
 """Of each thread; every turn begins with other valid requests."""
 PIPELINED = 24
 RSS_GROWTH_MAX = 64 << 20
+BUSY_SECONDS_MAX = 0.15
+"""Of CPU time for one request: the bound, and the interpreter's own collection of garbage."""
 TOPIC_IDS: list[uuid.UUID] = []
 """Of the topics that are attacked."""
 HUGE = [struct.pack(">i", number) for number in (0x7FFF_FFFF, -1, -0x8000_0000, 1 << 24, 0x0FFF_FFFF)]
@@ -64,12 +66,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 
 @pytest.fixture(autouse=True)
 def unharmed(target: ServedBroker) -> Iterator[None]:
-    """After every test here: the broker lives, answers, and met nothing that it did not expect."""
+    """After every test here: the broker lives, answers, met nothing that it did not expect, and held up nobody."""
     seen = len(target.errors())
     yield
     assert target.is_running
     with Raw(target.address) as other:
         assert other.ask(raw.request(18, 0, {})).error_code == 0
+    busy = target.busy_seconds_max()
+    assert busy <= BUSY_SECONDS_MAX, f"the event loop was held for {busy:.3f} s"
     log = target.errors()[seen:]
     assert "Traceback" not in log and "failed" not in log, log[max(log.find("Traceback") - 500, 0) :][:4000]
 
@@ -389,7 +393,7 @@ def test_records_that_are_garbage_inside_a_sound_batch_do_no_harm(target: Served
 
 
 def test_producers_with_strange_numbers_are_described(target: ServedBroker) -> None:
-    raw.create_topic(target.address, "producers", 1)
+    raw.create_topic(target.address, "producers", 1, message_timestamp_after_max_ms=str((1 << 63) - 1))
     with Raw(target.address) as connection:
         for number in range(50):
             data = raw.batch(

@@ -15,6 +15,7 @@ from millstream.config import Address, Config
 from millstream.doors.framed import door as framed_door
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
+from millstream.doors.keepalive import KEEPALIVE
 from millstream.errors import ProtocolError, StartupError
 from millstream.metrics import Metrics
 from millstream.promise import Promise
@@ -166,6 +167,42 @@ async def test_who_stops_sending_still_gets_its_answers(bench: Bench) -> None:
     await bench.until_connected(0)
 
 
+@pytest.mark.parametrize("unread", [0, 1000], ids=["nothing waits", "bytes wait"])
+async def test_an_answer_that_waits_for_others_ends_ten_seconds_after_its_client_hung_up(
+    bench: Bench, unread: int
+) -> None:
+    _, writer = await bench.connect()
+    writer.write(frame("j"))
+    await bench.until_handled(1)
+    if unread:
+        await sent(bench, writer, frame("e", b"x" * unread))
+        writer.write(frame("e", b"x" * unread))  # one was read ahead, this is not
+    writer.write_eof()
+    await until_hung_up(bench)
+    bench.clock.advance(9)
+    assert bench.broker.metrics.connections_active == 1, "it may still read"
+    bench.clock.advance(11)
+    assert bench.broker.metrics.connections_active == 0
+    bench.door.joining[0].settle(b"too late")
+
+
+async def test_a_client_that_hung_up_still_gets_what_waits_for_a_sync(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    writer.write(frame("w", b"1"))
+    await bench.until_handled(1)
+    writer.write_eof()
+    await until_hung_up(bench)
+    bench.clock.advance(50)
+    bench.door.waiting[0].settle(None)
+    assert await asyncio.wait_for(reader.read(), 20) == b"1"
+
+
+async def until_hung_up(bench: Bench) -> None:
+    async with asyncio.timeout(20):
+        while not any(each.hung_up for each in bench.door._connections):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_what_was_answered_before_nonsense_arrives(bench: Bench) -> None:
     reader, writer = await bench.connect()
     writer.write(frame("e", b"1") + frame("x") + frame("e", b"2"))
@@ -226,16 +263,39 @@ async def test_who_stops_in_the_middle_of_a_frame_is_closed_after_a_minute(bench
     assert await asyncio.wait_for(reader.read(), 20) == b""
 
 
-async def test_who_says_nothing_is_closed_after_ten_minutes_but_not_who_waits_for_us(bench: Bench) -> None:
-    (quiet, _), (_, writer) = await bench.connect(), await bench.connect()
-    writer.write(frame("w", b"1"))
+async def test_idle_connections_stay_open_and_are_kept_alive(bench: Bench) -> None:
+    reader, writer = await bench.connect()
+    await bench.until_connected(1)
+    bench.clock.advance(24 * 3600)
+    writer.write(frame("e", b"still here"))
+    assert await asyncio.wait_for(reader.readexactly(10), 20) == b"still here"
+    [connection] = bench.door._connections
+    assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    for option, value in KEEPALIVE:
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, option) == value
+
+
+async def test_a_full_door_closes_the_connection_that_is_idle_longest_and_no_other() -> None:
+    bench = Bench(connections_max=3)
+    owed, waiting = await bench.connect()
+    waiting.write(frame("w", b"1"))
     await bench.until_handled(1)
-    bench.clock.advance(590)
-    assert bench.broker.metrics.connections_active == 2
-    bench.clock.advance(30)
-    assert await asyncio.wait_for(quiet.read(), 20) == b""
-    assert bench.broker.metrics.connections_active == 1
+    bench.clock.advance(20)
+    longest, _ = await bench.connect()
+    await bench.until_connected(2)
+    bench.clock.advance(20)
+    idle, writer = await bench.connect()
+    await bench.until_connected(3)
+    taken, other = await bench.connect()
+    assert await asyncio.wait_for(longest.read(), 20) == b""
+    for reader, sender in ((idle, writer), (taken, other)):
+        sender.write(frame("e", b"x"))
+        assert await asyncio.wait_for(reader.readexactly(1), 20) == b"x"
     bench.door.waiting[0].settle(None)
+    assert await asyncio.wait_for(owed.readexactly(1), 20) == b"1", "it was owed the answer to a write"
+    for each in bench.writers:
+        each.close()
+    await bench.door.close()
 
 
 async def test_large_answers_wait_for_room_and_for_nothing_else(bench: Bench) -> None:
@@ -388,13 +448,32 @@ async def test_requests_behind_one_that_waits_for_others_give_up_their_memory(na
     assert await asyncio.wait_for(other.readexactly(5), 20) == b"waits"
 
 
-async def test_more_connections_than_allowed_are_closed_at_once() -> None:
+async def test_the_quietest_connection_makes_room_for_a_new_one() -> None:
     bench = Bench(connections_max=2)
-    first, second, third = [await bench.connect() for _ in range(3)]
-    assert await asyncio.wait_for(third[0].read(), 20) == b""
-    for reader, writer in (first, second):
+    first, second = [await bench.connect() for _ in range(2)]
+    await bench.until_connected(2)
+    bench.clock.advance(11)
+    first[1].write(frame("e", b"in"))
+    assert await first[0].readexactly(2) == b"in"
+    third = await bench.connect()
+    assert await asyncio.wait_for(second[0].read(), 20) == b""
+    for reader, writer in (first, third):
         writer.write(frame("e", b"in"))
         assert await reader.readexactly(2) == b"in"
+    assert bench.broker.metrics.connections_evicted == 1
+    await bench.door.close()
+
+
+async def test_a_connection_that_is_owed_an_answer_makes_no_room() -> None:
+    bench = Bench(connections_max=1)
+    reader, writer = await bench.connect()
+    writer.write(frame("w", b"1"))
+    await bench.until_handled(1)
+    refused, _ = await bench.connect()
+    assert await asyncio.wait_for(refused.read(), 20) == b""
+    bench.door.waiting[0].settle(None)
+    assert await reader.readexactly(1) == b"1"
+    assert bench.broker.metrics.connections_refused == 1
     await bench.door.close()
 
 

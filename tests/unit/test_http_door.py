@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 
 from millstream.doors.http import HttpDoor, Response, pages
-from millstream.doors.http.door import BODY_BYTES_MAX, HEADER_BYTES_MAX, _Connection
+from millstream.doors.http.door import (
+    BODY_BYTES_MAX,
+    CONNECTIONS_MAX,
+    HEADER_BYTES_MAX,
+    URGENT_CONNECTIONS_MAX,
+    _Connection,
+)
 from millstream.errors import StartupError
 from millstream.metrics import Histogram, Metrics, QueueShare, Scrape
 
@@ -56,7 +63,7 @@ async def talk(door: HttpDoor, request: bytes) -> tuple[int, dict[str, str], byt
 
 
 def get(path: str, method: str = "GET") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
 async def test_metrics_speak_the_names_that_kafka_dashboards_use() -> None:
@@ -144,7 +151,7 @@ async def test_a_page_that_fails_costs_its_request_and_not_the_door() -> None:
 async def test_one_connection_serves_many_requests_even_pipelined() -> None:
     async with opened() as door:
         reader, writer = await asyncio.open_connection(door.host, door.port)
-        both = b"".join(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"/healthz", b"/metrics"))
+        both = b"".join(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in (b"/healthz", b"/metrics"))
         writer.write(both * 25 + get("/readyz"))
         answers = await asyncio.wait_for(reader.read(), 10)
         writer.close()
@@ -154,7 +161,7 @@ async def test_one_connection_serves_many_requests_even_pipelined() -> None:
 async def test_a_slow_reader_holds_one_answer_in_memory_and_still_gets_all() -> None:
     async with opened() as door:
         reader, writer = await asyncio.open_connection(door.host, door.port)
-        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + get("/readyz"))
+        writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3 + get("/readyz"))
         await asyncio.sleep(0.1)
         (connection,) = door.connections
         assert connection._transport.get_write_buffer_size() < 21_000_000
@@ -188,7 +195,7 @@ class Wire(asyncio.Transport):
         return self.sent.count(b"HTTP/1.1 200")
 
 
-KEPT = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+KEPT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_nothing_is_read_while_a_page_is_made() -> None:
@@ -236,8 +243,8 @@ async def test_requests_that_come_together_have_a_turn_of_the_loop_each() -> Non
     [
         (b"\x00\x00\x00\x1a\x00\x12\x00\x03garbage\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * HEADER_BYTES_MAX, 431),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"x" * (BODY_BYTES_MAX + 1), 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * HEADER_BYTES_MAX, 431),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b"x" * (BODY_BYTES_MAX + 1), 413),
     ],
     ids=["not http", "no host", "headers too large", "body too large"],
 )
@@ -253,15 +260,102 @@ async def until_connected(door: HttpDoor, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_connections_beyond_the_bound_are_turned_away() -> None:
-    async with opened(connections_max=2) as door:
-        held = [await asyncio.open_connection(door.host, door.port) for _ in range(2)]
-        await until_connected(door, 2)
-        assert (await talk(door, b""))[0] == 503
-        for _, writer in held:
-            writer.close()
-        await until_connected(door, 0)
+async def test_health_answers_while_more_clients_drip_than_there_are_connections() -> None:
+    async with opened() as door:
+        dripping = await connect(door, CONNECTIONS_MAX, b"GET /healthz HTTP/1.1\r\nX: ")
+        await until_connected(door, CONNECTIONS_MAX)
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await talk(door, get(path)))[0] == 200
+        dripping += await connect(door, 100, b"G")
         assert (await talk(door, get("/healthz")))[0] == 200
+        for each in dripping:
+            each.close()
+
+
+async def connect(door: HttpDoor, count: int, data: bytes = b"") -> list[asyncio.StreamWriter]:
+    writers = [(await asyncio.open_connection(door.host, door.port))[1] for _ in range(count)]
+    for each in writers:
+        each.write(data)
+    return writers
+
+
+async def test_the_oldest_incomplete_request_makes_room_and_not_a_client_between_requests() -> None:
+    async with opened(connections_max=2) as door:
+        scraper, scrapes = await asyncio.open_connection(door.host, door.port)
+        scrapes.write(KEPT)
+        assert b"200 OK" in await scraper.readuntil(b"ok")
+        dripping, drips = await asyncio.open_connection(door.host, door.port)
+        drips.write(b"GET")
+        await until_connected(door, 2)
+        assert (await talk(door, get("/healthz")))[0] == 200
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(dripping.read(), 20) == b""
+        scrapes.write(get("/healthz"))
+        assert b"200 OK" in await asyncio.wait_for(scraper.read(), 20)
+        drips.close()
+        scrapes.close()
+
+
+async def test_health_has_room_of_its_own_while_all_connections_wait_for_pages() -> None:
+    async with opened(connections_max=2) as door:
+        made = asyncio.Event()
+
+        async def slow() -> Response:
+            await made.wait()
+            return Response.text(200, "made")
+
+        door.routes = {**door.routes, "/slow": slow}
+        waiting = [asyncio.create_task(talk(door, get("/slow"))) for _ in range(2)]
+        async with asyncio.timeout(20):
+            while sum(not each.waits_for_client for each in door.connections) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        dripping = await connect(door, URGENT_CONNECTIONS_MAX + 1)
+        assert (await talk(door, get("/healthz")))[0] == 200
+        assert (await talk(door, get("/readyz")))[0] == 200
+        assert (await talk(door, get("/metrics")))[0] == 503
+        made.set()
+        assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200, 200]
+        for each in dripping:
+            each.close()
+
+
+async def test_a_request_that_has_begun_is_complete_within_its_time_or_costs_its_connection() -> None:
+    async with opened(request_seconds=0.05) as door:
+        _, silent = await asyncio.open_connection(door.host, door.port)
+        await until_connected(door, 1)
+        reader, writer = await asyncio.open_connection(door.host, door.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        await until_connected(door, 1)
+        silent.write(get("/healthz"))
+        await until_connected(door, 0)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8092", "127.0.0.1:1", "[::1]:8092", "192.0.2.7", "broker.example.", "pages.test:80"],
+)
+async def test_pages_are_served_under_the_names_and_addresses_of_the_listener(host: str) -> None:
+    async with opened(names=("Broker.example", " pages.test")) as door:
+        request = f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        assert (await talk(door, request.encode()))[0] == 200
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "localhost.rebound.example:8092", "127.0.0.1.rebound.example", ""])
+@pytest.mark.parametrize("path", ["/queues", "/metrics", "/healthz"])
+async def test_a_page_that_was_rebound_to_this_address_cannot_read_the_brokers(host: str, path: str) -> None:
+    async with opened() as door:
+        request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        status, _, body = await talk(door, request.encode())
+    assert status == 421 and b"http_hosts" in body
+
+
+async def test_any_name_will_do_if_the_operator_says_so_and_so_does_none() -> None:
+    async with opened(names=("*",)) as door:
+        assert (await talk(door, get("/healthz").replace(b"localhost", b"rebound.example")))[0] == 200
+    async with opened() as door:
+        assert (await talk(door, b"GET /healthz HTTP/1.0\r\n\r\n"))[0] == 200
 
 
 async def test_a_client_that_drips_bytes_is_hung_up_on() -> None:

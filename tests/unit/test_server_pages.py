@@ -88,3 +88,25 @@ async def test_what_recovery_had_to_scan_and_to_cut_is_counted(tmp_path: Path) -
     figures = {"recovered_logs": 1, "recovered_bytes": 40, "torn_logs": 1, "torn_bytes": 40}
     for name, value in figures.items():
         assert f"millstream_{name}_total {value:.1f}\n" in body
+
+
+async def test_a_full_disk_is_told_and_is_no_case_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(Config(store=f"file:{tmp_path}", kafka="127.0.0.1:0", http="127.0.0.1:0"))
+    await server.start()
+    try:
+        text = (await page(server, "/metrics"))[1]
+        figures = dict(line.split() for line in text.splitlines() if line.startswith("millstream_storage_"))
+        assert 0 < float(figures["millstream_storage_free_bytes"]) <= float(figures["millstream_storage_size_bytes"])
+        assert (await page(server, "/readyz"))[0] == 200
+        monkeypatch.setattr(server.broker._logs, "room", lambda: (1 << 30, 4096))
+        assert "millstream_storage_free_bytes 4096.0" in (await page(server, "/metrics"))[1]
+        status, text = await page(server, "/healthz")
+        assert (status, json.loads(text)["status"]) == (200, "degraded")
+        assert "4096 of 1073741824 bytes free" in json.loads(text)["reasons"][0]
+        status, text = await page(server, "/readyz")
+        assert (status, json.loads(text)["status"]) == (503, "read-only")
+        assert "the disk is full" in json.loads(text)["reasons"][0]
+    finally:
+        await server.stop()

@@ -1,21 +1,21 @@
 """A listening socket for doors that serve plain non-blocking connections on the event loop's readers.
 
-It binds, accepts, and keeps the number of connections below a bound; what a connection is, is the door's business. Out
-of descriptors it pauses instead of spinning.
+It binds and accepts; what a connection is, and how many there may be, is the door's business. Out of descriptors it has
+the door close a connection for the one that comes. Where the door has none to close, it pauses instead of spinning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 from collections.abc import Callable
 
 from millstream.config import Address
 from millstream.errors import StartupError
+from millstream.logs import Damped
 
-logger = logging.getLogger(__name__)
+failures = Damped(__name__)
 
 BACKLOG = 1024
 ACCEPTS_PER_TURN = 64
@@ -28,11 +28,14 @@ closed here.
 
 
 class Listener:
-    def __init__(self, door: str, clients: str, welcome: Welcome) -> None:
-        """`door` is the name of its flag, `clients` says in an error whose port this is."""
+    def __init__(self, door: str, clients: str, welcome: Welcome, make_room: Callable[[], bool]) -> None:
+        """`door` is the name of its flag, `clients` says in an error whose port this is. `make_room` closes a
+        connection, if there is one to close.
+        """
         self._door = door
         self._clients = clients
         self._welcome = welcome
+        self._make_room = make_room
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
 
@@ -52,7 +55,7 @@ class Listener:
             ) from error
         listener.listen(BACKLOG)
         self._socket = listener
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self._loop.add_reader(listener.fileno(), self.accept)
         return Address(address.host, listener.getsockname()[1])
 
     def close(self) -> None:
@@ -61,7 +64,11 @@ class Listener:
             self._socket.close()
             self._socket = None
 
-    def _accept(self) -> None:
+    def fileno(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def accept(self) -> None:
+        """Lets in the clients that wait, so many at a time."""
         assert self._socket is not None
         for _ in range(ACCEPTS_PER_TURN):
             try:
@@ -69,7 +76,9 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                logger.error("cannot accept a connection: %s", error)
+                failures.error("cannot accept a connection: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._make_room():
+                    continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause()
                 return
@@ -85,5 +94,5 @@ class Listener:
         self._loop.remove_reader(listener.fileno())
         self._loop.call_later(
             ACCEPT_PAUSE_SECONDS,
-            lambda: self._loop.add_reader(listener.fileno(), self._accept) if self._socket is listener else None,
+            lambda: self._loop.add_reader(listener.fileno(), self.accept) if self._socket is listener else None,
         )

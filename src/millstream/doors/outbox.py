@@ -104,5 +104,8 @@ class Outbox:
 def pieces(chunk: Slice) -> Chunk:
     """A slice as it is best sent: small ones and those in memory as bytes."""
     if chunk.file is None or chunk.size <= COPY_BYTES_MAX:
-        return chunk.to_bytes()
+        data = chunk.to_bytes()
+        if len(data) < chunk.size:
+            raise ConnectionAbortedError("the segment file is shorter than the answer that was promised from it")
+        return data
     return chunk

@@ -19,6 +19,7 @@ from millstream.broker.broker import Broker
 from millstream.config import Address, configure
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.errors import Code
+from millstream.loop_watch import LoopWatch
 from millstream.metrics import Metrics
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import open_store
@@ -61,6 +62,8 @@ class BrokerThread:
         self.clock = ClockHandle(self)
         self.moved_clock = MovedClock()
         self.faults = Faults()
+        self.metrics = Metrics()
+        self._watch = LoopWatch(self.metrics)
         self._address = self.config.kafka_address
         self._held: HeldPort | None = None
         self._memory: tuple[LogStore, MetaStore] | None = None
@@ -125,6 +128,11 @@ class BrokerThread:
             self.stop()
         self.start()
 
+    @property
+    def busy_seconds_max(self) -> float:
+        """The longest that something held the broker's event loop, in CPU time: other processes do not count."""
+        return self.metrics.loop_busy_seconds_max
+
     def fail_next(self, api: str | int, code: Code | int | str, times: int = 1) -> None:
         """The next requests to an API are answered with an error and not carried out.
 
@@ -155,14 +163,16 @@ class BrokerThread:
         stores = self._memory or open_store(self.config.store, self.moved_clock, lambda seconds: None)
         if self.config.store == "memory:":
             self._memory = stores
-        self._broker = Broker(self.config, *stores, self.moved_clock, Metrics())
+        self._broker = Broker(self.config, *stores, self.moved_clock, self.metrics)
         await self._broker.start()
+        self._watch.start()
         self._door = KafkaDoor(self._broker)
         self._door.faults = self.faults
         self._address = Address(self._address.host, self._door.start(self._address).port)
 
     async def _close(self, *, at_once: bool) -> None:
         door, broker, self._door, self._broker = self._door, self._broker, None, None
+        self._watch.stop()
         if door is not None:
             if at_once:
                 door.abort()

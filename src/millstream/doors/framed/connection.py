@@ -10,6 +10,10 @@ Answering. Every request gets a place in line; answers leave when all before the
 (`overlaps`, and `reserve` their place) are handled while others of their kind still wait for their sync. Any other
 request is handled when everything before it is answered: a client that pipelines "write, read" reads what it wrote.
 
+Hanging up. A client that stops sending still gets its answers. While the connection is parked behind unread bytes,
+`hangup.py` notices; if the client hung up and an answer waits for other clients, as a join does, the door closes the
+connection after `HUNG_UP_SECONDS_MAX`.
+
 Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
 appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
 large says so (`Large`) and waits for the room. So does a frame, before it has any of the memory. One that has some and
@@ -77,8 +81,10 @@ class FramedConnection(ABC):
         "_socket",
         "_tasks",
         "closed",
+        "hung_up",
         "last_used",
         "peer",
+        "received",
         "slow_down",
     )
 
@@ -109,8 +115,13 @@ class FramedConnection(ABC):
         self.slow_down = False
         """Set by a handler when what it wrote to has too much waiting: nothing more is handled until it is answered."""
         self.closed = False
+        self.hung_up = False
+        """The client's stream has ended behind what it sent so far."""
+        self.received = 0
+        """Bytes."""
         self.last_used = door.now
         door.loop.add_reader(connected.fileno(), self._on_readable)
+        door.hang_ups.watch(connected, self._on_hang_up)
 
     # -- what a protocol is ------------------------------------------------------------------------------------------
 
@@ -209,6 +220,13 @@ class FramedConnection(ABC):
         else:
             self._end()
 
+    def _on_hang_up(self, is_reset: bool) -> None:
+        self.hung_up = True
+        if self._is_read:
+            self._on_readable()
+        elif is_reset:
+            self.close()
+
     def _receive(self) -> None:
         if self._door.frames.free <= 0:
             self._await_memory(self._door.frames, 1, lambda: self._door.frames.give(1))
@@ -221,6 +239,7 @@ class FramedConnection(ABC):
             self._end()
             return
         self._door.metrics.bytes_in += count
+        self.received += count
         self._take(view[:count])
         self._after_handling()
 
@@ -288,6 +307,7 @@ class FramedConnection(ABC):
             self._end()
             return
         self._door.metrics.bytes_in += count
+        self.received += count
         self.last_used = self._door.now
         if not assembly.is_whole:
             if room := assembly.room_wanted:
@@ -415,6 +435,8 @@ class FramedConnection(ABC):
             self._give_room()
             if not self._is_parked:
                 self._go_on()
+            elif not self._is_ending:
+                self._start_reading()
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
@@ -439,7 +461,11 @@ class FramedConnection(ABC):
             return
         if self._is_ending:
             self._end()
-        elif not self._is_read:
+        else:
+            self._start_reading()
+
+    def _start_reading(self) -> None:
+        if not self._is_read:
             self._is_read = True
             self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
 
@@ -450,7 +476,7 @@ class FramedConnection(ABC):
 
     def _end(self) -> None:
         """Nothing more comes in; what was asked is still answered."""
-        self._is_ending = True
+        self._is_ending = self.hung_up = True
         self.stop_reading()
         if not (self._in_line or self._outbox or self._backlog is not None):
             self.close()
@@ -463,6 +489,11 @@ class FramedConnection(ABC):
     def is_stuck(self) -> bool:
         """Whether the next step is the client's and it is in the middle of it."""
         return self._is_written or (self._assembly.buffer is not None and self._leave_line is None)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the client hung up while an answer waits for more than a sync."""
+        return self.hung_up and bool(self._in_line) and not self._only_overlapping
 
     @property
     def holds_since(self) -> float | None:
@@ -540,6 +571,7 @@ class FramedConnection(ABC):
         self.stop_reading()
         if self._is_written:
             self._door.loop.remove_writer(self._socket.fileno())
+        self._door.hang_ups.forget(self._socket)
         self._socket.close()
         if self._leave_line is not None:
             self._leave_line()

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 from millstream.broker.broker import Broker
 from millstream.clock import Timer
 from millstream.config import Address
+from millstream.doors.connections import Connections
+from millstream.doors.hangup import HangUps
+from millstream.doors.keepalive import keep_alive
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
@@ -28,9 +31,10 @@ refusals = Damped(__name__)
 
 SHARED_BYTES = 256 * 1024
 SWEEP_SECONDS = 10
-IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame, or of taking an answer."""
+HUNG_UP_SECONDS_MAX = 10
+"""How long an answer may wait for other clients when its own has hung up: it may still read, as `nc -N` does."""
 CONTESTED_SECONDS_MAX = 10
 """The same, while others wait for the memory that it holds; and how long one may take for a whole frame then."""
 CLOSE_SECONDS_MAX = 2.0
@@ -53,11 +57,12 @@ class FramedDoor(ABC):
         self.frames = Budget(broker.config.inflight_bytes_max // 2)
         self.answers = Budget(broker.config.inflight_bytes_max // 2)
         """Apart, so that readers who do not take their answers never stand in the way of those who write."""
-        self._connections: set[FramedConnection] = set()
-        self._listener = Listener(self.name, self.name.capitalize(), self._let_in)
+        self.hang_ups = HangUps(self.loop)
+        self._connections: Connections[FramedConnection] = Connections(broker.config, self.metrics, self.clock)
+        self._listener = Listener(self.name, self.name.capitalize(), self._let_in, self._connections.make_room)
         self._sweeper: Timer | None = None
         self.now = self.clock.monotonic()
-        """The time as of the last sweep: exact enough for connections to note when they were last used."""
+        """The time as of the last sweep or newcomer: exact enough for connections to note when they were last used."""
 
     @abstractmethod
     def welcome(self, connected: socket.socket, peer: str) -> FramedConnection: ...
@@ -67,12 +72,11 @@ class FramedDoor(ABC):
         return self._listener.start(address)
 
     def _let_in(self, connected: socket.socket, peer: str) -> bool:
-        if len(self._connections) >= self.broker.config.connections_max:
-            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+        self.now = self.clock.monotonic()
+        if not self._connections.have_room(peer):
             return False
-        self._connections.add(self.welcome(connected, peer))
-        self.metrics.connections_opened += 1
-        self.metrics.connections_active += 1
+        keep_alive(connected)
+        self._connections.add(self.welcome(connected, peer), peer)
         return True
 
     def check_size(self, size: int) -> None:
@@ -81,10 +85,7 @@ class FramedDoor(ABC):
             raise ProtocolError(f"a frame of {size} bytes: at most {self.frame_bytes_max} are taken")
 
     def forget(self, connection: FramedConnection) -> None:
-        if connection in self._connections:
-            self._connections.discard(connection)
-            self.metrics.connections_closed += 1
-            self.metrics.connections_active -= 1
+        self._connections.discard(connection)
 
     def note_refusal(self, peer: str, error: ProtocolError) -> None:
         """Says why a connection is closed."""
@@ -98,7 +99,7 @@ class FramedDoor(ABC):
         patience = SWEEP_SECONDS + (CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX)
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
-            if (quiet > patience and connection.is_stuck) or (quiet > IDLE_SECONDS_MAX and connection.is_idle):
+            if (quiet > HUNG_UP_SECONDS_MAX and connection.is_abandoned) or (quiet > patience and connection.is_stuck):
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
         if self.frames.is_contested:
@@ -128,3 +129,4 @@ class FramedDoor(ABC):
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()
+        self.hang_ups.close()

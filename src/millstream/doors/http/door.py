@@ -1,17 +1,23 @@
 """The HTTP door: HTTP/1.1 with h11 (which knows the protocol) on asyncio (which knows the sockets).
 
 A route is a path and a callable without arguments; GET and HEAD are served. It gives a `Response`, or an awaitable of
-one where the answer takes time: what runs on the event loop must be quick, because the broker runs there too.
+one where the answer takes time: what runs on the event loop must be quick, because the broker runs there too. An action
+is a path and a callable that takes the query; POST is served, unless a web page of another origin sent it.
 
 Bounds
 ------
-- `CONNECTIONS_MAX` connections; one more gets a 503 and is closed.
+- `CONNECTIONS_MAX` connections. For one more the oldest one goes whose client has yet to complete its request, else the
+  oldest one that is idle. Where all wait for pages that are being made, `URGENT_CONNECTIONS_MAX` more are let in for
+  `/healthz` and `/readyz` alone; others get a 503.
+- A request is complete within `REQUEST_SECONDS` of its first byte.
 - A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
-- A request must be complete, and an answer taken, within `IDLE_SECONDS`. The timer starts when the last answer was
-  written and bytes do not restart it, so neither a silent client nor one that drips keeps a connection.
+- A request must begin, and an answer be taken, within `IDLE_SECONDS`. Further bytes restart neither timer, so neither a
+  silent client nor one that drips keeps a connection.
 - While an answer waits for a slow reader, or is being made, nothing more is read: a connection holds one answer and
   what one read brought at most.
 - One request is answered in a turn of the event loop, however many came together: there are others on it.
+
+Requests for other names than this listener's are refused with 421: see `hosts.py`.
 """
 
 from __future__ import annotations
@@ -19,23 +25,29 @@ from __future__ import annotations
 import asyncio
 import functools
 import http
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
 from typing import cast
+from urllib.parse import parse_qsl
 
 import h11
 
-from millstream.doors.http.pages import Route
+from millstream.doors.http.hosts import Hosts
+from millstream.doors.http.pages import URGENT, Action, Route
 from millstream.doors.http.response import Response
+from millstream.doors.listener import BACKLOG
 from millstream.errors import StartupError
-from millstream.logs import Log
+from millstream.logs import Damped, Log
 
 CONNECTIONS_MAX = 256
+URGENT_CONNECTIONS_MAX = 16
 HEADER_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 IDLE_SECONDS = 30.0
+REQUEST_SECONDS = 10.0
 
 log = Log(__name__)
+refusals = Damped(__name__)
 
 
 class HttpDoor:
@@ -44,23 +56,31 @@ class HttpDoor:
         host: str,
         port: int,
         routes: Mapping[str, Route],
+        actions: Mapping[str, Action] | None = None,
         *,
+        names: Iterable[str] = (),
         connections_max: int = CONNECTIONS_MAX,
         idle_seconds: float = IDLE_SECONDS,
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
+        """`names` are those that `Host` may say besides `host`."""
         self.host = host
         self.port = port
         self.routes = routes
+        self.actions = actions or {}
         self.connections_max = connections_max
         self.idle_seconds = idle_seconds
-        self.connections: set[_Connection] = set()
+        self.request_seconds = request_seconds
+        self.hosts = Hosts((host, *names))
+        self.connections: dict[_Connection, None] = {}
+        """The one first that was answered longest ago."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
         """The address that was bound: with port 0, the free one that was found."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port)
+            self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, backlog=BACKLOG)
         except OSError as error:
             reason = error.strerror or error
             raise StartupError(
@@ -77,18 +97,39 @@ class HttpDoor:
             await self._server.wait_closed()
             self._server = None
 
-    def answer(self, method: str, target: str) -> Response | Awaitable[Response]:
-        path = target.partition("?")[0]
-        route = self.routes.get(path)
+    def make_room(self, *, urgent: bool = False) -> bool:
+        """Whether there is room for a connection, or for one of those for urgent pages alone."""
+        mine = [each for each in self.connections if each.is_urgent == urgent]
+        if len(mine) < (URGENT_CONNECTIONS_MAX if urgent else self.connections_max):
+            return True
+        idle = [each for each in mine if each.waits_for_client]
+        oldest = next((each for each in idle if not each.is_between_requests), idle[0] if idle else None)
+        if oldest is None:
+            return False
+        refusals.warning("closing the oldest idle http connection: %d are open", len(self.connections))
+        del self.connections[oldest]
+        oldest.abort()
+        return True
+
+    def answer(self, request: h11.Request) -> Response | Awaitable[Response]:
+        method, target = (text.decode("ascii", "replace") for text in (request.method, request.target))
+        path, _, query = target.partition("?")
+        route, action = self.routes.get(path), self.actions.get(path)
         if route is None:
             return Response.text(404, f"there is no {path} here; there is {', '.join(sorted(self.routes))}")
-        if method not in ("GET", "HEAD"):
-            refusal = Response.text(405, f"{path} answers GET and HEAD, not {method}")
-            return Response(refusal.status, refusal.body, headers=(("Allow", "GET, HEAD"),))
+        if method == "POST" and action is not None and any(name == b"origin" for name, _ in request.headers):
+            return Response.text(403, f"{path} takes no POST from a web page: it may be another site's")
         try:
-            return route()
+            if method == "POST" and action is not None:
+                return action(dict(parse_qsl(query)))
+            return route() if method in ("GET", "HEAD") else self._not_allowed(method, path)
         except Exception as error:
             return self.failure(path, error)
+
+    def _not_allowed(self, method: str, path: str) -> Response:
+        allowed = ["GET", "HEAD", *["POST"] * (path in self.actions)]
+        refusal = Response.text(405, f"{path} answers {' and '.join(allowed)}, not {method}")
+        return Response(refusal.status, refusal.body, headers=(("Allow", ", ".join(allowed)),))
 
     def failure(self, target: str, error: BaseException) -> Response:
         log.exception("an http page failed", error, page=target)
@@ -101,6 +142,11 @@ class _Connection(asyncio.Protocol):
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
         self._request: h11.Request | None = None
         self._body_bytes = 0
+        self._has_begun = False
+        """A request: some of it is there."""
+        self._answered = 0
+        self.is_urgent = False
+        """It is for urgent pages alone."""
         self._paused = False
         self._page: asyncio.Future[Response] | None = None
         self._next: asyncio.Handle | None = None
@@ -110,14 +156,15 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._door.connections) >= self._door.connections_max:
+        self.is_urgent = not self._door.make_room()
+        if self.is_urgent and not self._door.make_room(urgent=True):
             self._refuse(Response.text(503, "too many connections; try again later"))
             return
-        self._door.connections.add(self)
-        self._restart_timer()
+        self._door.connections[self] = None
+        self._restart_timer(self._door.idle_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.connections.discard(self)
+        self._door.connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._next is not None:
@@ -125,7 +172,19 @@ class _Connection(asyncio.Protocol):
         if self._page is not None:
             self._page.cancel()
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the next step is the client's: to send, or to take what it was answered."""
+        return self._paused or (self._page is None and self._next is None)
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self._answered > 0 and not (self._has_begun or self._paused)
+
     def data_received(self, data: bytes) -> None:
+        if not self._has_begun and self._page is None:
+            self._has_begun = True
+            self._restart_timer(min(self._door.request_seconds, self._door.idle_seconds))
         self._http.receive_data(data)
         if self._page is None and self._next is None:
             self._advance()
@@ -138,17 +197,17 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._restart_timer()
+        self._restart_timer(self._door.idle_seconds)
         if self._next is None:
             self._advance()
 
     def abort(self) -> None:
         self._transport.abort()
 
-    def _restart_timer(self) -> None:
+    def _restart_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._door.idle_seconds, self.abort)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def _advance(self) -> None:
         """Answers a request that is complete, unless the reader is behind; the one after it has the next turn."""
@@ -183,12 +242,21 @@ class _Connection(asyncio.Protocol):
 
     def _serve(self, request: h11.Request) -> None:
         target = request.target.decode("ascii", "replace")
-        response = self._door.answer(request.method.decode("ascii", "replace"), target)
+        response = self._refusal(request, target) or self._door.answer(request)
         if isinstance(response, Response):
             self._finish(request, response)
         else:
             self._page = asyncio.ensure_future(response)
             self._page.add_done_callback(functools.partial(self._serve_later, request, target))
+
+    def _refusal(self, request: h11.Request, target: str) -> Response | None:
+        for name, value in request.headers:
+            if name == b"host" and not self._door.hosts.allow(host := value.decode("latin-1")):
+                detail = f"these pages are not served under the name {host}: use an IP address, or add it to http_hosts"
+                return Response.text(421, detail)
+        if self.is_urgent and target.partition("?")[0] not in URGENT:
+            return Response.text(503, "too many connections; try again later")
+        return None
 
     def _serve_later(self, request: h11.Request, target: str, page: asyncio.Future[Response]) -> None:
         self._page = None
@@ -204,7 +272,12 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._http.start_next_cycle()
-            self._restart_timer()
+            self._answered += 1
+            self._has_begun = False
+            if self in self._door.connections:
+                del self._door.connections[self]
+                self._door.connections[self] = None
+            self._restart_timer(self._door.idle_seconds)
 
     def _refuse(self, response: Response) -> None:
         """Answers what cannot be served, and hangs up: nothing after it can be trusted to be a request."""

@@ -1,8 +1,13 @@
-"""The pages that a monitoring system asks for: `/metrics`, `/healthz`, `/readyz`; and `/queues`, for the command line.
+"""The pages that a monitoring system asks for: `/metrics`, `/healthz`, `/readyz`; and `/queues` and `/damage`, for the
+command line.
 
 `/healthz` answers 503 when only a restart helps (a log went read-only): an orchestrator restarts on it. `/readyz`
 answers 503 while the broker is starting or stopping: a load balancer waits on it. That the answer comes at all shows
-that the event loop lives, since the door runs on it.
+that the event loop lives, since the door runs on it. A full disk is no case for a restart: `/healthz` says "degraded"
+with 200, and `/readyz` answers 503, because producers are refused.
+
+Damaged data does not answer 503: a restart cannot repair it, and everything else is served. `/healthz` then says
+`damaged` instead of `ok`, with a reason for each range of offsets. `/damage` has them all, to be read by programs.
 
 `/queues` says of every queue what Kafka's protocol has no words for: how many records are available, leased, waiting,
 done and dead in each partition.
@@ -12,12 +17,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from millstream.doors.http.response import Response
+from millstream.log.damage import DamagedRange
 from millstream.metrics import CONTENT_TYPE, Scrape
 
+URGENT = frozenset({"/healthz", "/readyz"})
+"""Pages that the door answers although all its connections are taken."""
+Damaged = tuple[str, int, DamagedRange]
+"""Topic, partition and range of offsets."""
+
+DAMAGE_REASONS_MAX = 100
+"""Of damaged ranges that `/healthz` names; it says how many more there are."""
+
 Route = Callable[[], Response | Awaitable[Response]]
+Action = Callable[[Mapping[str, str]], Response | Awaitable[Response]]
+READY = Response.json(200, {"status": "ready"})
+
+
+def damage_rows(damaged: Sequence[Damaged]) -> list[dict[str, object]]:
+    """Damaged ranges for programs to read."""
+    return [{"topic": topic, "partition": index, **place._asdict()} for topic, index, place in damaged]
 
 
 def routes(
@@ -26,9 +47,12 @@ def routes(
     ready: Callable[[], bool],
     queues: Callable[[], Sequence[object]] = tuple,
     prepare: Callable[[], Awaitable[None]] | None = None,
+    damage: Callable[[], Sequence[Damaged]] = tuple,
+    shortages: Callable[[], Sequence[str]] = tuple,
 ) -> dict[str, Route]:
     """`failures` gives a sentence for each thing that is broken for good; `ready` whether clients are served; `prepare`
-    is awaited before figures are asked for.
+    is awaited before figures are asked for; `damage` gives the damaged ranges by topic and partition; `shortages` a
+    sentence for what keeps producers out for now.
     """
 
     async def metrics_page() -> Response:
@@ -38,12 +62,21 @@ def routes(
         return Response(200, await asyncio.to_thread(scrape.text, scrape.snapshot()), CONTENT_TYPE)
 
     def health_page() -> Response:
-        reasons = list(failures())
-        return Response.json(503 if reasons else 200, {"status": "failed" if reasons else "ok", "reasons": reasons})
+        broken, short, damaged = list(failures()), list(shortages()), list(damage())
+        named = [f"{topic}-{index}: {place}" for topic, index, place in damaged[:DAMAGE_REASONS_MAX]]
+        if len(damaged) > DAMAGE_REASONS_MAX:
+            named.append(f"{len(damaged) - DAMAGE_REASONS_MAX} more damaged ranges; /damage has them all")
+        status = "failed" if broken else "degraded" if short else "damaged" if damaged else "ok"
+        return Response.json(503 if broken else 200, {"status": status, "reasons": broken + short + named})
+
+    def damage_page() -> Response:
+        return Response.json(200, damage_rows(damage()))
 
     def ready_page() -> Response:
-        serving = ready()
-        return Response.json(200 if serving else 503, {"status": "ready" if serving else "not serving"})
+        if not ready():
+            return Response.json(503, {"status": "not serving"})
+        reasons = list(shortages())
+        return Response.json(503, {"status": "read-only", "reasons": reasons}) if reasons else READY
 
     async def queues_page() -> Response:
         if prepare is not None:
@@ -51,4 +84,10 @@ def routes(
         body = await asyncio.to_thread(json.dumps, queues())
         return Response(200, body.encode() + b"\n", "application/json")
 
-    return {"/metrics": metrics_page, "/healthz": health_page, "/readyz": ready_page, "/queues": queues_page}
+    return {
+        "/metrics": metrics_page,
+        "/healthz": health_page,
+        "/readyz": ready_page,
+        "/queues": queues_page,
+        "/damage": damage_page,
+    }

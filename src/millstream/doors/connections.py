@@ -1,0 +1,138 @@
+"""The connections of a door: how many there may be, of one peer and of all, and which one makes room.
+
+    limit                                            reached by a newcomer
+    `connections_per_peer_max`, of its address       it is closed
+    `connections_max`, and what descriptors allow    another is closed for it, as in Kafka (KIP-402), or it is
+
+The peer with most connections makes room: with the one of which nothing was heard for longest, those that hung up
+first. A connection that is owed the answer to a write never does. So a client that leaves thousands of idle or waiting
+connections behind costs other clients nothing.
+
+A connection waits for one answer at a time, so a limit of connections is a limit of waits as well.
+
+A peer is an IPv4 address, or the /64 of an IPv6 address: a host has all of that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from millstream.clock import Clock
+from millstream.config import Config
+from millstream.logs import Damped
+from millstream.metrics import Metrics
+from millstream.peer import is_loopback, peer_of
+
+refusals = Damped(__name__)
+
+CHOSEN_AT_ONCE = 64
+"""Connections that are chosen to make room with one look at all: a flood of newcomers must not look once each."""
+LOOK_SECONDS = 1.0
+"""How long nothing is looked for after nothing was found."""
+
+
+class Client(Protocol):
+    """What a connection is here. It is hashable, and its `close` calls `discard`."""
+
+    last_used: float
+    hung_up: bool
+
+    @property
+    def is_owed(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class Connections(Generic[C]):
+    def __init__(self, config: Config, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._limit = min(config.connections_max, _descriptors())
+        self._peer_limit = config.connections_per_peer_max
+        self._peers: dict[C, str] = {}
+        self._by_peer: dict[str, dict[C, None]] = {}
+        self._chosen: deque[tuple[C, float]] = deque()
+        self._look_again = 0.0
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(self._peers)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def have_room(self, host: str) -> bool:
+        """For a connection from this address; at the door's limit another one may go for it."""
+        of_peer = len(self._by_peer.get(peer_of(host), ()))
+        if of_peer >= self._limit_of(host):
+            refusals.warning("refusing a connection from %s: it has %d, connections_per_peer_max", host, of_peer)
+        elif len(self._peers) < self._limit or self.make_room():
+            return True
+        else:
+            refusals.warning("refusing a connection from %s: %d are open, connections_max", host, len(self._peers))
+        self._metrics.connections_refused += 1
+        return False
+
+    def _limit_of(self, host: str) -> int:
+        """Clients behind a proxy come from loopback, and so does all of a test: they share the door's limit."""
+        if self._peer_limit:
+            return self._peer_limit
+        return self._limit + 1 if is_loopback(host) else max(self._limit // 2, 1)
+
+    def add(self, connection: C, host: str) -> None:
+        peer = peer_of(host)
+        self._peers[connection] = peer
+        self._by_peer.setdefault(peer, {})[connection] = None
+        self._metrics.connections_opened += 1
+        self._metrics.connections_active += 1
+
+    def discard(self, connection: C) -> None:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return
+        del self._by_peer[peer][connection]
+        if not self._by_peer[peer]:
+            del self._by_peer[peer]
+        self._metrics.connections_closed += 1
+        self._metrics.connections_active -= 1
+
+    def make_room(self) -> bool:
+        """Closes the quietest connection of the peer with most; whether there was one."""
+        connection = self._next_chosen()
+        if connection is None and self._clock.monotonic() >= self._look_again:
+            self._choose()
+            connection = self._next_chosen()
+            if connection is None:
+                self._look_again = self._clock.monotonic() + LOOK_SECONDS
+        if connection is None:
+            return False
+        peer = self._peers[connection]
+        refusals.warning("closing a quiet connection from %s for a new one: %d are open", peer, len(self._peers))
+        self._metrics.connections_evicted += 1
+        connection.close()
+        return True
+
+    def _choose(self) -> None:
+        greediest = max(self._by_peer.values(), key=len, default={})
+        quiet = (each for each in greediest if not each.is_owed)
+        found = heapq.nsmallest(CHOSEN_AT_ONCE, quiet, key=lambda each: (not each.hung_up, each.last_used))
+        self._chosen.extend((each, each.last_used) for each in found)
+
+    def _next_chosen(self) -> C | None:
+        while self._chosen:
+            connection, last_used = self._chosen.popleft()
+            if connection in self._peers and connection.last_used == last_used and not connection.is_owed:
+                return connection
+        return None
+
+
+def _descriptors() -> int:
+    """What a door may use of the descriptors that this process may have; the logs need some as well."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(soft * 3 // 4, 1) if soft != resource.RLIM_INFINITY else 1 << 31

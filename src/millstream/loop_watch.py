@@ -1,0 +1,59 @@
+"""How long the event loop was held: a beat every 20 ms that notes how late it came.
+
+A request that computes for long on the event loop delays every other client. Two figures tell:
+
+    event_loop_stall_seconds     wall-clock time by which a beat was late: what clients felt, whatever the cause
+    event_loop_busy_seconds_max  the most CPU time of the loop's thread between two beats, less the beat's own distance:
+                                 a machine that is busy with other processes delays beats, but does not raise this one
+
+Both are short by up to 20 ms: work that begins right behind a beat is not late until the next one is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from millstream.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.02
+BUSY_SECONDS_MAX = 0.1
+"""The bound for one request; more is logged."""
+LOG_SECONDS = 60.0
+"""Between two such lines in the log."""
+
+
+class LoopWatch:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._handle: asyncio.TimerHandle | None = None
+        self._due = self._cpu = 0.0
+        self._logged = -LOG_SECONDS
+
+    def start(self) -> None:
+        """Watches the running event loop."""
+        self._plan(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due = time.monotonic() + BEAT_SECONDS
+        self._cpu = time.thread_time()
+        self._handle = loop.call_later(BEAT_SECONDS, self._beat, loop)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = time.monotonic()
+        self._metrics.stall_seconds.observe(max(now - self._due, 0.0))
+        busy = time.thread_time() - self._cpu - BEAT_SECONDS
+        if busy > self._metrics.loop_busy_seconds_max:
+            self._metrics.loop_busy_seconds_max = busy
+        if busy > BUSY_SECONDS_MAX and now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            logger.warning("event loop held for %.0f ms; other clients waited", busy * 1000)
+        self._plan(loop)

@@ -1,0 +1,196 @@
+"""Small requests that ask for much work: the event loop serves the other clients meanwhile.
+
+Judged by the CPU time of the loop's thread (`loop_watch.py`), so that a busy machine makes no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from millstream.errors import Code
+from millstream.loop_watch import BEAT_SECONDS, BUSY_SECONDS_MAX
+from millstream.records.compression import Codec
+from tests import stores
+from tests.bombs import empty_headers, empty_records
+from tests.compat import raw
+from tests.compat.client_flowmq import FlowmqClient
+from tests.compat.client_flume import Flume
+from tests.compat.client_luxun import Luxun, generate
+from tests.compat.raw import Raw
+from tests.in_thread import BrokerInThread
+
+DOORS = dict.fromkeys(("flowmq", "flume", "luxun"), "127.0.0.1:0")
+HEADERS = 20_000_000
+"""40 MB of them are a kilobyte with Zstandard."""
+RSS_GROWTH_MAX = 700 << 20
+
+
+@pytest.fixture(params=["file", "memory", "sqlite"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerInThread]:
+    url = stores.store_url(request.param, tmp_path, request)
+    with BrokerInThread(tmp_path, store=url, **DOORS) as started:
+        warm(started)
+        yield started
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[BrokerInThread]:
+    with BrokerInThread(tmp_path, **DOORS) as started:
+        warm(started)
+        yield started
+
+
+def warm(broker: BrokerInThread) -> None:
+    """What is imported at its first use is no stall of the request that comes next."""
+    with Raw(broker.address("kafka")) as client:
+        raw.create_topic(broker.address("kafka"), "warm")
+        produce(client, "warm", empty_headers(1))
+        list_offset(client, "warm", 0)
+
+
+@contextlib.contextmanager
+def responsive(broker: BrokerInThread) -> Iterator[None]:
+    """The event loop is never held for longer than the bound, and memory does not explode."""
+
+    def reset(server: Any) -> None:
+        server.metrics.loop_busy_seconds_max = 0.0
+
+    broker.ask(reset)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    yield
+    broker._wait(asyncio.sleep(3 * BEAT_SECONDS))  # the beat that tells
+    busy = broker.ask(lambda server: server.metrics.loop_busy_seconds_max)
+    assert busy <= BUSY_SECONDS_MAX, f"the event loop was held for {busy:.3f} s"
+    assert process.memory_info().rss - before < RSS_GROWTH_MAX
+
+
+def produce(client: Raw, topic: str, batch: bytes) -> int:
+    answer = client.ask(raw.produce(topic, batch))
+    return int(answer.responses[0].partition_responses[0].error_code)
+
+
+def list_offset(client: Raw, topic: str, timestamp: int) -> tuple[int, int]:
+    """Error and offset, as `KafkaConsumer.offsetsForTimes` asks."""
+    one = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+    topics = [{"name": topic, "partitions": [one]}]
+    answer = client.ask(raw.request(2, 7, {"replica_id": -1, "isolation_level": 0, "topics": topics}))
+    found = answer.topics[0].partitions[0]
+    return int(found.error_code), int(found.offset)
+
+
+@pytest.mark.parametrize("compression", [Codec.ZSTD, Codec.GZIP], ids=["zstd", "gzip"])
+def test_a_time_look_up_in_a_batch_of_empty_headers_holds_up_nobody(broker: BrokerInThread, compression: Codec) -> None:
+    address = broker.address("kafka")
+    raw.create_topic(address, "orders")
+    bomb = empty_headers(HEADERS, compression)
+    assert len(bomb) < 100_000
+    with Raw(address) as client:
+        assert produce(client, "orders", bomb) == Code.NONE
+        with responsive(broker):
+            assert list_offset(client, "orders", 1) == (Code.NONE, 0)
+            assert list_offset(client, "orders", -3) == (Code.NONE, 0)
+
+
+def test_a_batch_beyond_every_bound_is_an_error_of_its_partition(files: BrokerInThread) -> None:
+    address = files.address("kafka")
+    raw.create_topic(address, "orders")
+    with Raw(address) as client:
+        assert produce(client, "orders", empty_headers(150_000_000)) == Code.NONE  # 300 MB
+        with responsive(files):
+            assert list_offset(client, "orders", 1) == (Code.CORRUPT_MESSAGE, -1)
+
+
+BOMBS = {
+    "headers": lambda: empty_headers(HEADERS),
+    "records": lambda: empty_records(1_500_000),
+}
+
+
+@pytest.mark.parametrize("make", BOMBS.values(), ids=BOMBS)
+def test_doors_that_give_out_records_are_not_held_up_by_a_bomb(
+    files: BrokerInThread, tmp_path: Path, make: Callable[[], bytes]
+) -> None:
+    address = files.address("kafka")
+    raw.create_topic(address, "orders", max_message_bytes="10000000", group_share_auto_offset_reset="earliest")
+    with Raw(address) as client:
+        assert produce(client, "orders", make()) == Code.NONE
+        assert produce(client, "orders", raw.batch(b"after")) == Code.NONE
+    with responsive(files):
+        with Flume(files.address("flume")) as flume:
+            assert not flume.fetch("orders", 0, 0).records
+        with Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+            assert not luxun.consume("orders", index=0, size=1000).itemList
+        with FlowmqClient(files.address("flowmq")) as flowmq:
+            flowmq.subscribe("orders", "workers")
+            assert flowmq.ping(b"still here") == b"still here"
+
+
+def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThread, tmp_path: Path) -> None:
+    """Half a million records: within the bounds, and far too many for one turn of the loop."""
+    address, count = files.address("kafka"), 500_000
+    raw.create_topic(address, "orders", max_message_bytes="10000000", group_share_auto_offset_reset="earliest")
+    with Raw(address) as client:
+        assert produce(client, "orders", empty_records(count)) == Code.NONE
+    with responsive(files):
+        with Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+            assert len(luxun.consume("orders", index=count - 5, size=1000).itemList) == 5
+        with Flume(files.address("flume")) as flume:
+            assert flume.fetch("orders", 0, count - 1).records == [(count - 1, b"")]
+        with FlowmqClient(files.address("flowmq")) as flowmq:
+            flowmq.subscribe("orders", "workers")
+            assert len(flowmq.take(3)) == 3
+
+
+def test_a_record_of_64_mb_is_given_whole(files: BrokerInThread, tmp_path: Path) -> None:
+    address = files.address("kafka")
+    raw.create_topic(address, "orders", max_message_bytes="10000000")
+    with Raw(address) as client:
+        assert produce(client, "orders", raw.batch(b"first", bytes(64 << 20), b"last", codec=Codec.GZIP)) == Code.NONE
+    with responsive(files), Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+        for offset, item in ((0, b"first"), (2, b"last")):
+            assert luxun.consume("orders", index=offset).itemList == [item]
+
+
+def subscribe(client: Raw, group: str, pattern: str, member: str, epoch: int = 0) -> Any:
+    """ConsumerGroupHeartbeat as KafkaConsumer sends it for `subscribe(SubscriptionPattern)`."""
+    beat = {
+        "group_id": group,
+        "member_id": member,
+        "member_epoch": epoch,
+        "instance_id": None,
+        "rack_id": None,
+        "rebalance_timeout": 300_000,
+        "subscribed_topic_names": None,
+        "subscribed_topic_regex": pattern,
+        "server_assignor": None,
+        "topic_partitions": [],
+    }
+    return client.ask(raw.request(68, 1, beat))
+
+
+def test_a_costly_topic_pattern_holds_up_nobody(tmp_path: Path) -> None:
+    """Topics with long names, and one more: only that is matched then."""
+    pattern = "(.*a.{20}|.*b.{30}|.*c.{40}|.*d.{50}){2}z"
+    names = ["".join(random.Random(at).choices("abcdef-.", k=240)) for at in range(201)]
+    with BrokerInThread(tmp_path, store="memory:") as broker:
+        warm(broker)
+        address = broker.address("kafka")
+        for name in names[1:]:
+            raw.create_topic(address, name)
+        with Raw(address) as client, responsive(broker):
+            answer = subscribe(client, "watchers", pattern, str(uuid.uuid4()))
+            assert answer.error_code == Code.NONE
+            raw.create_topic(address, names[0])
+            assert subscribe(client, "watchers", pattern, answer.member_id, answer.member_epoch).error_code == Code.NONE
+            refused = subscribe(client, "watchers", "(.*a.{300}){2}", str(uuid.uuid4()))
+            assert refused.error_code == Code.INVALID_REGULAR_EXPRESSION and "500 states" in refused.error_message
