@@ -23,7 +23,6 @@ from tests.compat.client_flowmq import (
     FlowmqClient,
     FlowmqError,
 )
-from tests.compat.clients import wait_for
 from tests.serving import ServedBroker
 
 MB = 1 << 20
@@ -240,25 +239,6 @@ def test_subscribers_that_read_nothing_hold_a_bounded_memory_and_get_no_more(tar
             for _ in range(30):
                 publisher.publish("heavy", payload)
         assert rss(target) - before < 32 * MB + 60 * 2 * MB + RSS_GROWTH_MAX
-
-
-def test_more_connections_than_allowed_are_closed_at_once(target: ServedBroker) -> None:
-    with contextlib.ExitStack() as stack:
-        refused = 0
-        for _ in range(230):
-            client = stack.enter_context(open_client(target))
-            try:
-                client.ping()
-            except (ConnectionError, OSError):
-                refused += 1
-        assert 30 <= refused <= 40
-
-    def is_open_again() -> bool:
-        with open_client(target) as client, contextlib.suppress(OSError):
-            return client.ping() == b""
-        return False
-
-    wait_for(is_open_again, "room for connections")
 
 
 def test_a_client_that_leaves_while_it_is_answered_leaves_nothing_behind(target: ServedBroker) -> None:

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, Producer
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
 from tests.compat.clients import wait_for
+from tests.compat.raw import create_topic
 from tests.serving import MILLSTREAM, ServedBroker
 
 Unique = Callable[[str], str]
@@ -52,9 +53,10 @@ def test_the_first_record_creates_a_topic_of_three_partitions(client: Flume, uni
     assert client.produce(topic, b"first") == (0, 0, flume.NONE), "without a key it goes to partition 0"
     for partition in range(3):
         assert client.fetch(topic, partition, 0).error == flume.NONE
-    assert client.fetch(topic, 3, 0).error == flume.TOPIC_NOT_FOUND
-    assert client.produce(topic, b"x", partition=3) == (-1, -1, flume.TOPIC_NOT_FOUND)
-    assert client.produce(topic, b"x", partition=-2) == (-1, -1, flume.TOPIC_NOT_FOUND)
+    for partition in (3, -2):
+        assert client.fetch(topic, partition, 0) == (flume.UNKNOWN, [])
+        assert client.produce(topic, b"x", partition=partition) == (partition, -1, flume.UNKNOWN)
+    assert client.produce(unique("lazy"), b"x", partition=3) == (3, -1, flume.UNKNOWN), "of a new topic as well"
 
 
 def test_a_key_chooses_its_partition_by_fnv_1a(client: Flume, unique: Unique) -> None:
@@ -84,8 +86,8 @@ def test_fetch_gives_whole_records_within_max_bytes_and_always_one(client: Flume
     assert client.fetch(topic, 0, 0, max_bytes=100).records == [(0, payloads[0])]
     assert client.fetch(topic, 0, 0, max_bytes=22 + 1012).records == [(0, payloads[0]), (1, payloads[1])]
     assert client.fetch(topic, 0, 1, max_bytes=1).records == [(1, payloads[1])], "larger than asked, but alone"
-    assert client.fetch(topic, 0, 2, max_bytes=0).records == [(2, b"")]
-    assert client.fetch(topic, 0, 2, max_bytes=-5).records == [(2, b"")]
+    for unlimited in (0, -5):
+        assert client.fetch(topic, 0, 0, max_bytes=unlimited) == everything
     assert client.fetch(topic, 0, 4) == (flume.NONE, []), "the end is no error"
 
 
@@ -107,9 +109,9 @@ def test_the_largest_record_is_the_one_that_a_kafka_producer_may_send(
     served: ServedBroker, client: Flume, unique: Unique
 ) -> None:
     topic = unique("largest")
+    create_topic(served.address, topic, 1)
     producer = Producer({"bootstrap.servers": served.address, "message.max.bytes": 2_000_000})
     taken: dict[int, bool] = {}
-    client.produce(topic, b"first", partition=0)
     for size in (1_048_508, 1_048_516, 1_048_517, 1_048_530):
         errors: list[object] = []
         producer.produce(topic, b"x" * size, partition=0, on_delivery=lambda *told, into=errors: into.append(told[0]))
@@ -117,6 +119,13 @@ def test_the_largest_record_is_the_one_that_a_kafka_producer_may_send(
         taken[size] = errors[0] is None
         assert (client.produce(topic, b"x" * size, partition=0).error == flume.NONE) == taken[size], size
     assert taken == {1_048_508: True, 1_048_516: True, 1_048_517: False, 1_048_530: False}
+
+
+def test_a_payload_of_one_mebibyte_fits_a_topic_of_this_door(client: Flume, unique: Unique) -> None:
+    topic, largest = unique("mebibyte"), bytes(1_048_576)
+    assert client.produce(topic, largest, b"a key", partition=0) == (0, 0, flume.NONE)
+    assert client.fetch(topic, 0, 0).records == [(0, largest)]
+    assert client.produce(topic, largest + bytes(1024), partition=0).error == flume.UNKNOWN
 
 
 def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, client: Flume, unique: Unique) -> None:
@@ -217,17 +226,34 @@ def test_a_single_member_leads_and_commits(client: Flume, unique: Unique) -> Non
     assert client.committed(group, topic, 1) == (flume.NONE, -1)
     assert client.leave(group, joined.member) == flume.NONE
     assert client.heartbeat(group, 1, joined.member) == flume.UNKNOWN_MEMBER
-    assert client.leave(group, joined.member) == flume.UNKNOWN_MEMBER
+    assert client.leave(group, joined.member) == flume.NONE, "a member that is not there has left"
 
 
 def test_offsets_of_topics_that_do_not_exist(client: Flume, unique: Unique) -> None:
-    group = unique("nowhere")
-    assert client.commit(group, unique("missing"), 0, 1) == flume.TOPIC_NOT_FOUND
-    assert client.committed(group, unique("missing"), 0) == (flume.TOPIC_NOT_FOUND, -1)
-    topic = unique("there")
+    group, topic = unique("nowhere"), unique("missing")
+    assert client.committed(group, topic, 0) == (flume.NONE, -1)
+    assert client.commit(group, topic, 0, 42) == flume.NONE
+    assert client.committed(group, topic, 0) == (flume.NONE, 42)
+    assert client.commit(group, "not a topic", 0, 1) == flume.UNKNOWN
     client.produce(topic, b"x")
-    assert client.commit(group, topic, 9, 1) == flume.TOPIC_NOT_FOUND
+    assert client.committed(group, topic, 0) == (flume.NONE, -1), "42 was not an offset of this topic"
+    assert client.committed(group, topic, 9) == (flume.NONE, -1)
+    assert client.commit(group, topic, 9, 1) == flume.UNKNOWN
     assert client.commit(group, topic, 0, -1) == flume.OFFSET_OUT_OF_RANGE
+
+
+def test_offsets_of_topics_that_do_not_exist_survive_a_restart(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, "--flume", "127.0.0.1:0") as broker:
+        with Flume(broker.doors["flume"]) as client:
+            assert client.commit("group", "missing", 0, 42) == flume.NONE
+        broker.kill()
+        broker.start()
+        with Flume(broker.doors["flume"]) as client:
+            assert client.committed("group", "missing", 0) == (flume.NONE, 42)
+            for number in range(999):
+                client.commit("group", f"missing-{number}", 0, 1)
+            assert client.commit("group", "one too many", 0, 1) == flume.UNKNOWN
+            assert client.commit("group", "missing", 0, 43) == flume.NONE
 
 
 def test_members_that_are_not_known_and_generations_that_are_over(client: Flume, unique: Unique) -> None:
@@ -246,8 +272,7 @@ def test_a_stranger_who_is_said_to_leave_costs_nobody_a_membership(client: Flume
     client.produce(topic, b"x")
     joined = client.join(group, [topic])
     assert client.commit(group, topic, 0, 1) == flume.NONE
-    assert client.leave(group, "nobody") == flume.UNKNOWN_MEMBER
-    assert client.leave(other, joined.member) != flume.NONE
+    assert client.leave(group, "nobody") == client.leave(other, joined.member) == flume.NONE
     assert client.commit(group, topic, 0, 1) == flume.NONE
     assert client.leave(group, joined.member) == flume.NONE
     assert client.heartbeat(group, joined.generation, joined.member) == flume.UNKNOWN_MEMBER
@@ -269,10 +294,8 @@ def test_a_second_member_makes_the_first_rejoin_and_both_know_the_same(
     first, second = open_client(), open_client()
     first.produce(topic, b"x")
     alone = first.join(group, [topic])
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(second.join, group, [topic])
-        again = rejoin_when_told(first, group, topic, alone)
-        other = joining.result(20)
+    other = second.join(group, [topic])
+    again = rejoin_when_told(first, group, topic, alone)
     assert again.generation == other.generation == alone.generation + 1
     assert again.member == alone.member != other.member
     assert again.members == other.members == sorted([again.member, other.member])
@@ -288,10 +311,8 @@ def test_a_member_that_dies_leaves_its_partitions_to_the_survivor(
     survivor, dying = open_client(), open_client()
     survivor.produce(topic, b"x")
     alone = survivor.join(group, [topic])
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(dying.join, group, [topic], "", 5000)
-        together = rejoin_when_told(survivor, group, topic, alone)
-        lost = joining.result(20)
+    lost = dying.join(group, [topic], "", 5000)
+    together = rejoin_when_told(survivor, group, topic, alone)
     assert described(served, group) == {together.member, lost.member}
     dying.close()  # without a word, and without heartbeats from now on
     after = rejoin_when_told(survivor, group, topic, together)
@@ -309,26 +330,27 @@ def test_a_member_that_lost_its_place_cannot_commit(open_client: Callable[[], Fl
     slow.produce(topic, b"x")
     old = slow.join(group, [topic], session_ms=5000)
     assert slow.commit(group, topic, 0, 1) == flume.NONE
-    new = fast.join(group, [topic], session_ms=30_000)  # answered when the slow one is given up: it does not rejoin
-    assert new.error == flume.NONE and new.members == [new.member] and new.generation == old.generation + 1
-    assert fast.commit(group, topic, 0, 1) == flume.NONE
+    new = fast.join(group, [topic], session_ms=30_000)
+    assert new.members == [old.member, new.member] and new.generation == old.generation + 1
+    wait_for(lambda: fast.heartbeat(group, new.generation, new.member) == flume.REBALANCE_NEEDED, "the slow one's end")
+    assert fast.commit(group, topic, 0, 1) == flume.NONE, "its partitions are the other's, who need not join again"
     assert slow.commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER
     assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "nobody in particular, beside members"
     assert fast.committed(group, topic, 0) == (flume.NONE, 1)
 
 
-def test_a_member_in_an_old_generation_cannot_commit(open_client: Callable[[], Flume], unique: Unique) -> None:
+def test_a_generation_that_the_member_has_left_behind_cannot_commit(
+    open_client: Callable[[], Flume], unique: Unique
+) -> None:
     topic, group = unique("stale"), unique("stale")
     first, second, third = open_client(), open_client(), open_client()
     first.produce(topic, b"x")
     old = first.join(group, [topic])
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(second.join, group, [topic])
-        # The same member rejoins over a new connection: the old one still stands for the old generation.
-        wait_for(lambda: third.heartbeat(group, old.generation, old.member) == flume.REBALANCE_NEEDED, "a rebalance")
-        assert first.commit(group, topic, 0, 1) == flume.NONE, "the generation is not over before the next begins"
-        assert third.join(group, [topic], old.member).error == flume.NONE
-        assert joining.result(20).error == flume.NONE
+    assert second.join(group, [topic]).error == flume.NONE
+    # The same member rejoins over a new connection: the old one still stands for the old generation.
+    assert third.heartbeat(group, old.generation, old.member) == flume.REBALANCE_NEEDED
+    assert first.commit(group, topic, 0, 1) == flume.NONE, "the member has not joined again, and owns it still"
+    assert third.join(group, [topic], old.member).error == flume.NONE
     assert first.commit(group, topic, 0, 7) == flume.STALE_GENERATION
     assert third.commit(group, topic, 0, 2) == flume.NONE
 
@@ -404,7 +426,41 @@ def described(served: ServedBroker, group: str) -> set[str]:
 
 def test_a_request_that_does_not_exist_is_an_error(client: Flume, unique: Unique) -> None:
     for key in (7, 99, -1):
-        assert client.ask(key, b"") == struct.pack(">h", flume.UNKNOWN)
+        assert client.ask(key, b"") == struct.pack(">iqh", -1, -1, flume.UNKNOWN), "in the shape of a produce answer"
+    assert client.produce(unique("after"), b"x").error == flume.NONE
+
+
+ERROR_ONLY = struct.pack(">h", flume.UNKNOWN)
+SHAPES = {
+    flume.PRODUCE: struct.pack(">iqh", -1, -1, flume.UNKNOWN),
+    flume.FETCH: struct.pack(">hi", flume.UNKNOWN, 0),
+    flume.JOIN_GROUP: struct.pack(">hihhh", flume.UNKNOWN, 0, 0, 0, 0),
+    flume.LEAVE_GROUP: ERROR_ONLY,
+    flume.HEARTBEAT: ERROR_ONLY,
+    flume.OFFSET_COMMIT: ERROR_ONLY,
+    flume.OFFSET_FETCH: struct.pack(">hq", flume.UNKNOWN, -1),
+}
+
+
+@pytest.mark.parametrize("key", SHAPES)
+def test_a_body_that_ends_too_soon_is_an_error_in_the_shape_of_its_answer(
+    client: Flume, key: int, unique: Unique
+) -> None:
+    assert client.ask(key, b"") == client.ask(key, b"\x00\x05ab") == SHAPES[key]
+    assert client.produce(unique("after"), b"x").error == flume.NONE
+
+
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        pytest.param(0, flume.string("t") + struct.pack(">ii", 0, -5), id="a negative key"),
+        pytest.param(1, flume.fetch_payload("t", 0, 0) + b"!", id="a byte too many"),
+        pytest.param(2, flume.join_payload("g", [])[:-2] + b"\xff\xff", id="65,535 topics"),
+        pytest.param(4, b"\x00\x02\xff\xfe" + bytes(6), id="not UTF-8"),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_an_error(client: Flume, key: int, body: bytes, unique: Unique) -> None:
+    assert client.ask(key, body) == SHAPES[key]
     assert client.produce(unique("after"), b"x").error == flume.NONE
 
 
@@ -414,11 +470,6 @@ def test_a_request_that_does_not_exist_is_an_error(client: Flume, unique: Unique
         pytest.param(struct.pack(">i", -1) + bytes(20), id="a negative size"),
         pytest.param(struct.pack(">i", 0x7FFFFFFF) + bytes(20), id="a size of two gigabytes"),
         pytest.param(struct.pack(">i", 3) + bytes(3), id="no room for a header"),
-        pytest.param(flume.request(0, 1, b"\xff\xff" + bytes(10)), id="a topic longer than the frame"),
-        pytest.param(flume.request(0, 1, flume.string("t") + struct.pack(">ii", 0, -5)), id="a negative key"),
-        pytest.param(flume.request(1, 1, flume.fetch_payload("t", 0, 0) + b"!"), id="a byte too many"),
-        pytest.param(flume.request(2, 1, flume.join_payload("g", [])[:-2] + b"\xff\xff"), id="65,535 topics"),
-        pytest.param(flume.request(4, 1, b"\x00\x02\xff\xfe" + bytes(6)), id="not UTF-8"),
     ],
 )
 def test_bytes_that_make_no_sense_cost_their_connection_only(served: ServedBroker, data: bytes, client: Flume) -> None:
@@ -426,7 +477,7 @@ def test_bytes_that_make_no_sense_cost_their_connection_only(served: ServedBroke
         other.socket.sendall(data)
         with pytest.raises(EOFError):
             other.receive()
-    assert client.committed("g", "missing", 0)[0] == flume.TOPIC_NOT_FOUND
+    assert client.committed("g", "missing", 0) == (flume.NONE, -1)
 
 
 def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> None:

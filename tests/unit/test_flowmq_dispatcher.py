@@ -20,7 +20,7 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
     topic = kit.broker.topics.get("jobs")
     assert topic is not None
     door = FlowmqDoor(kit.broker)
-    dispatcher = await door.join(topic, "g")
+    dispatcher = await door.join(topic, "g", "127.0.0.1")
     transact = kit.meta.transact
 
     def without_queues(*operations: Put | Delete) -> Promise[int]:
@@ -36,4 +36,4 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
     kit.clock.advance(5)
     await settle()
     assert len(dispatcher._lanes) == 3
-    assert await door.join(topic, "g") is dispatcher
+    assert await door.join(topic, "g", "127.0.0.1") is dispatcher

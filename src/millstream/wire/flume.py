@@ -16,7 +16,8 @@ items.
     6    OffsetFetch   group, topic, partition 4                             error 2, offset 8
 
 A fetched record is [offset 8][length 4][payload]. Nothing may be left over behind a payload: a request that is longer
-than it says is as wrong as one that is shorter, and raises `ProtocolError` like it.
+than it says is as wrong as one that is shorter, and raises `ProtocolError` like it. Its frame is whole, so it is
+answered in the shape of its request (`encode_refused`), and the connection goes on.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def encode_fetched(request_id: int, error: int, records: Iterable[tuple[int, byt
 
 
 def encode_joined(
-    request_id: int, error: int, generation: int = -1, leader: str = "", member: str = "", members: Sequence[str] = ()
+    request_id: int, error: int, generation: int = 0, leader: str = "", member: str = "", members: Sequence[str] = ()
 ) -> bytes:
     body = _JOINED.pack(error, generation) + _string(leader) + _string(member) + _U16.pack(len(members))
     body += b"".join(map(_string, members))
@@ -291,6 +292,19 @@ def encode_error(request_id: int, error: int) -> bytes:
 
 def encode_offset(request_id: int, error: int, offset: int = NO_OFFSET) -> bytes:
     return _OFFSET.pack(14, request_id, error, offset)
+
+
+def encode_refused(key: int, request_id: int, error: int) -> bytes:
+    """An error, in the shape of the answer to such a request; in that of Produce where no request has this key."""
+    if key == FETCH:
+        return encode_fetched(request_id, error)
+    if key == JOIN_GROUP:
+        return encode_joined(request_id, error)
+    if key == OFFSET_FETCH:
+        return encode_offset(request_id, error)
+    if key in (LEAVE_GROUP, HEARTBEAT, OFFSET_COMMIT):
+        return encode_error(request_id, error)
+    return encode_produced(request_id, -1, -1, error)
 
 
 def _string(text: str) -> bytes:

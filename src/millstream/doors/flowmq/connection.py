@@ -9,6 +9,9 @@ The connection is not read while a client does not read: not while output waits,
 their answers, while a partition has too much unsynced, and while the door has no memory for more of a large frame. A
 client that does not read gets no messages either, and goes if all such clients together hold up too much.
 
+While the connection is not read, `hangup.py` notices that the client hung up. What it sent before is still handled; a
+connection that makes no progress with that is closed after `STUCK_SECONDS_MAX`.
+
 A frame that cannot be understood is answered with an ERROR, and ends the connection where nothing after it could be
 understood either.
 """
@@ -29,6 +32,7 @@ from millstream.doors.flowmq import answers, message_id
 from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
+from millstream.doors.keepalive import keep_alive
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire import flowmq as wire
@@ -49,8 +53,6 @@ DISCARDED_BYTES_MAX = 1 << 20
 IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
 """How long a client may stop in the middle of a frame."""
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""A subscriber may be silent for days; one that is gone without a word is found out in two minutes."""
 
 _PUBLISH, _ACK, _NACK, _PING = map(int, (Command.PUBLISH, Command.ACK, Command.NACK, Command.PING))
 _NACK_REASON = "refused by its subscriber"
@@ -99,11 +101,12 @@ class Connection:
         self.unread_since_ms: float = math.inf
         """Since when it has not taken all that it was sent."""
         self.closed = False
+        self.hung_up = False
+        """The client's stream has ended behind what it sent so far."""
         self.last_used = door.now
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(connected)  # a subscriber may be silent for days
         door.loop.add_reader(connected.fileno(), self._on_readable)
+        door.hang_ups.watch(connected, self._on_hang_up)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +184,13 @@ class Connection:
             else:
                 self._door.loop.remove_reader(self._socket.fileno())
 
+    def _on_hang_up(self, is_reset: bool) -> None:
+        self.hung_up = True
+        if self._is_read:
+            self._on_readable()
+        elif is_reset:
+            self.close()
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _handle(self, command: int, payload: bytes) -> None:
@@ -235,13 +245,12 @@ class Connection:
             raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
         dispatcher = subscription.dispatcher
         dispatcher.forget_expired(subscription)  # not all of it is delivered again: some is a dead letter by now
-        sent = subscription.unanswered.pop(name, None)
-        if sent is None:
+        if name not in subscription.unanswered:
             if subscription.is_late:
                 subscription.answered_late()
                 self._answering[subscription] = None
             raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
-        promise = dispatcher.answer(subscription, sent, verb, reason)
+        promise = dispatcher.answer(subscription, name, verb, reason)
         if promise.done and not self._in_line:
             self._reply(answers.answered(name, promise))
         else:
@@ -272,7 +281,7 @@ class Connection:
             raise RequestError(Code.INVALID_REQUEST, detail)
         if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
             raise RequestError(Code.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
-        dispatcher = await self._door.join(topic, group)
+        dispatcher = await self._door.join(topic, group, self._host)
         if self.closed or dispatcher.is_closed:
             self._door.leave(dispatcher)
             raise dispatcher.lost or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
@@ -452,7 +461,7 @@ class Connection:
     @property
     def quiet_seconds_max(self) -> float:
         """How long nothing may happen here before the connection is closed."""
-        if self._is_ending or self._reader.held or self._memory.leave_line is not None:
+        if self._is_ending or self.hung_up or self._reader.held or self._memory.leave_line is not None:
             return STUCK_SECONDS_MAX
         if self._is_written:
             return IDLE_SECONDS_MAX
@@ -479,6 +488,7 @@ class Connection:
         if self._is_written:
             self._door.loop.remove_writer(self._socket.fileno())
             self._door.unread_bytes -= self._unread
+        self._door.hang_ups.forget(self._socket)
         self._socket.close()
         self._in_line.clear()
         self._backlog = []

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ TAKEN_MAX = 256
 TAKEN_BYTES_MAX = 256 * 1024
 """At a time; one record more may be as large as it likes."""
 RETRY_SECONDS = 1.0
+LEFT = "its subscriber disconnected"
 
 
 class Lane:
@@ -122,7 +123,7 @@ class Dispatcher:
         self.has_no_room(subscription)
         self.forget_expired(subscription)
         unanswered, subscription.unanswered = subscription.unanswered, {}
-        self._release(unanswered.values(), "its subscriber disconnected")
+        self._release(unanswered.values(), LEFT)
         self._line_up()
         self.pump()
 
@@ -144,10 +145,23 @@ class Dispatcher:
         if subscription.unanswered:
             subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
 
-    def answer(self, subscription: Subscription, sent: Sent, verb: Verb, reason: str = "") -> Promise[None]:
-        """Settles when the answer to one message is durable, or fails with `RequestError`."""
+    def answer(self, subscription: Subscription, name: bytes, verb: Verb, reason: str = "") -> Promise[None]:
+        """Settles when the answer to one message is durable. One that fails with `RequestError` may be repeated."""
+        sent = subscription.unanswered.pop(name)
         subscription.answered_in_time()
-        return self._answer(sent.lane, [Answer(sent.offset, sent.offset, verb, reason=reason)])
+        try:
+            answered = sent.lane.partition.answer(self._member, [Answer(sent.offset, sent.offset, verb, reason=reason)])
+        except RequestError as error:
+            return Promise.failed(error)
+        answered.then(lambda done: self._take_up(subscription, name, sent) if done.error is not None else None)
+        return answered
+
+    def _take_up(self, subscription: Subscription, name: bytes, sent: Sent) -> None:
+        """An answer could not be written: its message is unanswered again."""
+        if subscription in self.subscriptions:
+            subscription.take_up(name, sent)
+        else:
+            self._release([sent], LEFT)
 
     def _join_line(self, subscription: Subscription) -> None:
         self._line.append(subscription)
@@ -312,7 +326,7 @@ class Dispatcher:
             subscription = line.popleft() if line else self._stand_in()
             if subscription is None:  # they left while the records were read
                 left = (Sent(lane, left, now_ms) for left, _ in records[at:])
-                self._release(left, "its subscriber disconnected")
+                self._release(left, LEFT)
                 break
             name = lane.prefix + b"%d" % offset
             unanswered = subscription.unanswered
@@ -334,30 +348,11 @@ class Dispatcher:
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def _release(self, left: Iterable[Sent], reason: str) -> None:
-        by_lane: dict[Lane, list[int]] = {}
+        by_lane: dict[Lane, set[int]] = {}
         for sent in left:
-            by_lane.setdefault(sent.lane, []).append(sent.offset)
+            by_lane.setdefault(sent.lane, set()).add(sent.offset)
         for lane, offsets in by_lane.items():
-            self._say(lane, [Answer(*run, Verb.RELEASE, reason=reason) for run in runs_of(offsets)])
-
-    def _say(self, lane: Lane, answers: list[Answer]) -> None:
-        """Says all at once, or one by one if some of the leases have run out; nobody waits for it."""
-
-        def check(done: Promise[None]) -> None:
-            if done.error is None or not isinstance(done.error, RequestError):
-                return
-            if len(answers) > 1 or answers[0].first != answers[0].last:
-                for answer in answers:
-                    for offset in range(answer.first, answer.last + 1):
-                        self._say(lane, [answer._replace(first=offset, last=offset)])
-
-        self._answer(lane, answers).then(check)
-
-    def _answer(self, lane: Lane, answers: Sequence[Answer]) -> Promise[None]:
-        try:
-            return lane.partition.answer(self._member, answers)
-        except RequestError as error:
-            return Promise.failed(error)
+            lane.partition.release(self._member, reason, offsets)
 
     @property
     def _lease_ms(self) -> int:
@@ -404,14 +399,3 @@ class Dispatcher:
         for lane in self._lanes:
             lane.cancel()
         self.queue.leave(self._member)
-
-
-def runs_of(offsets: list[int]) -> list[tuple[int, int]]:
-    """First and last of neighbours."""
-    runs: list[tuple[int, int]] = []
-    for offset in sorted(offsets):
-        if runs and runs[-1][1] == offset - 1:
-            runs[-1] = (runs[-1][0], offset)
-        else:
-            runs.append((offset, offset))
-    return runs

@@ -11,10 +11,12 @@ from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
 from millstream.clock import Timer
 from millstream.config import Address
+from millstream.doors.connections import Connections
 from millstream.doors.coordinator import coordinate
 from millstream.doors.flowmq.connection import Connection
 from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
+from millstream.doors.hangup import HangUps
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget
 from millstream.logs import Damped
@@ -26,7 +28,9 @@ SHARED_BYTES = 64 * 1024
 SWEEP_SECONDS = 10
 CLOSE_SECONDS_MAX = 2.0
 EARLIEST = {"share.auto.offset.reset": "earliest"}
-"""A group that is new begins with what is there: jobs that were published before the first worker came are done too."""
+"""A new group begins with what is there: jobs that were published before the first worker came are done too."""
+DEFAULTS = {"share.delivery.count.limit": "3"}
+"""As FlowMQ's document has it; Kafka's share groups have 5."""
 
 
 class FlowmqDoor:
@@ -46,10 +50,11 @@ class FlowmqDoor:
         self.unread_bytes_max = broker.config.inflight_bytes_max
         self.targets = Targets(broker)
         self.now = self.clock.monotonic()
-        """As of the last sweep: exact enough for connections to note when they were last used."""
-        self._connections: set[Connection] = set()
+        """As of the last sweep or newcomer: exact enough for connections to note when they were last used."""
+        self.hang_ups = HangUps(self.loop)
+        self._connections: Connections[Connection] = Connections(broker.config, self.metrics, self.clock)
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
-        self._listener = Listener("flowmq", "FlowMQ", self._welcome)
+        self._listener = Listener("flowmq", "FlowMQ", self._welcome, self._connections.make_room)
         self._sweeper: Timer | None = None
         self._unwatch = broker.topics.watch(self._on_topics_changed)
 
@@ -59,19 +64,14 @@ class FlowmqDoor:
         return bound
 
     def _welcome(self, connected: socket.socket, peer: str) -> bool:
-        if len(self._connections) >= self.broker.config.connections_max:
-            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+        self.now = self.clock.monotonic()
+        if not self._connections.have_room(peer):
             return False
-        self._connections.add(Connection(self, connected, peer))
-        self.metrics.connections_opened += 1
-        self.metrics.connections_active += 1
+        self._connections.add(Connection(self, connected, peer), peer)
         return True
 
     def forget(self, connection: Connection) -> None:
-        if connection in self._connections:
-            self._connections.discard(connection)
-            self.metrics.connections_closed += 1
-            self.metrics.connections_active -= 1
+        self._connections.discard(connection)
 
     def note_refusal(self, host: str, reason: str) -> None:
         """Says why a connection is closed."""
@@ -79,7 +79,7 @@ class FlowmqDoor:
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
-    async def join(self, topic: Topic, group: str) -> Dispatcher:
+    async def join(self, topic: Topic, group: str, peer: str) -> Dispatcher:
         """The dispatcher of a group (or a private one, where there is none), open, with one user more."""
         if group:
             await coordinate(self.broker.cluster, group)
@@ -87,7 +87,10 @@ class FlowmqDoor:
         key = (name, topic.id)
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None or dispatcher.queue is not self.broker.queues.get(name):
-            queue = self.broker.queues.open(name, durable=bool(group), settings=EARLIEST if group else None)
+            queue = self.broker.queues.open(
+                name, durable=bool(group), settings=EARLIEST if group else None, client_host=peer
+            )
+            queue.fall_back_on(DEFAULTS)
             dispatcher = self._dispatchers[key] = Dispatcher(self, queue, topic)
         dispatcher.users += 1
         try:
@@ -137,3 +140,4 @@ class FlowmqDoor:
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()
+        self.hang_ups.close()

@@ -54,6 +54,11 @@ class Subscription:
         self.is_late = False
         self.window = self._window_max
 
+    def take_up(self, message_id: bytes, sent: Sent) -> None:
+        """An answer was refused: the message waits for another one, in its place among the leases."""
+        self.unanswered[message_id] = sent
+        self.unanswered = dict(sorted(self.unanswered.items(), key=lambda item: item[1].leased_ms))
+
     def answered_late(self) -> None:
         """It answers one that is no longer its own. Where it has others, they will tell."""
         if self.is_late and not self.unanswered:

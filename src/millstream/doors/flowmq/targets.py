@@ -16,14 +16,13 @@ from millstream.broker.inlet import Inlet
 from millstream.broker.settings import GROUP_SETTINGS
 from millstream.broker.topics import Topic
 from millstream.doors.flowmq import message_id
+from millstream.doors.message_size import one_mebibyte
 from millstream.errors import Code, RequestError
 from millstream.wire import flowmq as wire
 
 DEAD_TOPIC = GROUP_SETTINGS["errors.deadletterqueue.topic.name"].default
 PARTITIONS = 1
 DONE_RETENTION_MS = 60_000
-MESSAGE_BYTES_MAX = (1 << 20) + 1024
-"""1 MiB, and what a batch adds to it."""
 
 
 class Target:
@@ -67,8 +66,7 @@ class Targets:
             overrides = {"retention.ms": str(RETENTION_MS)}
         else:
             overrides = {"millstream.retention.done.ms": str(DONE_RETENTION_MS)}
-        if self._broker.config.message_bytes_max < MESSAGE_BYTES_MAX:
-            overrides["max.message.bytes"] = str(MESSAGE_BYTES_MAX)
+        overrides |= one_mebibyte(self._broker.config)
         return await self._topics.create(name, PARTITIONS, overrides)
 
     async def ensure(self, name: str) -> Topic:

@@ -3,9 +3,15 @@
 Topics are created by the first record for them, with `flume_partitions` partitions. A group of this door is an ordinary
 classic group whose members the broker plans for (range), so that Kafka's tools see and can reset it.
 
+Flume's own consumer joins once, sends heartbeats and commits; it never joins again. So a join is answered at once and
+waits for no other member, and a member that is behind stays (`broker/groups/classic.py`, rules 7 and 8).
+
 Flume's OffsetCommit names neither member nor generation. The connection stands in for them: it is the member that it
-last joined or sent a heartbeat as, in the generation that it was told then. So a member that lost its place cannot
-commit. A connection that is no member of the group may commit only while the group has none.
+last joined or sent a heartbeat as, in the generation that it was told then. So a member that was expelled, or whose
+partition the plan has given to another member since, cannot commit. A connection that is no member of the group may
+commit only while the group has none.
+
+A request that cannot be decoded is answered with ErrUnknown: its frame is whole.
 """
 
 from __future__ import annotations
@@ -23,12 +29,15 @@ from millstream.broker.topics import Topic
 from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
-from millstream.errors import Code, RequestError
+from millstream.doors.message_size import one_mebibyte
+from millstream.errors import Code, ProtocolError, RequestError
+from millstream.logs import Damped
 from millstream.promise import Promise
 from millstream.wire import flume
 from millstream.wire.flume import Error
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 FETCH_BYTES_MAX = 8 << 20
 """Of one answer, whatever the client asks for."""
@@ -75,12 +84,15 @@ class FlumeConnection(FramedConnection):
                     self._append(request_id, known[1][number], record_key, payload)
                     return None
         key, request_id = flume.peek(frame)
-        if key == flume.PRODUCE:
-            return self._produce(request_id, *flume.decode_produce(frame))
-        handler = _HANDLERS.get(key)
-        if handler is None:
-            return self._refused(request_id, flume.encode_error, RequestError(Code.INVALID_REQUEST))
-        return handler(self, request_id, flume.decode(key, frame))
+        try:
+            if key == flume.PRODUCE:
+                return self._produce(request_id, *flume.decode_produce(frame))
+            request = flume.decode(key, frame)
+        except ProtocolError as error:
+            self._broker.metrics.request_errors += 1
+            refusals.warning("a request from %s was refused: %s", self.peer, error)
+            return flume.encode_refused(key, request_id, Error.UNKNOWN)
+        return _HANDLERS[key](self, request_id, request)
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +103,7 @@ class FlumeConnection(FramedConnection):
         try:
             number = _choose(topic, partition, key)
         except RequestError as error:
-            return self._refused_produce(request_id, error)
+            return self._refused_produce(request_id, error, partition)
         self._known = flume.ProduceTo(name), topic.partitions
         self._changes = self._topics.changes
         self._append(request_id, topic.partitions[number], key or None, payload)
@@ -99,14 +111,20 @@ class FlumeConnection(FramedConnection):
 
     async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
         """The first record of a topic. Nothing else of this client is handled until it is answered."""
+        config = self._broker.config
         try:
-            topic = await self._broker.topics.ensure(name, self._broker.config.flume_partitions)
-            number = _choose(topic, partition, key)
-            return flume.encode_produced(
-                request_id, number, await self._broker.inlet(topic.partitions[number]).put(payload, key or None)
-            )
+            topic = await self._broker.topics.ensure(name, config.flume_partitions, one_mebibyte(config))
         except RequestError as error:
             return self._refused_produce(request_id, error)
+        try:
+            number = _choose(topic, partition, key)
+        except RequestError as error:
+            return self._refused_produce(request_id, error, partition)
+        try:
+            offset = await self._broker.inlet(topic.partitions[number]).put(payload, key or None)
+        except RequestError as error:
+            return self._refused_produce(request_id, error)
+        return flume.encode_produced(request_id, number, offset)
 
     def _append(self, request_id: int, partition: Partition, key: bytes | None, payload: bytes) -> None:
         inlet = partition.inlet or self._broker.inlet(partition)
@@ -123,7 +141,7 @@ class FlumeConnection(FramedConnection):
             self.slow_down = True
 
     def _fetch(self, request_id: int, request: flume.Fetch) -> Answer:
-        bytes_max = min(max(request.bytes_max, 0), FETCH_BYTES_MAX)
+        bytes_max = min(request.bytes_max, FETCH_BYTES_MAX) if request.bytes_max > 0 else FETCH_BYTES_MAX
         room = max(bytes_max, self._broker.config.message_bytes_max)
         return Large(room, lambda: self.run(self._read(request_id, request, bytes_max)))
 
@@ -139,8 +157,10 @@ class FlumeConnection(FramedConnection):
 
     def _partition(self, name: str, number: int) -> Partition:
         topic = self._broker.topics.get(name)
-        if topic is None or not 0 <= number < len(topic.partitions):
+        if topic is None:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        if not 0 <= number < len(topic.partitions):
+            raise RequestError(Code.INVALID_PARTITIONS)
         return topic.partitions[number]
 
     # -- groups ------------------------------------------------------------------------------------------------------
@@ -170,8 +190,7 @@ class FlumeConnection(FramedConnection):
         async def work() -> bytes:
             await coordinate(self._broker.cluster, request.group)
             joined = await self._broker.groups.join(join)
-            if len(self._memberships) < MEMBERSHIPS_MAX or request.group in self._memberships:
-                self._memberships[request.group] = joined.member_id, joined.generation
+            self._remember(request.group, joined.member_id, joined.generation)
             members = sorted(member for member, _, _ in joined.members)
             return flume.encode_joined(
                 request_id, Error.NONE, joined.generation, joined.leader, joined.member_id, members
@@ -184,7 +203,9 @@ class FlumeConnection(FramedConnection):
             [code] = self._broker.groups.leave(request.group, [(request.member, None)])
         except RequestError as error:
             return self._refused(request_id, flume.encode_error, error)
-        if code == Code.NONE and self._memberships.get(request.group, ("", -1))[0] == request.member:
+        if code == Code.UNKNOWN_MEMBER_ID:
+            code = Code.NONE  # a member that is not there has left
+        if self._memberships.get(request.group, ("", -1))[0] == request.member:
             del self._memberships[request.group]
         return flume.encode_error(request_id, _error(code))
 
@@ -192,10 +213,15 @@ class FlumeConnection(FramedConnection):
         try:
             self._broker.groups.heartbeat(request.group, request.member, None, request.generation)
         except RequestError as error:
+            if error.code == Code.REBALANCE_IN_PROGRESS:
+                self._remember(request.group, request.member, request.generation)
             return self._refused(request_id, flume.encode_error, error)
-        if len(self._memberships) < MEMBERSHIPS_MAX or request.group in self._memberships:
-            self._memberships[request.group] = request.member, request.generation
+        self._remember(request.group, request.member, request.generation)
         return flume.encode_error(request_id, Error.NONE)
+
+    def _remember(self, group: str, member: str, generation: int) -> None:
+        if len(self._memberships) < MEMBERSHIPS_MAX or group in self._memberships:
+            self._memberships[group] = member, generation
 
     def _offset_commit(self, request_id: int, request: flume.OffsetCommit) -> Answer:
         member, generation = self._memberships.get(request.group, ("", -1))
@@ -204,15 +230,20 @@ class FlumeConnection(FramedConnection):
         async def work() -> bytes:
             if request.offset < 0:
                 raise RequestError(Code.OFFSET_OUT_OF_RANGE)
+            if self._topics.get(request.topic) is None:
+                check_name(request.topic)
+            else:
+                self._partition(request.topic, request.partition)
             await coordinate(self._broker.cluster, request.group)
-            [[code]] = await self._broker.groups.commit(request.group, member, None, generation, commits)
+            [[code]] = await self._broker.groups.commit(
+                request.group, member, None, generation, commits, self.peer, may_be_missing=True
+            )
             return flume.encode_error(request_id, _error(code))
 
         return self._run(request_id, flume.encode_error, work())
 
     def _offset_fetch(self, request_id: int, request: flume.OffsetFetch) -> Answer:
         async def work() -> bytes:
-            self._partition(request.topic, request.partition)
             await coordinate(self._broker.cluster, request.group)
             [fetched] = self._broker.groups.fetch(request.group, [(request.topic, [request.partition])])
             [(_, committed, _)] = fetched.partitions
@@ -238,10 +269,10 @@ class FlumeConnection(FramedConnection):
         self._broker.metrics.request_errors += 1
         return encode(request_id, _error(error.code))
 
-    def _refused_produce(self, request_id: int, error: BaseException) -> bytes:
+    def _refused_produce(self, request_id: int, error: BaseException, partition: int = -1) -> bytes:
         self._broker.metrics.request_errors += 1
         if isinstance(error, RequestError):
-            return flume.encode_produced(request_id, -1, -1, _error(error.code))
+            return flume.encode_produced(request_id, partition, -1, _error(error.code))
         logger.error("a record of %s was not stored", self.peer, exc_info=error)
         return flume.encode_produced(request_id, -1, -1, Error.UNKNOWN)
 
@@ -251,7 +282,7 @@ def _choose(topic: Topic, partition: int, key: bytes) -> int:
     if partition == flume.BY_KEY:
         return flume.partition_of(key, count)
     if not 0 <= partition < count:
-        raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        raise RequestError(Code.INVALID_PARTITIONS)
     return partition
 
 

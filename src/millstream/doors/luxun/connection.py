@@ -2,7 +2,8 @@
 
 A topic here is one partition: the first item creates it so, and a topic with more is refused, because an index could
 not say which partition it means. Readers with a fanout id move that id's cursor (`broker/groups/cursor.py`), readers
-by index move nothing.
+by index move nothing. Before a read, or a deletion, comes the read barrier (`read_barrier.py`): every oneway item that
+the door has received is visible to it.
 
 What a call asks for wrongly comes back in its result. Arguments that cannot be decoded, or a method that does not
 exist, are answered with Thrift's own exception. Bytes that are no message cost the connection.
@@ -10,19 +11,24 @@ exist, are answered with Thrift's own exception. Bytes that are no message cost 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from millstream.broker.outlet import RECORDS_MAX
 from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
 from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
+from millstream.doors.luxun.read_barrier import Appends, ReadBarrier
+from millstream.doors.message_size import one_mebibyte
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.logs import Damped
+from millstream.promise import Promise
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.wire import luxun, thrift
@@ -33,6 +39,8 @@ refusals = Damped(__name__)
 
 FETCH_BYTES_MAX = 8 << 20
 """Of one answer, whatever the client asks for."""
+
+QUICK_ACK = getattr(socket, "TCP_QUICKACK", None)
 
 _PRODUCE_START = b"\x80\x01\x00\x01\x00\x00\x00\x07produce"
 _ASYNC_PRODUCE_STARTS = tuple(
@@ -48,12 +56,18 @@ _ERRORS = {
 
 
 class LuxunConnection(FramedConnection):
-    __slots__ = ("_broker", "_password")
+    __slots__ = ("_barrier", "_broker", "_creates", "_password")
 
-    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str, password: Password) -> None:
+    def __init__(
+        self, door: FramedDoor, connected: socket.socket, peer: str, password: Password, barrier: ReadBarrier
+    ) -> None:
         super().__init__(door, connected, peer)
         self._broker = door.broker
         self._password = password
+        self._barrier = barrier
+        self._creates = False
+        """Whether its first item in a topic is under way, behind which its other requests wait."""
+        barrier.watch(self)
 
     def overlaps(self, frame: memoryview) -> bool:
         start = bytes(frame[4:24])
@@ -86,24 +100,34 @@ class LuxunConnection(FramedConnection):
         return self._append(luxun.ASYNC_PRODUCE, sequence_id, request)
 
     def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
+        oneway = self._barrier.began(request.topic, self) if call == luxun.ASYNC_PRODUCE else None
         topic = self._broker.topics.get(request.topic)
         if topic is None:
-            return self.run(self._create(call, sequence_id, bytes(request.item), request.topic))
-        self._put(call, sequence_id, request.item, topic, self.reserve())
+            self._creates = True
+            return self.run(self._create(call, sequence_id, bytes(request.item), request.topic, oneway))
+        self._put(call, sequence_id, request.item, topic, self.reserve(), oneway)
         return None
 
-    async def _create(self, call: str, sequence_id: int, item: bytes, name: str) -> bytes:
+    async def _create(self, call: str, sequence_id: int, item: bytes, name: str, oneway: Appends | None) -> bytes:
         """The first item of a topic. Nothing else of this client is handled until it is answered."""
         try:
             check_name(name)
-            topic = _single(await self._broker.topics.ensure(name, 1))
+            topic = _single(await self._broker.topics.ensure(name, 1, one_mebibyte(self._broker.config)))
             index = await self._broker.inlet(topic.partitions[0]).put(item)
         except RequestError as error:
             return self._refused_item(call, sequence_id, error)
+        finally:
+            self._creates = False
+            if oneway is not None:
+                self._barrier.ended(name, oneway)
         return _produced(call, sequence_id, index)
 
-    def _put(self, call: str, sequence_id: int, item: memoryview, topic: Topic, place: Place) -> None:
+    def _put(
+        self, call: str, sequence_id: int, item: memoryview, topic: Topic, place: Place, oneway: Appends | None
+    ) -> None:
         def settled(index: int, error: BaseException | None) -> None:
+            if oneway is not None:
+                self._barrier.ended(topic.name, oneway)
             if error is None:
                 self.fill(place, _produced(call, sequence_id, index))
             else:
@@ -128,6 +152,18 @@ class LuxunConnection(FramedConnection):
     # -- items out ---------------------------------------------------------------------------------------------------
 
     def _consume(self, sequence_id: int, request: luxun.Consume) -> Answer:
+        if self._is_far_behind(request) or self._barrier.is_clear(request.topic, self):
+            return self._consume_now(sequence_id, request)
+
+        async def work() -> bytes:
+            await self._barrier.passed(request.topic, self)
+            answer = self._consume_now(sequence_id, request)
+            made = answer.make() if isinstance(answer, Large) else answer
+            return await made if isinstance(made, Promise) else made
+
+        return Large(max(FETCH_BYTES_MAX, self._broker.config.message_bytes_max), lambda: self.run(work()))
+
+    def _consume_now(self, sequence_id: int, request: luxun.Consume) -> bytes | Large:
         try:
             topic = self._topic(request.topic)
         except RequestError as error:
@@ -145,7 +181,7 @@ class LuxunConnection(FramedConnection):
             try:
                 if request.fanout_id:
                     await coordinate(self._broker.cluster, request.fanout_id)
-                    records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max)
+                    records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max, self.peer)
                 else:
                     here = self._topic(request.topic).partitions[0].log  # it may have been deleted meanwhile
                     taken = await self._broker.outlet.take(here, request.start_index, bytes_max, count_max=count_max)
@@ -155,6 +191,20 @@ class LuxunConnection(FramedConnection):
             return _consumed(sequence_id, records)
 
         return Large(max(bytes_max, topic.settings.message_bytes_max), lambda: self.run(work()))
+
+    def _is_far_behind(self, request: luxun.Consume) -> bool:
+        """Whether the answer does not reach the end of the log, and so is the same whatever is on its way there."""
+        topic = self._broker.topics.get(request.topic)
+        if topic is None or len(topic.partitions) != 1:
+            return False
+        ahead = 1 if request.fetch_bytes_max <= 0 else RECORDS_MAX
+        last = topic.partitions[0].log.durable - ahead
+        if not request.fanout_id:
+            return request.start_index <= last
+        try:
+            return self._broker.cursors.position(request.fanout_id, topic) <= last
+        except RequestError:  # another broker knows
+            return False
 
     def _is_at_end(self, request: luxun.Consume, topic: Topic) -> bool:
         """Whether it is certain, without waiting, that there is nothing to read."""
@@ -168,6 +218,7 @@ class LuxunConnection(FramedConnection):
 
     def _find(self, sequence_id: int, request: luxun.Find) -> Answer:
         async def work() -> bytes:
+            await self._pass_barrier(request.topic)
             try:
                 log = self._topic(request.topic).partitions[0].log
                 index, timestamp = await self._closest(log, request.timestamp)
@@ -206,25 +257,79 @@ class LuxunConnection(FramedConnection):
         return taken.records[0].timestamp if taken.records else None
 
     def _get_size(self, sequence_id: int, request: luxun.GetSize) -> Answer:
-        try:
-            topic = self._topic(request.topic)
-        except RequestError as error:
-            return self._refused(luxun.GET_SIZE, sequence_id, error)
-        if not request.fanout_id:
-            return self._sized(sequence_id, topic, topic.partitions[0].log.start)
-
         async def work() -> bytes:
+            await self._pass_barrier(request.topic)
             try:
-                await coordinate(self._broker.cluster, request.fanout_id)
-                position = self._broker.cursors.position(request.fanout_id, topic)
+                topic = self._topic(request.topic)
+                first = topic.partitions[0].log.start
+                if request.fanout_id:
+                    await coordinate(self._broker.cluster, request.fanout_id)
+                    first = self._broker.cursors.position(request.fanout_id, topic)
             except RequestError as error:
                 return self._refused(luxun.GET_SIZE, sequence_id, error)
-            return self._sized(sequence_id, topic, position)
+            return luxun.encode_size(sequence_id, max(topic.partitions[0].log.durable - first, 0))
 
         return self.run(work())
 
-    def _sized(self, sequence_id: int, topic: Topic, first: int) -> bytes:
-        return luxun.encode_size(sequence_id, max(topic.partitions[0].log.durable - first, 0))
+    # -- the read barrier --------------------------------------------------------------------------------------------
+
+    async def _pass_barrier(self, topic: str) -> None:
+        if not self._barrier.is_clear(topic, self):
+            await self._barrier.passed(topic, self)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def is_behind(self, mark: int) -> bool:
+        """Whether it has yet to handle some of the first so many bytes that it receives."""
+        kept = len(self._backlog) if self._backlog is not None else 0
+        return not self.closed and self.received - kept < mark
+
+    def read_more(self) -> bool:
+        """Handles what a look into its socket brings; whether that was anything."""
+        if self._is_parked or not self._is_read:
+            return False
+        before = self.received
+        self._on_readable()
+        return self.received > before
+
+    def acknowledge(self) -> None:
+        """Has the kernel acknowledge what it has received at once, and not 40 ms later."""
+        if QUICK_ACK is not None and not self.closed:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether what it has received waits for a read of its own client, or for that client to take its answers."""
+        return self._is_written or bool(self._in_line and not self._only_overlapping and not self._creates)
+
+    def is_in_a_frame_since(self, moment: float) -> bool:
+        """Whether it has the beginning of a frame, and got that later than `moment`."""
+        return self._assembly.buffer is not None and self._assembly.began > moment
+
+    def _start_frame(self, beginning: memoryview) -> None:
+        super()._start_frame(beginning)
+        self._barrier.starts_a_frame(self)
+
+    def _keep(self, data: memoryview, is_backlog: bool) -> None:
+        super()._keep(data, is_backlog)
+        self._barrier.keeps(self, self._backlog is not None)
+
+    def _go_on(self) -> None:
+        outer, self._barrier.is_resuming = self._barrier.is_resuming, True
+        try:
+            super()._go_on()
+        finally:
+            self._barrier.is_resuming = outer
+        if not self.closed:
+            self._barrier.keeps(self, self._backlog is not None)
+            self._barrier.wake()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._barrier.forget(self)
+        super().close()
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -237,6 +342,7 @@ class LuxunConnection(FramedConnection):
                 failure = Failure(ErrorCode.AUTHENTICATION_FAILURE, text)
                 self._broker.metrics.request_errors += 1
                 return luxun.encode_failure(luxun.DELETE_TOPIC, sequence_id, failure)
+            await self._pass_barrier(request.topic)
             try:
                 await self._broker.delete_topic(self._topic(request.topic).name)
             except RequestError as error:
