@@ -16,7 +16,7 @@ from tests.compat.python_api import server as server
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 
-ON_EVERY_STORE = ("test_clients", "test_groups", "test_admin", "test_share_groups")
+ON_EVERY_STORE = ("test_clients", "test_groups", "test_group_migration", "test_admin", "test_share_groups")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

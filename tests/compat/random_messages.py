@@ -60,6 +60,10 @@ class Maker:
             return pick.choice(self._hints[name])
         if kind in _SIGNED:
             return self._integer(_SIGNED[kind])
+        if kind == "uint16":
+            return pick.randrange(1 << 16)
+        if kind == "float64":
+            return pick.choice((0.0, -1.5, pick.random()))
         if kind == "string":
             return "".join(pick.choice("abcä.-_/€") for _ in range(pick.choice((0, 1, 5, 40, 200))))
         if kind in ("bytes", "records"):

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.broker.settings import SETTINGS, TopicSettings, check_overrides
+from millstream.broker.broker_settings import PREFIX, TOPIC_DEFAULTS, BrokerSettings
+from millstream.broker.settings import SETTINGS, TopicSettings, check_overrides, check_topic, is_kafkas
+from millstream.config import Config
 from millstream.errors import Code, RequestError
+from millstream.stores.base import Put
+from millstream.stores.keys import MemoryMeta
 
 BAD = {
     "cleanup.policy": ["", "keep", "delete,burn"],
-    "compression.type": ["gzip", ""],
+    "compression.gzip.level": ["0", "10"],
+    "compression.lz4.level": ["0", "18"],
+    "compression.type": ["none", ""],
+    "compression.zstd.level": ["23"],
     "delete.retention.ms": ["-1", "x"],
+    "file.delete.delay.ms": ["-1"],
+    "flush.messages": ["0"],
+    "flush.ms": ["-1"],
+    "follower.replication.throttled.replicas": ["x", "0:1,2"],
     "flush": ["sometimes", "every=0", ""],
     "group.errors.deadletterqueue.topic.name": ["", "a/b", ".."],
     "group.millstream.key.order": ["yes", ""],
@@ -19,21 +30,35 @@ BAD = {
     "group.share.auto.offset.reset": ["none", ""],
     "group.share.delivery.count.limit": ["0", "26"],
     "group.share.heartbeat.interval.ms": ["0"],
+    "group.share.isolation.level": ["none"],
     "group.share.partition.max.record.locks": ["0", "1000001"],
     "group.share.record.lock.duration.ms": ["0", "x"],
     "group.share.session.timeout.ms": ["0"],
     "index.interval.bytes": ["0", "1.5"],
+    "leader.replication.throttled.replicas": ["0-1"],
+    "local.retention.bytes": ["-3"],
+    "local.retention.ms": ["-3"],
+    "max.compaction.lag.ms": ["0"],
     "max.message.bytes": ["-1", str(1 << 31)],
+    "message.timestamp.after.max.ms": ["-1", str(1 << 63), "1h"],
+    "message.timestamp.before.max.ms": ["-1", str(1 << 63), ""],
     "message.timestamp.type": ["createtime", ""],
     "millstream.delay.ms": ["-1"],
     "millstream.retention.done.ms": ["-2"],
     "min.cleanable.dirty.ratio": ["-0.1", "1.1", "nan"],
     "min.compaction.lag.ms": ["-1"],
-    "min.insync.replicas": ["0", "2"],
+    "min.insync.replicas": ["0"],
+    "preallocate": ["yes"],
+    "remote.log.copy.disable": ["1"],
+    "remote.log.delete.on.disable": [""],
+    "remote.storage.enable": ["true", "x"],
     "retention.bytes": ["-2", str(1 << 63)],
-    "retention.ms": ["-2", "1 day"],
+    "retention.ms": ["-2", "1 day", "1_000"],
     "segment.bytes": ["10", "-1"],
+    "segment.index.bytes": ["3"],
+    "segment.jitter.ms": ["-1"],
     "segment.ms": ["0"],
+    "unclean.leader.election.enable": ["maybe"],
 }
 
 
@@ -55,9 +80,10 @@ def test_every_setting_has_values_that_are_refused() -> None:
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
-    for name in SETTINGS:
-        with pytest.raises(RequestError):
-            check_overrides({name: None})
+    for name, setting in SETTINGS.items():
+        if setting.default:
+            with pytest.raises(RequestError):
+                check_overrides({name: None})
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
@@ -123,3 +149,60 @@ def test_compaction_and_deletion_can_be_chosen_together() -> None:
     for text, delete, compact in (("delete", True, False), ("compact", False, True), ("compact, delete", True, True)):
         log = TopicSettings({"cleanup.policy": text}, {}).log
         assert (log.delete, log.compact) == (delete, compact)
+
+
+def test_flush_messages_and_flush_ms_only_tighten_the_flush_policy() -> None:
+    def flush(**overrides: str) -> tuple[bool, int | None, int | None, int | None]:
+        policy = TopicSettings({name.replace("_", "."): text for name, text in overrides.items()}, {}).log.flush
+        return policy.always, policy.batches, policy.ms, policy.records
+
+    always, loose = (True, 1, None, None), {"flush": "every=100,500ms"}
+    assert flush(flush_messages="50", flush_ms="1000") == always, "a sync before each answer stays one"
+    assert flush(flush="os", flush_messages="50") == (False, None, None, 50)
+    assert flush(flush="os", flush_ms="200") == (False, None, 200, None)
+    assert flush(**loose, flush_ms="200", flush_messages="10") == (False, 100, 200, 10)
+    assert flush(**loose, flush_ms="900") == (False, 100, 500, None)
+    assert flush(flush="os", flush_messages="1") == flush(flush="os", flush_ms="0") == always
+
+
+def test_a_compacted_topic_closes_segments_within_the_largest_lag() -> None:
+    def segment_ms(**overrides: str) -> int:
+        named = {name.replace("_", "."): text for name, text in overrides.items()}
+        return TopicSettings(named, {}).log.segment_ms
+
+    assert segment_ms(cleanup_policy="compact", max_compaction_lag_ms="5000") == 5000
+    assert segment_ms(cleanup_policy="compact,delete", max_compaction_lag_ms="5000", segment_ms="900") == 900
+    assert segment_ms(max_compaction_lag_ms="5000") == 86_400_000
+
+
+def test_a_smallest_lag_above_the_largest_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"min\.compaction\.lag\.ms=100 is larger than max\.compaction\.lag\.ms=50"):
+        check_topic({"min.compaction.lag.ms": "100", "max.compaction.lag.ms": "50"}, {})
+
+
+def test_brokers_have_a_default_for_every_setting_of_kafkas_topics() -> None:
+    of_topics_only = {name for name in SETTINGS if name.startswith("remote.") or name.endswith("throttled.replicas")}
+    assert set(TOPIC_DEFAULTS.values()) == {name for name in SETTINGS if is_kafkas(name)} - of_topics_only
+
+
+async def test_what_is_altered_for_every_broker_reaches_those_that_run() -> None:
+    meta, defaults = MemoryMeta(), {}
+    first, second = (BrokerSettings(Config(node_id=node), meta) for node in (1, 2))
+    await first.start(lambda given: None)
+    await second.start(defaults.update)
+    await first.configure(None, {"log.retention.ms": "1000"})
+    assert defaults["retention.ms"] == "1000"
+    await first.configure(1, {"log.retention.ms": "2000"})
+    assert first.topic_defaults()["retention.ms"] == "2000" and defaults["retention.ms"] == "1000"
+    await first.configure(None, {})
+    assert defaults["retention.ms"] == str(Config().retention_ms)
+
+
+async def test_a_stored_setting_that_this_version_does_not_know_does_not_stop_the_start() -> None:
+    meta = MemoryMeta()
+    await meta.transact(
+        Put(PREFIX + "default", b'{"log.new.thing": "1", "log.retention.ms": "-7", "log.roll.ms": "9"}')
+    )
+    settings = BrokerSettings(Config(), meta)
+    await settings.start(lambda given: None)
+    assert settings.altered(None) == {"log.roll.ms": "9"}

@@ -53,7 +53,7 @@ def partition_of(context: Context, index: int) -> Partition:
 
 def taught(context: Context, version: int = 9) -> KnownProduces:
     """What a door knows after one request for each partition."""
-    known = KnownProduces(context.broker.topics)
+    known = KnownProduces(context.broker.topics, context.broker.clock)
     context.version = version
     for index in range(3):
         records = raw.batch(b"first")
@@ -167,7 +167,7 @@ async def test_answers_wait_for_every_sync_while_the_buffer_is_used_again(contex
 )
 async def test_topics_that_look_into_batches_take_no_runs(context: Context, settings: dict[str, str]) -> None:
     await context.broker.topics.create("careful", 1, settings)
-    known = KnownProduces(context.broker.topics)
+    known = KnownProduces(context.broker.topics, context.broker.clock)
     records = raw.batch(b"x", key=b"k")
     frame = raw.produce("careful", records)
     context.version = 9

@@ -21,7 +21,7 @@ from millstream.doors.kafka.apis import APIS
 from millstream.errors import Code, ProtocolError
 from millstream.records import codec
 from millstream.server import Server
-from millstream.wire.kafka import api_versions, fetch, header, messages, metadata, primitives, produce
+from millstream.wire.kafka import api_versions, fetch, header, messages, metadata, primitives, produce, refusal
 from millstream.wire.kafka.primitives import Reader
 from tests.compat.random_messages import Maker, read_response, write
 
@@ -192,6 +192,9 @@ def test_metadata_requests_decode_as_kio_wrote_them(version: int) -> None:
                 (topic.topic_id or NO_ID if version >= 10 else NO_ID, topic.name) for topic in expected.topics
             ]
         assert found.allow_auto_create is (expected.allow_auto_topic_creation if version >= 4 else True)
+        assert found.topic_operations is (expected.include_topic_authorized_operations if version >= 8 else False)
+        if 8 <= version <= 10:
+            assert found.cluster_operations is expected.include_cluster_authorized_operations
 
 
 @pytest.mark.parametrize("version", versions(3))
@@ -200,7 +203,10 @@ def test_metadata_answers_read_back_by_kio(version: int) -> None:
     for _ in range(ROUNDS):
         topics = [
             metadata.TopicEntry(
-                pick.choice([0, 3]), pick.choice(["a", "__b", "ü" * 80]), uuid.uuid4(), pick.choice([0, 1, 200])
+                pick.choice([0, 3]),
+                pick.choice(["a", "__b", "__consumer_offsets", "ü" * 80]),
+                uuid.uuid4(),
+                pick.choice([0, 1, 200]),
             )
             for _ in range(pick.randrange(4))
         ]
@@ -217,7 +223,7 @@ def test_metadata_answers_read_back_by_kio(version: int) -> None:
         ]
         for entry, topic in zip(topics, found.topics, strict=True):
             assert version < 10 or topic.topic_id == entry.topic_id
-            assert version < 1 or topic.is_internal == (entry.name or "").startswith("__")
+            assert version < 1 or topic.is_internal == (entry.name == "__consumer_offsets")
             assert [one.partition_index for one in topic.partitions] == list(range(entry.partition_count))
             assert all((one.leader_id, one.replica_nodes, one.isr_nodes) == (7, (7,), (7,)) for one in topic.partitions)
 
@@ -235,6 +241,15 @@ def test_every_other_request_decodes_as_kio_wrote_it(key: int) -> None:
     for version in versions(key):
         for expected, reader in random_requests(key, version)[:20]:
             assert plain(messages.decode_request(key, version, reader.buffer)) == plain(expected)
+
+
+@pytest.mark.parametrize("key", sorted(set(api_key_map) - set(APIS)))
+def test_every_request_that_is_not_served_can_be_refused(key: int) -> None:
+    """A handler is not there to write the answer: it is made of the request and the schema."""
+    for version in schema_name_map[api_key_map[key]]:
+        for _, reader in random_requests(key, version)[:3]:
+            request = messages.decode_request(key, version, reader.buffer)
+            read_response(key, version, refusal.encode(key, version, request, Code.UNSUPPORTED_VERSION))
 
 
 def plain(value: Any) -> Any:
@@ -469,7 +484,7 @@ async def test_an_unknown_version_of_api_versions_is_answered_in_version_0(door:
 
 async def test_an_api_that_is_not_served_is_refused_in_its_own_form_where_it_has_one(door: Door) -> None:
     wire = await door.connect()
-    for key, version in ((17, 1), (36, 2), (24, 4), (26, 3), (50, 0), (57, 1)):
+    for key, version in ((17, 1), (36, 2), (24, 4), (26, 3), (41, 3), (57, 1)):
         flexible = messages.is_flexible(key, version)
         answer = await wire.ask_raw(key, version, b"", flexible)
         entity = read_response(key, version, answer[1:] if flexible else answer)
@@ -478,7 +493,7 @@ async def test_an_api_that_is_not_served_is_refused_in_its_own_form_where_it_has
 
 
 async def test_where_the_protocol_has_no_room_for_an_error_the_connection_is_closed(door: Door) -> None:
-    for key, version in ((0, 2), (0, 99), (1, 3), (3, 99), (999, 0), (-5, 0), (29, 99)):
+    for key, version in ((0, 2), (0, 99), (1, 3), (3, 99), (999, 0), (-5, 0), (29, 99), (49, 1)):
         wire = await door.connect()
         assert await wire.ask_raw(key, version, b"", flexible=False) == b"", (key, version)
         await wire.close()

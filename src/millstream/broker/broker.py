@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
 
+from millstream.broker.broker_settings import BrokerSettings
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, fall_back
+from millstream.broker.groups.group_configs import GroupConfigs
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
@@ -21,11 +23,13 @@ from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
+from millstream.broker.scrub import Scrub
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock, Timer
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
 from millstream.errors import RevisionConflict
+from millstream.log.damage import DamagedRange
 from millstream.metrics import Metrics
 from millstream.stores.base import LogStore, MetaStore, Put
 
@@ -56,25 +60,24 @@ class Broker:
         self._housekeeping: Timer | None = None
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.settings = BrokerSettings(config, meta)
         self.topics = Topics(
             meta,
             logs,
-            defaults={
-                "flush": config.flush,
-                "max.message.bytes": str(config.message_bytes_max),
-                "segment.bytes": str(config.segment_bytes),
-                "segment.ms": str(config.segment_ms),
-                "retention.ms": str(config.retention_ms),
-                "retention.bytes": str(config.retention_bytes),
-            },
+            defaults=self.settings.topic_defaults(),
             partitions_max=config.partitions_max,
             default_partitions=config.default_partitions,
             auto_create=config.auto_create_topics,
         )
+        self.group_configs = GroupConfigs(meta)
         settings = GroupSettings(
+            group_configs=self.group_configs.by_group,
+            groups_max=config.groups_max,
+            groups_per_peer_max=config.groups_per_peer_max or max(config.groups_max // 2, 1),
             session_timeout_min_ms=config.session_timeout_min_ms,
             session_timeout_max_ms=config.session_timeout_max_ms,
             initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
+            consumer_migration_policy=config.group_consumer_migration_policy,
             offsets_retention_ms=config.offsets_retention_ms,
         )
         self.queues = Queues(
@@ -92,6 +95,7 @@ class Broker:
         self.cursors = Cursors(meta, self.topics, self.outlet, self.cluster)
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
+        self._scrub = Scrub(self.topics, meta, clock, self.cluster, metrics, config.scrub_bytes_per_second)
         self.changing = asyncio.Lock()
         """Held from reading settings to having stored what they became: changes go one after the other, as those that
         Kafka's controller makes. Two at once would each be made of what the other is about to replace.
@@ -101,12 +105,15 @@ class Broker:
         await self._logs.start()
         await self._meta.start()
         self.cluster_id = await self._load_cluster_id()
+        await self.settings.start(self.topics.set_defaults)
         await self.topics.start()
         if isinstance(self.cluster, Solo):
             await fall_back(self._meta, self.topics)
+        await self.group_configs.start()
         await self.queues.start()
         await self.groups.start()
         self._schedule_housekeeping()
+        self._scrub.start()
 
     async def _adopt(self, owns: Owns) -> None:
         if not isinstance(self.cluster, Solo):
@@ -166,6 +173,15 @@ class Broker:
         """Where the logs live, all bytes there, and free bytes."""
         return (self._logs.location, *self._logs.room())
 
+    def shortages(self) -> Iterator[str]:
+        """Why records are refused for now, or soon will be: room for the largest batch is not there any more."""
+        location, total, free = self.storage()
+        if 0 <= free < self.config.message_bytes_max:
+            yield (
+                f"the disk is full: {location} has {free} of {total} bytes free; records are refused until topics are "
+                "deleted or trimmed, or other files make room"
+            )
+
     def failures(self) -> Iterator[str]:
         """Why the broker is not healthy, one sentence per read-only log, and one where the metadata is."""
         if self._meta.failure is not None:
@@ -174,6 +190,13 @@ class Broker:
             for partition in topic.partitions:
                 if partition.log.failure is not None:
                     yield f"{topic.name}-{partition.index} is read-only: {partition.log.failure}"
+
+    def damage(self) -> Iterator[tuple[str, int, DamagedRange]]:
+        """What is known to be damaged: topic, partition and range of offsets."""
+        for topic in self.topics:
+            for partition in topic.partitions:
+                for damaged in partition.log.damage.ranges:
+                    yield topic.name, partition.index, damaged
 
     def in_background(self, work: Awaitable[None]) -> None:
         """Runs on beside the requests; what goes wrong is logged, and closing waits for it."""
@@ -206,6 +229,7 @@ class Broker:
             self._housekeeping.cancel()
         self.groups.close()
         try:
+            await self._scrub.close()
             await self.queues.close()
             await self.cursors.close()
             if self._tasks:
@@ -214,6 +238,8 @@ class Broker:
                 self._housekeeping.cancel()
             await self.cluster.leave()
         finally:  # whatever goes wrong, what was taken is synced, and the store is let go of
+            self.settings.close()
+            self.group_configs.close()
             self.topics.close()
             try:
                 await self._logs.close()

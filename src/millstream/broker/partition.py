@@ -1,20 +1,27 @@
 """One partition as the broker sees it: the rules for what may be appended, over whatever log the store has.
 
-A batch is judged by its header alone. Records inside are the producer's business, with one exception: in a compacted
-topic every record needs a key, or compaction could not tell what it replaces.
+A batch is judged by its header alone, its largest timestamp included. Records inside are the producer's business, with
+two exceptions: in a compacted topic every record needs a key, or compaction could not tell what it replaces; and where
+`message.timestamp.before.max.ms` is set, every timestamp counts.
+
+A batch that takes too long to look into on the event loop is checked in a thread. Batches that come meanwhile wait for
+their turn, so that the log keeps the order of arrival.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from millstream.broker.record_rules import check_records, out_of_time
+from millstream.broker.setting import LONG_MAX
 from millstream.broker.settings import TopicSettings
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.log.answers import Appended
-from millstream.promise import Promise
+from millstream.promise import Promise, begin
 from millstream.records import batch as batches
-from millstream.records import codec
+from millstream.records.aside import LIGHT_BYTES, Aside
 from millstream.records.batch import (
     CODEC_MASK,
     CODEC_MAX,
@@ -23,6 +30,7 @@ from millstream.records.batch import (
     ORDINARY,
     TRANSACTIONAL,
     BatchHeader,
+    BatchTooLarge,
 )
 from millstream.stores.base import PartitionLog
 
@@ -30,8 +38,12 @@ if TYPE_CHECKING:
     from millstream.broker.inlet import Inlet
 
 
+WAITING_MAX = 16
+"""Batches of a partition that may wait for others to be checked in a thread; each is a copy in memory."""
+
+
 class Partition:
-    __slots__ = ("index", "inlet", "log", "settings")
+    __slots__ = ("_turn", "_waiting", "index", "inlet", "log", "settings")
 
     def __init__(self, index: int, log: PartitionLog, settings: TopicSettings) -> None:
         self.index = index
@@ -39,8 +51,11 @@ class Partition:
         self.settings = settings
         self.inlet: Inlet | None = None
         """For records that come one by one; made for the first of them."""
+        self._turn: asyncio.Lock | None = None
+        self._waiting = 0
+        """Batches that are checked in a thread, or wait for one that is."""
 
-    def admit(self, records: memoryview) -> BatchHeader:
+    def admit(self, records: memoryview, now_ms: int) -> BatchHeader:
         """The header of a batch as a producer sent it; raises `RequestError` if it may not be stored."""
         settings = self.settings
         size = len(records)
@@ -55,27 +70,57 @@ class Partition:
             raise self._refusal(attributes)
         if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise RequestError(Code.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence number")
+        if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
+            raise out_of_time(records, settings, header.max_timestamp, now_ms)
         return header
 
     def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
         """Takes one batch; raises `RequestError` if it may not be stored."""
-        return self._append(records, self.admit(records), clock)
+        settings = self.settings
+        now_ms = clock.now_ms()
+        header = self.admit(records, now_ms)
+        if not settings.needs_more_checks:
+            return header, self.log.append(records, header)
+        header = self._prepare(records, header, now_ms)
+        if not (settings.log.compact or settings.timestamp_before_max_ms < LONG_MAX) and not self._waiting:
+            return header, self.log.append(records, header)
+        return header, self._append_checked(records, header, now_ms)
 
     def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
-        """Takes one batch that the broker itself has just encoded: nobody can have damaged it."""
-        return self._append(records, header, clock)[1]
+        """Takes one batch that the broker itself has just encoded, of records that it has checked."""
+        if self.settings.needs_more_checks:
+            header = self._prepare(records, header, clock.now_ms())
+        return self.log.append(records, header)
 
-    def _append(self, records: memoryview, header: BatchHeader, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
+    def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
         settings = self.settings
-        if settings.needs_more_checks:
-            size = len(records)
-            if size > settings.log.segment_bytes:
-                raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
-            if settings.log.compact:
-                self._require_keys(records)
-            if settings.log_append_time:
-                header = batches.stamp(records, header, clock.now_ms())
-        return header, self.log.append(records, header)
+        size = len(records)
+        if size > settings.log.segment_bytes:
+            raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
+        return batches.stamp(records, header, now_ms) if settings.log_append_time else header
+
+    def _append_checked(self, records: memoryview, header: BatchHeader, now_ms: int) -> Promise[Appended]:
+        if not self._waiting:
+            try:
+                check_records(records, self.settings, now_ms, bytes_max=LIGHT_BYTES)
+                return self.log.append(records, header)
+            except BatchTooLarge:
+                pass
+        if self._waiting == WAITING_MAX:
+            raise RequestError(Code.REQUEST_TIMED_OUT, f"{WAITING_MAX} large batches wait to be checked; retry later")
+        self._waiting += 1
+        return begin(self._append_in_turn(bytearray(records), header, now_ms))
+
+    async def _append_in_turn(self, records: bytearray, header: BatchHeader, now_ms: int) -> Appended:
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        try:
+            async with self._turn:
+                await Aside().run(check_records, records, self.settings, now_ms)
+                appended = self.log.append(memoryview(records), header)
+        finally:
+            self._waiting -= 1
+        return await appended
 
     def _refusal(self, attributes: int) -> RequestError:
         if attributes & (CONTROL | TRANSACTIONAL):
@@ -83,7 +128,3 @@ class Partition:
         if attributes & CODEC_MASK > CODEC_MAX:
             return RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is not known")
         return RequestError(Code.INVALID_RECORD, f"the batch's attributes {attributes:#06x} are not known")
-
-    def _require_keys(self, records: memoryview) -> None:
-        if any(key is None for _, key, _ in codec.keys(records)):
-            raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")

@@ -8,57 +8,34 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from millstream.broker.inert_settings import INERT
+from millstream.broker.setting import (
+    BOOLEAN,
+    DOUBLE,
+    INT,
+    INT_MAX,
+    LIST,
+    LONG,
+    LONG_MAX,
+    STRING,
+    Setting,
+    boolean,
+    choice,
+    integer,
+    ratio,
+)
 from millstream.errors import Code, RequestError, StartupError
 from millstream.log.config import FlushPolicy, LogConfig
 
-INT_MAX = (1 << 31) - 1
-LONG_MAX = (1 << 63) - 1
 DAY_MS = 86_400_000
 RETAINED_SEGMENT_BYTES_MIN = 1 << 20
 RETAINED_SEGMENT_MS_MIN = 60_000
 """However little a topic may hold, its segments are not made smaller than this: each is a file."""
 
-BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
-"""Kafka's numbers for the types of settings."""
-
-Check = Callable[[str], Any]
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-
-
-def integer(low: int, high: int) -> Check:
-    def check(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError("must be a whole number") from None
-        if not low <= value <= high:
-            raise ValueError(f"must be between {low} and {high}")
-        return value
-
-    return check
-
-
-def _ratio(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError("must be a number between 0 and 1") from None
-    if not 0 <= value <= 1:
-        raise ValueError("must be between 0 and 1")
-    return value
-
-
-def choice(*choices: str) -> Check:
-    def check(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return check
 
 
 def _policy(text: str) -> frozenset[str]:
@@ -75,26 +52,12 @@ def _flush(text: str) -> FlushPolicy:
         raise ValueError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    default: str
-    type: int
-    check: Check
-    text: str
-
-
 def check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise RequestError(
             Code.INVALID_TOPIC_EXCEPTION,
             f"{name[:60]!r} is no valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
         )
-
-
-def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text == "true"
 
 
 def _topic_name(text: str) -> str:
@@ -110,7 +73,7 @@ GROUP_SETTINGS: dict[str, Setting] = {
         "__dlq__", STRING, _topic_name, "where records go that a queue has given up"
     ),
     "millstream.key.order": Setting(
-        "false", BOOLEAN, _boolean, "whether a queue gives out a record only when earlier ones of its key are done"
+        "false", BOOLEAN, boolean, "whether a queue gives out a record only when earlier ones of its key are done"
     ),
     "millstream.retry.backoff.max.ms": Setting("60000", LONG, integer(0, DAY_MS), "the longest backoff of a queue"),
     "millstream.retry.backoff.ms": Setting(
@@ -119,8 +82,14 @@ GROUP_SETTINGS: dict[str, Setting] = {
     "share.auto.offset.reset": Setting(
         "latest", STRING, choice("latest", "earliest"), "where a new queue begins to read a topic"
     ),
-    "share.delivery.count.limit": Setting("3", INT, integer(1, 25), "failed deliveries after which a record is dead"),
+    "share.delivery.count.limit": Setting("5", INT, integer(1, 25), "failed deliveries after which a record is dead"),
     "share.heartbeat.interval.ms": Setting("5000", INT, integer(100, 3_600_000), "how often a member says it lives"),
+    "share.isolation.level": Setting(
+        "read_uncommitted",
+        STRING,
+        choice("read_uncommitted", "read_committed"),
+        "no effect: there are no transactions",
+    ),
     "share.partition.max.record.locks": Setting(
         "10000", INT, integer(1, 1_000_000), "records of one partition that may be leased at a time"
     ),
@@ -135,29 +104,40 @@ too, with `group.` in front: for groups that do not set their own.
 
 SETTINGS: dict[str, Setting] = {
     "cleanup.policy": Setting("delete", LIST, _policy, "delete old segments, compact by key, or both"),
-    "compression.type": Setting(
-        "producer", STRING, choice("producer"), "batches keep the compression that their producer chose"
-    ),
     "delete.retention.ms": Setting(
         "86400000", LONG, integer(0, LONG_MAX), "how long compaction keeps the marker of a deleted key"
     ),
     "flush": Setting("always", STRING, _flush, "when an append is synced: always, os, every=N, every=Tms, every=N,Tms"),
+    "flush.messages": Setting(
+        str(LONG_MAX), LONG, integer(1, LONG_MAX), "records after which a sync follows; cannot loosen flush"
+    ),
+    "flush.ms": Setting(
+        str(LONG_MAX), LONG, integer(0, LONG_MAX), "time after which a sync follows; cannot loosen flush"
+    ),
     "index.interval.bytes": Setting(
         "4096", INT, integer(64, INT_MAX), "about how many bytes lie between two entries of a segment's index"
     ),
+    "max.compaction.lag.ms": Setting(
+        str(LONG_MAX), LONG, integer(1, LONG_MAX), "age at which a record is compacted, however little else is new"
+    ),
     "max.message.bytes": Setting("1048588", INT, integer(0, INT_MAX), "largest record batch that is taken"),
+    "message.timestamp.after.max.ms": Setting(
+        "3600000", LONG, integer(0, LONG_MAX), "how far ahead of the broker's clock a producer's timestamp may be"
+    ),
+    "message.timestamp.before.max.ms": Setting(
+        str(LONG_MAX), LONG, integer(0, LONG_MAX), "how far behind the broker's clock a producer's timestamp may be"
+    ),
     "message.timestamp.type": Setting(
         "CreateTime", STRING, choice("CreateTime", "LogAppendTime"), "whose clock stamps a record: producer or broker"
     ),
     "min.cleanable.dirty.ratio": Setting(
-        "0.5", DOUBLE, _ratio, "which part of the closed segments must be new before compaction runs"
+        "0.5", DOUBLE, ratio, "which part of the closed segments must be new before compaction runs"
     ),
     "min.compaction.lag.ms": Setting("0", LONG, integer(0, LONG_MAX), "how long a record stays out of compaction"),
     "millstream.delay.ms": Setting("0", LONG, integer(0, 366 * DAY_MS), "how long queues keep every record back"),
     "millstream.retention.done.ms": Setting(
         "-1", LONG, integer(-1, LONG_MAX), "how long a record stays when every group is done with it; -1: as any other"
     ),
-    "min.insync.replicas": Setting("1", INT, integer(1, 1), "this broker keeps one copy"),
     "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "size of a partition above which segments go"),
     "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
     "segment.bytes": Setting(
@@ -172,8 +152,14 @@ SETTINGS: dict[str, Setting] = {
         integer(1, LONG_MAX),
         "age at which a new segment begins; where a topic does not set it, at most half of retention.ms",
     ),
+    **INERT,
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},
 }
+
+
+def is_kafkas(name: str) -> bool:
+    """Whether Kafka's topics have a setting of this name. A listing shows the other ones only where they are set."""
+    return name != "flush" and not name.startswith(("millstream.", "group."))
 
 
 class TopicSettings:
@@ -188,6 +174,8 @@ class TopicSettings:
         "message_bytes_max",
         "needs_more_checks",
         "overrides",
+        "timestamp_after_max_ms",
+        "timestamp_before_max_ms",
     )
 
     def __init__(self, overrides: Mapping[str, str], defaults: Mapping[str, str]) -> None:
@@ -197,6 +185,10 @@ class TopicSettings:
         policy = values["cleanup.policy"]
         self.message_bytes_max: int = values["max.message.bytes"]
         self.log_append_time = values["message.timestamp.type"] == "LogAppendTime"
+        # The broker's own timestamps need no bounds.
+        after, before = values["message.timestamp.after.max.ms"], values["message.timestamp.before.max.ms"]
+        self.timestamp_after_max_ms: int = LONG_MAX if self.log_append_time else after
+        self.timestamp_before_max_ms: int = LONG_MAX if self.log_append_time else before
         self.delay_ms: int = values["millstream.delay.ms"]
         self.done_retention_ms: int = values["millstream.retention.done.ms"]
         self.log = LogConfig(
@@ -210,10 +202,14 @@ class TopicSettings:
             delete_retention_ms=values["delete.retention.ms"],
             min_cleanable_dirty_ratio=values["min.cleanable.dirty.ratio"],
             min_compaction_lag_ms=values["min.compaction.lag.ms"],
-            flush=values["flush"],
+            max_compaction_lag_ms=values["max.compaction.lag.ms"],
+            flush=values["flush"].tightened(values["flush.messages"], values["flush.ms"]),
         )
         self.needs_more_checks = (
-            self.log.compact or self.log_append_time or self.message_bytes_max > self.log.segment_bytes
+            self.log.compact
+            or self.log_append_time
+            or self.message_bytes_max > self.log.segment_bytes
+            or self.timestamp_before_max_ms < LONG_MAX
         )
         """Whether batches of this topic need more than their header checked; most do not."""
 
@@ -231,10 +227,18 @@ class TopicSettings:
     def _segment_ms(self, values: Mapping[str, Any]) -> int:
         """As with the size: a topic that is always written to would keep what is too old until its segment ends."""
         segment: int = values["segment.ms"]
+        if "compact" in values["cleanup.policy"]:  # the active segment is never compacted
+            segment = min(segment, values["max.compaction.lag.ms"])
         retention: int = values["retention.ms"]
         if "segment.ms" in self.overrides or retention < 0 or "delete" not in values["cleanup.policy"]:
             return segment
         return min(segment, max(retention // 2, RETAINED_SEGMENT_MS_MIN))
+
+    def time_bounds(self, now_ms: int) -> tuple[int, int]:
+        """The earliest and the latest timestamp that a record may have."""
+        return max(now_ms - self.timestamp_before_max_ms, -LONG_MAX), min(
+            now_ms + self.timestamp_after_max_ms, LONG_MAX
+        )
 
     def value(self, name: str) -> str:
         return self.overrides.get(name, self.default(name))
@@ -260,3 +264,15 @@ def check_overrides(
             setting.check(text if text is not None else "")
         except ValueError as error:
             raise RequestError(Code.INVALID_CONFIG, f"{name}={text} is not valid: {error}") from error
+
+
+def check_topic(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+    """Raises INVALID_CONFIG also for settings that do not fit each other."""
+    check_overrides(overrides)
+    settings = TopicSettings(overrides, defaults).log
+    if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:
+        raise RequestError(
+            Code.INVALID_CONFIG,
+            f"min.compaction.lag.ms={settings.min_compaction_lag_ms} is larger than "
+            f"max.compaction.lag.ms={settings.max_compaction_lag_ms}",
+        )

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from millstream.broker.partition import Partition
-from millstream.broker.settings import TopicSettings, check_name, check_overrides
+from millstream.broker.settings import TopicSettings, check_name, check_topic
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.promise import Promise, promised
 from millstream.stores.base import Delete, LogStore, MetaStore, Put, Versioned
@@ -255,7 +255,7 @@ class Topics:
         self, name: str, partition_count: int, overrides: Mapping[str, str], validate_only: bool = False
     ) -> Topic:
         check_name(name)
-        check_overrides(overrides)
+        check_topic(overrides, self._defaults)
         if partition_count < 1:
             raise RequestError(Code.INVALID_PARTITIONS, f"a topic needs at least one partition, not {partition_count}")
         self._check_room(partition_count)
@@ -280,7 +280,9 @@ class Topics:
         self._notify()
         return topic
 
-    async def ensure(self, name: str, partition_count: int | None = None) -> Topic:
+    async def ensure(
+        self, name: str, partition_count: int | None = None, overrides: Mapping[str, str] | None = None
+    ) -> Topic:
         """The topic, created if it is missing and that is allowed, with so many partitions or the broker's default."""
         topic = self._by_name.get(name)
         if topic is not None:
@@ -288,7 +290,7 @@ class Topics:
         if not self.auto_create:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         try:
-            return await self.create(name, partition_count or self.default_partitions, {})
+            return await self.create(name, partition_count or self.default_partitions, overrides or {})
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
@@ -339,13 +341,19 @@ class Topics:
     async def configure(self, name: str, overrides: Mapping[str, str], validate_only: bool = False) -> None:
         """Replaces all of a topic's own settings."""
         topic = self._require(name)
-        check_overrides(overrides)
+        check_topic(overrides, self._defaults)
         if validate_only:
             return
         revision = await self._store(topic, topic.partition_count, overrides)
         if topic.revision < revision:  # or the watch was faster, perhaps with more
             topic.revision = revision
             self._configure(topic, TopicSettings(overrides, self._defaults))
+
+    def set_defaults(self, defaults: Mapping[str, str]) -> None:
+        """Of settings that a topic does not have of its own."""
+        self._defaults = defaults
+        for topic in self._by_name.values():
+            self._configure(topic, TopicSettings(topic.settings.overrides, defaults))
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
         topic.settings = settings

@@ -2,7 +2,9 @@
 
 Batches go to the log as they are. With `flush=always` (the default) the answer comes when they are synced, for
 acks=1 and acks=all alike; requests on one connection overlap in the meantime, so that many share a sync. acks=0 is
-not answered. Topics are not created here: clients ask for metadata first, and that creates them.
+not answered. A refusal names the records that are to blame (KIP-467): those with a timestamp out of the topic's bounds,
+judged by the batch's header, and those without a key in a compacted topic. Topics are not created here: clients ask for
+metadata first, and that creates them.
 Gaps: no transactions; exactly one batch per partition and request, as the protocol has required since version 3.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from millstream.broker.partition import Partition
+from millstream.broker.record_rules import RecordsRefused
 from millstream.doors.kafka.context import Context
 from millstream.doors.outbox import Chunk
 from millstream.errors import Code, ProtocolError, RequestError
@@ -114,4 +117,5 @@ def answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended
 
 def refused(data: PartitionData, error: BaseException) -> PartitionAnswer:
     code = error.code if isinstance(error, RequestError) else Code.UNKNOWN_SERVER_ERROR
-    return PartitionAnswer(data.topic, data.partition, int(code), message=str(error))
+    records = error.records if isinstance(error, RecordsRefused) else ()
+    return PartitionAnswer(data.topic, data.partition, int(code), message=str(error), records=records)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
-from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.context import Context, Wait
 from millstream.doors.kafka.sessions import NO_SESSION, FetchSession, all_wanted
 from millstream.doors.outbox import Chunk, pieces
 from millstream.errors import Code, RequestError
@@ -51,7 +51,7 @@ def _fetch(
         return _encode(work.answer.value(), session, is_full, version)
     broker.metrics.fetch_waits += 1
     parked: Promise[list[Chunk]] = Promise()
-    context.cancel = work.cancel
+    context.wait = Wait(work.cancel, work.finish)
     work.answer.then(lambda done: parked.settle(_encode(done.value(), session, is_full, version)))
     return parked
 

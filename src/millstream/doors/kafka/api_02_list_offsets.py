@@ -10,8 +10,11 @@ from __future__ import annotations
 from millstream.broker.fetch import LEADER_EPOCH
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
+from millstream.logs import Damped
 from millstream.stores.base import PartitionLog
 from millstream.wire.kafka.messages import Fields, Message
+
+unexpected = Damped(__name__)
 
 KEY = 2
 VERSIONS = (1, 11)
@@ -46,6 +49,9 @@ async def _find(name: str, one: Message, context: Context) -> Fields:
         offset, timestamp = await _look_up(topic.partitions[one.partition_index].log, one.timestamp)
     except RequestError as error:
         return {**answer, "error_code": error.code}
+    except Exception as error:
+        unexpected.error("list offsets of %s-%d failed: %r", name, one.partition_index, error)
+        return {**answer, "error_code": Code.UNKNOWN_SERVER_ERROR}
     return {**answer, "offset": offset, "timestamp": timestamp, "leader_epoch": LEADER_EPOCH if offset >= 0 else -1}
 
 

@@ -2,8 +2,8 @@
 
 Brokers, topics and partitions. Where brokers share a store any of them takes any request: the partitions are shared out
 between those that are alive. Creates a missing topic if the client allows it and the broker's `auto_create_topics`
-is on.
-Gaps: authorized operations are never listed.
+is on, but none of Kafka's internal ones. Authorized operations, where the client asks for them, are all there are.
+Gaps: none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.doors.outbox import Chunk
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import metadata
-from millstream.wire.kafka.metadata import BrokerEntry, MetadataRequest, TopicEntry
+from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, MetadataRequest, TopicEntry
 from millstream.wire.kafka.primitives import Reader
 
 KEY = 3
@@ -33,7 +33,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     missing = [
         name
         for topic_id, name in request.topics or ()
-        if name is not None and topic_id == NO_ID and topics.get(name) is None
+        if name is not None and topic_id == NO_ID and topics.get(name) is None and name not in INTERNAL_TOPICS
     ]
     if not (missing and request.allow_auto_create and topics.auto_create):
         return [_encode(request, context, context.version, {})]
@@ -61,7 +61,8 @@ def _encode(request: MetadataRequest, context: Context, version: int, refused: d
     else:
         entries = [_find(topic_id, name, context, refused) for topic_id, name in request.topics]
     brokers = [BrokerEntry(*node) for node in broker.nodes(context.local_host, context.local_port)]
-    return metadata.encode(version, brokers, broker.cluster_id, brokers[0].node_id, entries)
+    asked = request.cluster_operations, request.topic_operations
+    return metadata.encode(version, brokers, broker.cluster_id, brokers[0].node_id, entries, *asked)
 
 
 def _find(topic_id: UUID, name: str | None, context: Context, refused: dict[str, Code]) -> TopicEntry:

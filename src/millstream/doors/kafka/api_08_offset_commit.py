@@ -24,6 +24,7 @@ async def handle(request: Message, context: Context) -> Fields:
             request.group_instance_id,
             request.generation_id_or_member_epoch,
             commits,
+            context.client_host,
         )
     except RequestError as error:
         codes = [[error.code] * len(commit.partitions) for commit in commits]

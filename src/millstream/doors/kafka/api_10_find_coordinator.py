@@ -37,7 +37,8 @@ async def _coordinator(key_type: int, key: str, context: Context) -> Fields:
             return _nobody(error.code, error.detail)
     if node is None:
         node = Node(broker.node_id, *broker.advertised(context.local_host, context.local_port))
-    return {"error_code": Code.NONE, "error_message": None, **node._asdict()}
+    no_message = "" if context.version >= 4 else "NONE"  # as Kafka, which never sends null here
+    return {"error_code": Code.NONE, "error_message": no_message, **node._asdict()}
 
 
 def _nobody(code: Code, text: str) -> Fields:

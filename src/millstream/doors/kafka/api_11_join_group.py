@@ -2,13 +2,16 @@
 
 A member of the classic protocol enters its group's next generation; the answer waits until all have. Members without a
 `group.instance.id` are given an id first (from version 4). A static leader that returns to a stable group is told to
-skip its assignment (from version 9). Gaps: none.
+skip its assignment (from version 9). In a consumer group (KIP-848) a consumer's join is answered at once, with its
+member epoch as the generation and no leader. Gaps: none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from millstream.broker.groups.groups import Join, Joined
-from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.context import Context, Wait
 from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -16,7 +19,12 @@ KEY = 11
 VERSIONS = (0, 9)
 
 
-async def handle(request: Message, context: Context) -> Fields:
+def handle(request: Message, context: Context) -> Awaitable[Fields]:
+    context.wait = Wait()  # a member whose client hung up stays until its session ends, as in Kafka
+    return _answer(request, context)
+
+
+async def _answer(request: Message, context: Context) -> Fields:
     try:
         joined = await context.broker.groups.join(_join(request, context))
     except RequestError as error:

@@ -1,11 +1,14 @@
 """SyncGroup (key 14), versions 0 to 5.
 
-The leader hands in the plan; every member's answer waits for it and carries that member's part. Gaps: none.
+The leader hands in the plan; every member's answer waits for it and carries that member's part. In a consumer group
+(KIP-848) the broker makes the plan. Gaps: none.
 """
 
 from __future__ import annotations
 
-from millstream.doors.kafka.context import Context
+from collections.abc import Awaitable
+
+from millstream.doors.kafka.context import Context, Wait
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -13,7 +16,12 @@ KEY = 14
 VERSIONS = (0, 5)
 
 
-async def handle(request: Message, context: Context) -> Fields:
+def handle(request: Message, context: Context) -> Awaitable[Fields]:
+    context.wait = Wait()
+    return _answer(request, context)
+
+
+async def _answer(request: Message, context: Context) -> Fields:
     try:
         synced = await context.broker.groups.sync(
             request.group_id,

@@ -1,13 +1,14 @@
 """DescribeGroups (key 15), versions 0 to 6.
 
 State and members of classic groups; metadata and assignments are told while the group is stable. What is not a classic
-group is "Dead", and from version 6 an error. Gaps: authorized operations are not told.
+group is "Dead", and from version 6 an error. Gaps: none.
 """
 
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 15
@@ -15,10 +16,12 @@ VERSIONS = (0, 6)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    return {"throttle_time": 0, "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.groups)]}
+    allowed = operations.OF_GROUP if request.include_authorized_operations else operations.NOT_ASKED
+    groups = [_describe(group_id, allowed, context) for group_id in dict.fromkeys(request.groups)]
+    return {"throttle_time": 0, "groups": groups}
 
 
-def _describe(group_id: str, context: Context) -> Fields:
+def _describe(group_id: str, allowed: int, context: Context) -> Fields:
     try:
         group = context.broker.groups.describe(group_id)
     except RequestError as error:
@@ -31,6 +34,7 @@ def _describe(group_id: str, context: Context) -> Fields:
             "protocol_type": "",
             "protocol_data": "",
             "members": [],
+            "authorized_operations": operations.NOT_ASKED if told else allowed,
         }
     return {
         "error_code": Code.NONE,
@@ -49,4 +53,5 @@ def _describe(group_id: str, context: Context) -> Fields:
             }
             for member in group.members
         ],
+        "authorized_operations": allowed,
     }

@@ -23,7 +23,7 @@ def handle(request: Message, context: Context) -> Fields:
                 "group_id": group.group_id,
                 "protocol_type": group.protocol_type,
                 "group_state": group.state,
-                "group_type": group.type,
+                "group_type": group.type.lower(),
             }
             for group in listed
         ],

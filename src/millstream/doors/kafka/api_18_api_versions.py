@@ -1,8 +1,10 @@
 """ApiVersions (key 18), versions 0 to 4.
 
 Lists exactly what is served. A newer version of the request is answered in version 0 with UNSUPPORTED_VERSION, as the
-protocol wants it, so that the client can ask again.
-Gaps: no features are listed.
+protocol wants it, so that the client can ask again. The features (KIP-584) are those of Kafka 4.1 that are true here:
+`group.version` 1 (consumer groups), `share.version` 1 (share groups), `metadata.version` 27 (4.1-IV1).
+Gaps: no `transaction.version`, because there are no transactions; no `kraft.version` and no
+`eligible.leader.replicas.version`, because there are no replicas. Levels are fixed.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.outbox import Chunk
 from millstream.errors import Code
 from millstream.wire.kafka import api_versions
+from millstream.wire.kafka.api_versions import Feature
 from millstream.wire.kafka.primitives import Reader
 
 KEY = 18
 VERSIONS = (0, 4)
 FLEXIBLE_FROM = api_versions.FLEXIBLE_FROM
+
+FEATURES = (Feature("group.version", 0, 1), Feature("metadata.version", 7, 27), Feature("share.version", 0, 1))
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk]:
@@ -27,4 +32,4 @@ def answer(reader: Reader, context: Context) -> list[Chunk]:
     supported = VERSIONS[0] <= context.version <= VERSIONS[1]
     ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]
     code = Code.NONE if supported else Code.UNSUPPORTED_VERSION
-    return [api_versions.encode(context.version if supported else 0, code, ranges)]
+    return [api_versions.encode(context.version if supported else 0, code, ranges, FEATURES)]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from millstream.broker.settings import SETTINGS
 from millstream.broker.topics import Topic
+from millstream.doors.kafka.config_resources import topic_entries
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 19
 VERSIONS = (2, 7)
-
-TOPIC_SOURCE, DEFAULT_SOURCE = 1, 5
 
 
 async def handle(request: Message, context: Context) -> Fields:
@@ -54,7 +52,7 @@ async def _create(wanted: Message, validate_only: bool, context: Context) -> Fie
         count = topics.default_partitions
     overrides = {config.name: config.value for config in wanted.configs}
     topic = await topics.create(wanted.name, count, overrides, validate_only)
-    return _result(wanted.name, Code.NONE, None, topic, count)
+    return {**_result(wanted.name, Code.NONE, None, topic, count), "configs": topic_entries(topic.settings, context)}
 
 
 def _result(name: str, code: Code, detail: str | None, topic: Topic | None = None, count: int = -1) -> Fields:
@@ -66,15 +64,5 @@ def _result(name: str, code: Code, detail: str | None, topic: Topic | None = Non
         "topic_config_error_code": 0,
         "num_partitions": count,
         "replication_factor": 1 if topic is not None else -1,
-        "configs": [_config(topic, setting) for setting in SETTINGS] if topic is not None else [],
-    }
-
-
-def _config(topic: Topic, name: str) -> Fields:
-    return {
-        "name": name,
-        "value": topic.settings.value(name),
-        "read_only": False,
-        "config_source": TOPIC_SOURCE if name in topic.settings.overrides else DEFAULT_SOURCE,
-        "is_sensitive": False,
+        "configs": [],
     }

@@ -1,6 +1,7 @@
 """DeleteRecords (key 21), versions 0 to 2.
 
-Moves the start of a partition up to an offset, -1 for all there is. Durable when answered.
+Moves the start of a partition up to an offset, -1 for all there is. Durable when answered. A topic that is only
+compacted is refused with POLICY_VIOLATION.
 Gaps: none.
 """
 
@@ -29,6 +30,8 @@ async def _trim(name: str, one: Message, context: Context) -> Fields:
     topic = context.broker.topics.get(name)
     if topic is None or not 0 <= one.partition_index < topic.partition_count:
         return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
+    if not topic.settings.log.delete:
+        return {**answer, "error_code": Code.POLICY_VIOLATION}
     log = topic.partitions[one.partition_index].log
     try:
         start = await log.trim(log.durable if one.offset == -1 else one.offset)

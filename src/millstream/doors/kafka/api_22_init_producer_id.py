@@ -1,6 +1,7 @@
 """InitProducerId (key 22), versions 0 to 6.
 
-Gives an idempotent producer its id. A producer that lost its place asks again with its old id and gets a new epoch.
+Gives every idempotent producer an id that no other ever had. The id that a request may name belongs to a transactional
+id: without one it is not read, because some clients leave zeros there.
 Gaps: no transactions: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 """
 
@@ -12,8 +13,6 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 22
 VERSIONS = (0, 6)
-
-EPOCH_MAX = 0x7FFE
 
 
 async def handle(request: Message, context: Context) -> Fields:
@@ -28,9 +27,8 @@ async def handle(request: Message, context: Context) -> Fields:
     if request.transactional_id is not None:
         # librdkafka tries again for two minutes after any error that it does not take for final; this one it does.
         return {**answer, "error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-    known, epoch = request.producer_id, request.producer_epoch
-    if known is not None and known >= 0 and epoch is not None and 0 <= epoch < EPOCH_MAX:
-        return {**answer, "producer_id": known, "producer_epoch": epoch + 1}
+    if (request.producer_id in (None, -1)) != (request.producer_epoch in (None, -1)):
+        return {**answer, "error_code": Code.INVALID_REQUEST}
     try:
         return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}
     except RequestError:

@@ -1,8 +1,9 @@
 """DescribeConfigs (key 32), versions 1 to 4.
 
-Settings of topics and share groups, with where each value comes from and what it means, and the broker's own
-configuration.
-Gaps: no broker loggers.
+Settings of topics, groups and the broker, with where each value comes from and what it means, and the levels of the
+broker's loggers. The broker's settings have Kafka's names, and those of its own configuration beside them. Settings
+that Kafka does not have are among a topic's where they are set.
+Gaps: no client metrics.
 """
 
 from __future__ import annotations
@@ -31,12 +32,9 @@ async def _describe(resource: Message, request: Message, context: Context) -> Fi
         entries = config_resources.describe(resource, context)
     except RequestError as error:
         return {**config_resources.result(resource, error), "configs": []}
-    keys = resource.configuration_keys
-    if keys is not None:
-        entries = [entry for entry in entries if entry["name"] in keys]
     for entry in entries:
         if not request.include_synonyms:
             entry["synonyms"] = []
         if not request.include_documentation:
             entry["documentation"] = None
-    return {**config_resources.result(resource), "configs": entries}
+    return {**config_resources.result(resource), "error_message": "", "configs": entries}

@@ -1,7 +1,8 @@
 """AlterConfigs (key 33), versions 0 to 2.
 
-Replaces all settings of a topic or a share group: what is not named goes back to its default. Durable when answered.
-Gaps: the broker's settings are fixed while it runs.
+Replaces all settings of a topic, a share group or a broker: what is not named goes back to its default. Of a broker
+those can be altered that are defaults of its topics. Durable when answered.
+Gaps: loggers are set with IncrementalAlterConfigs only, as in Kafka.
 """
 
 from __future__ import annotations

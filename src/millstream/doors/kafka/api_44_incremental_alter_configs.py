@@ -1,14 +1,15 @@
 """IncrementalAlterConfigs (key 44), versions 0 to 1.
 
-Sets or deletes single settings of a topic or a share group; appends to and subtracts from lists (`cleanup.policy`).
-Durable when answered.
-Gaps: the broker's settings are fixed while it runs.
+Sets or deletes single settings of a topic, a share group or a broker; appends to and subtracts from lists
+(`cleanup.policy`). Of a broker those can be altered that are defaults of its topics. Durable when answered. Sets the
+levels of loggers, until the broker stops.
+Gaps: no client metrics.
 """
 
 from __future__ import annotations
 
-from millstream.broker.settings import LIST
-from millstream.doors.kafka import config_relay, config_resources
+from millstream.broker.setting import LIST
+from millstream.doors.kafka import config_loggers, config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
@@ -31,6 +32,9 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
+    if resource.resource_type == config_resources.LOGGER:
+        config_loggers.alter(resource, validate_only, context)
+        return
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:

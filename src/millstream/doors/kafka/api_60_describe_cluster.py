@@ -1,15 +1,15 @@
 """DescribeCluster (key 60), versions 0 to 2.
 
-The cluster's id and its brokers.
-Gaps: authorized operations are never listed.
+The cluster's id and its brokers; authorized operations, where the client asks for them, are all there are.
+Gaps: none.
 """
 
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
-from millstream.wire.kafka.metadata import NO_OPERATIONS
 
 KEY = 60
 VERSIONS = (0, 2)
@@ -19,6 +19,7 @@ BROKERS = 1
 
 def handle(request: Message, context: Context) -> Fields:
     broker = context.broker
+    asked = request.include_cluster_authorized_operations
     nodes = broker.nodes(context.local_host, context.local_port)
     return {
         "throttle_time": 0,
@@ -31,5 +32,5 @@ def handle(request: Message, context: Context) -> Fields:
             {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": None, "is_fenced": False}
             for node in nodes
         ],
-        "cluster_authorized_operations": NO_OPERATIONS,
+        "cluster_authorized_operations": operations.OF_CLUSTER if asked else operations.NOT_ASKED,
     }

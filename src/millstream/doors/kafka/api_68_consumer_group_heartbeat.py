@@ -2,7 +2,9 @@
 
 The consumer protocol (KIP-848) in one request: join (epoch 0), live, confirm what was given up, leave (-1, or -2 for a
 static member that will be back). The answer lists partitions when they changed or when the member said everything.
-Patterns are of RE2's kind. Gaps: racks are kept and not used; groups do not migrate while classic members are in them.
+Patterns are of RE2's kind, with at most 500 states, and at most 50 different ones in a group. The first member that
+joins a classic group converts it to a consumer group, in which its members stay (`group.consumer.migration.policy`).
+Gaps: racks are kept and not used.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ async def handle(request: Message, context: Context) -> Fields:
         "error_code": Code.NONE,
         "member_id": answer.member_id,
         "member_epoch": answer.epoch,
-        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "heartbeat_interval": answer.heartbeat_interval_ms if answer.epoch >= 0 else 0,
         "assignment": assignment,
     }
 

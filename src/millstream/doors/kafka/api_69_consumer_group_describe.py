@@ -1,7 +1,7 @@
 """ConsumerGroupDescribe (key 69), versions 0 and 1.
 
-State, epochs and members of consumer-protocol groups: what each has and what it should have. Gaps: authorized
-operations are not told.
+State, epochs and members of consumer-protocol groups: what each has and what it should have, and whether it uses the
+classic protocol (from version 1). Gaps: none.
 """
 
 from __future__ import annotations
@@ -11,23 +11,29 @@ from millstream.broker.groups.consumer_member import by_topic
 from millstream.broker.groups.described import ConsumerMemberView
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 69
 VERSIONS = (0, 1)
-_CONSUMER = 1
-"""The member type of the consumer protocol (0: classic)."""
+_CLASSIC, _CONSUMER = 0, 1
+"""The types of members (from version 1)."""
 
 
 def handle(request: Message, context: Context) -> Fields:
     return {
         "throttle_time": 0,
-        "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.group_ids)],
+        "groups": [
+            _describe(group_id, bool(request.include_authorized_operations), context)
+            for group_id in dict.fromkeys(request.group_ids)
+        ],
     }
 
 
-def _describe(group_id: str, context: Context) -> Fields:
+def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
     try:
+        if not group_id:
+            raise RequestError(Code.INVALID_GROUP_ID)
         group = context.broker.groups.consumer_describe(group_id)
     except RequestError as error:
         return {
@@ -48,6 +54,7 @@ def _describe(group_id: str, context: Context) -> Fields:
         "assignment_epoch": group.target_epoch,
         "assignor_name": group.assignor,
         "members": [_member(member, context) for member in group.members],
+        "authorized_operations": operations.OF_GROUP if operations_asked else operations.NOT_ASKED,
     }
 
 
@@ -60,10 +67,10 @@ def _member(member: ConsumerMemberView, context: Context) -> Fields:
         "client_id": member.client_id,
         "client_host": member.client_host,
         "subscribed_topic_names": member.topics,
-        "subscribed_topic_regex": member.pattern,
+        "subscribed_topic_regex": member.pattern or "",
         "assignment": _assignment(member.assigned, context),
         "target_assignment": _assignment(member.target, context),
-        "member_type": _CONSUMER,
+        "member_type": _CLASSIC if member.classic else _CONSUMER,
     }
 
 

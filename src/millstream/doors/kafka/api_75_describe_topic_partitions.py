@@ -1,7 +1,7 @@
 """DescribeTopicPartitions (key 75), version 0.
 
 Topics and partitions page by page: at most `response_partition_limit` partitions an answer, and a cursor to go on from.
-Gaps: authorized operations are never listed.
+Gaps: none.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
-from millstream.wire.kafka.metadata import NO_OPERATIONS, BrokerEntry, leaders
+from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, leaders
 
 KEY = 75
 VERSIONS = (0, 0)
@@ -51,7 +52,7 @@ def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> 
         "error_code": Code.NONE if topic is not None else Code.UNKNOWN_TOPIC_OR_PARTITION,
         "name": name,
         "topic_id": topic.id if topic is not None else NO_ID,
-        "is_internal": name.startswith("__"),
+        "is_internal": name in INTERNAL_TOPICS,
         "partitions": [
             {
                 "error_code": Code.NONE,
@@ -60,11 +61,11 @@ def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> 
                 "leader_epoch": 0,
                 "replica_nodes": [leads[index % len(leads)]],
                 "isr_nodes": [leads[index % len(leads)]],
-                "eligible_leader_replicas": None,
-                "last_known_elr": None,
+                "eligible_leader_replicas": [],
+                "last_known_elr": [],
                 "offline_replicas": [],
             }
             for index in indexes
         ],
-        "topic_authorized_operations": NO_OPERATIONS,
+        "topic_authorized_operations": operations.OF_TOPIC,
     }

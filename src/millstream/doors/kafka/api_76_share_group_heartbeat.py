@@ -46,6 +46,6 @@ async def handle(request: Message, context: Context) -> Fields:
         "error_code": Code.NONE,
         "member_id": answer.member_id,
         "member_epoch": answer.epoch,
-        "heartbeat_interval": answer.heartbeat_interval_ms,
+        "heartbeat_interval": answer.heartbeat_interval_ms if answer.epoch >= 0 else 0,
         "assignment": assignment,
     }

@@ -1,7 +1,7 @@
 """ShareGroupDescribe (key 77), version 1.
 
 State, epochs and members of share groups. Queues that were made through another door are described as well: their
-workers are not members in Kafka's sense and are not listed. Gaps: authorized operations are not told.
+workers are not members in Kafka's sense and are not listed. Gaps: none.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from millstream.broker.groups.described import ShareMemberView
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 77
@@ -18,11 +19,14 @@ VERSIONS = (1, 1)
 def handle(request: Message, context: Context) -> Fields:
     return {
         "throttle_time": 0,
-        "groups": [_describe(group_id, context) for group_id in dict.fromkeys(request.group_ids)],
+        "groups": [
+            _describe(group_id, bool(request.include_authorized_operations), context)
+            for group_id in dict.fromkeys(request.group_ids)
+        ],
     }
 
 
-def _describe(group_id: str, context: Context) -> Fields:
+def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
     try:
         group = context.broker.groups.share(group_id).describe()
     except RequestError as error:
@@ -30,7 +34,7 @@ def _describe(group_id: str, context: Context) -> Fields:
             "error_code": error.code,
             "error_message": error.detail,
             "group_id": group_id,
-            "group_state": "Dead",
+            "group_state": "",
             "group_epoch": 0,
             "assignment_epoch": 0,
             "assignor_name": "",
@@ -44,6 +48,7 @@ def _describe(group_id: str, context: Context) -> Fields:
         "assignment_epoch": group.target_epoch,
         "assignor_name": group.assignor,
         "members": [_member(member, context) for member in group.members],
+        "authorized_operations": operations.OF_GROUP if operations_asked else operations.NOT_ASKED,
     }
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from millstream.broker.groups import share_fetch
+from millstream.broker.groups.queue_verbs import Verb
 from millstream.broker.groups.share_fetch import Leased, ShareFetch
 from millstream.doors.kafka import share_answers, share_relay
-from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.context import Context, Wait
 from millstream.doors.kafka.share_answers import Refusals
 from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
 from millstream.doors.outbox import Chunk
@@ -46,7 +47,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     except RequestError as error:
         return _refuse(error)
     fetch = session.fetch = _begin(request, session, context)
-    context.cancel = fetch.cancel
+    context.wait = Wait(fetch.cancel, fetch.cancel)
     return context.shares.answer(_fetch(request, session, fetch, context), _refuse)
 
 
@@ -76,8 +77,11 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
 async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
     broker, queue, seat = context.broker, session.queue, session.seat
     answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
-    # What is acknowledged becomes durable while records are looked for: both are answered together.
+    # What is acknowledged becomes durable while records are looked for: both are answered together. What is released
+    # may be among those records, and is available only when that is durable.
     promises = share_fetch.acknowledge(queue, seat, broker.topics, answers)
+    if any(each.verb == Verb.RELEASE for said in answers.values() for each in said):
+        await share_fetch.settle(promises)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
     try:
         leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))

@@ -1,7 +1,8 @@
 """DescribeShareGroupOffsets (key 90), versions 0 to 1.
 
 Where a share group is in each partition: the first offset that is not done, and (version 1) how many records are not
-done yet. All partitions that the group has read, or those that are named; -1 for one that it has not. Gaps: none.
+done yet. All partitions that the group has read, or those that are named; -1 for one that it has not. A group
+that does not exist has read none. Gaps: none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _describe(asked: Message, context: Context) -> Fields:
     try:
         context.broker.groups.share(asked.group_id)
     except RequestError as error:
-        return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}
+        if error.code != Code.GROUP_ID_NOT_FOUND:
+            return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}
     queue = context.broker.queues.get(asked.group_id)
     known = _known(queue)
     if asked.topics is None:

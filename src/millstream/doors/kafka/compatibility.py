@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from millstream.doors.kafka.apis import APIS, Api
+from millstream.doors.kafka.differences import DIFFERENCES
 
 _TEXT = re.compile(r"(?P<name>\w+) \(key \d+\), versions? [\d a-z]+\.\s+(?P<does>.+?)\s+Gaps: (?P<gaps>.+)", re.DOTALL)
 
@@ -35,6 +36,9 @@ exclusive; share groups: `ShareConsumer` and `DeserializingShareConsumer`, impli
 | kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
 | kcat 1.7 | the shell, with an older librdkafka | classic: range |
 
+A group may have members of both protocols, and of several clients, at a time: it changes its protocol while they work
+(KIP-848; `tests/compat/test_group_migration.py`).
+
 Clients of FlowMQ, Flume and Luxun have doors of their own ([FlowMQ](flowmq.md), [the others](doors.md)), with the same
 topics and the same groups behind them:
 
@@ -46,6 +50,32 @@ topics and the same groups behind them:
 | range, planned by the broker; Kafka consumers may be members too |
 | a client that Apache Thrift generated from Luxun's IDL; thriftpy2 | every Luxun client | fanout ids: one cursor each |
 
+## Apache Kafka's Java client and tools
+
+The tests have no Java client, because they install nothing from Maven. They compare answers on the wire with those of
+Kafka 4.1.1 (`tests/compat/test_kafka_answers.py`, `test_kafka_configs.py`). These tools were run by hand against this
+broker, from the jars of Apache Kafka 4.1.1 on Java 17:
+
+| tool | what was seen to work |
+|---|---|
+| `kafka-topics` | create, list, describe, delete |
+| `kafka-configs` | topics, brokers (one and all), broker loggers and groups: describe and alter; users: describe |
+| `kafka-get-offsets`, `kafka-log-dirs` | end offsets; sizes |
+| `kafka-console-producer` | keyed records |
+| `kafka-console-consumer` | by topic with `group.protocol=consumer`, by pattern with the classic protocol |
+| `kafka-console-share-consumer`, `kafka-share-groups` | consume; list and describe |
+| `kafka-consumer-groups` | list, describe, reset offsets |
+| `kafka-features`, `kafka-metadata-quorum` | describe |
+| `kafka-leader-election`, `kafka-reassign-partitions`, `kafka-transactions`, `kafka-acls` | what Kafka says without \
+such features: no election needed, no reassignment, no transaction, security disabled |
+
+## Differences from Kafka
+
+| where | what is different | why |
+|---|---|---|
+"""
+
+_APIS = """
 ## APIs
 
 An API or a version that is not listed is answered with UNSUPPORTED_VERSION where the protocol has room for an error,
@@ -57,7 +87,8 @@ and with a closed connection where it has none. ApiVersions lists exactly this t
 
 
 def page() -> str:
-    return _HEAD + "".join(_row(APIS[key]) for key in sorted(APIS))
+    differences = "".join(f"| {where} | {what} | {why} |\n" for where, what, why in DIFFERENCES)
+    return _HEAD + differences + _APIS + "".join(_row(APIS[key]) for key in sorted(APIS))
 
 
 def _row(api: Api) -> str:

@@ -1,24 +1,29 @@
-"""Topics, groups and the broker as "config resources": what the three config APIs have in common.
+"""Topics, groups, the broker and its loggers as "config resources": what the config APIs have in common.
 
-A group's settings are those of its queue. They may be set before the group exists, which makes it one.
+A group has the settings of its queue and of the consumer protocol. Those of a queue may be set before the group exists,
+which makes it a queue.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from millstream.broker.broker_settings import TOPIC_DEFAULTS
+from millstream.broker.groups.group_configs import CONSUMER_SETTINGS
 from millstream.broker.groups.queue_settings import PREFIX, clean
-from millstream.broker.settings import GROUP_SETTINGS, SETTINGS, Setting
+from millstream.broker.setting import Setting
+from millstream.broker.settings import GROUP_SETTINGS, SETTINGS, TopicSettings, is_kafkas
+from millstream.doors.kafka import config_brokers, config_loggers
+from millstream.doors.kafka.config_entries import FROM_DEFAULT, FROM_GROUP, FROM_TOPIC, Synonym, entry
 from millstream.doors.kafka.context import Context
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
-TOPIC, BROKER, GROUP = 2, 4, 32
-FROM_TOPIC, FROM_STATIC_BROKER, FROM_DEFAULT, FROM_GROUP = 1, 4, 5, 8
-"""Kafka's numbers for where a value comes from."""
-STRING = 2
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+
+_OF_GROUPS = {**CONSUMER_SETTINGS, **GROUP_SETTINGS}
+_BROKERS_NAMES = {topic: name for name, topic in TOPIC_DEFAULTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +33,6 @@ class Configured:
     table: Mapping[str, Setting]
     overrides: Mapping[str, str]
     default: Callable[[str], str]
-    defaults: Mapping[str, str]
-    """Those that the broker's configuration decides."""
-    own_source: int
-
-    def value(self, name: str) -> str:
-        return self.overrides[name] if name in self.overrides else self.default(name)
 
 
 def name_of(resource: Message, name: str) -> str:
@@ -42,78 +41,93 @@ def name_of(resource: Message, name: str) -> str:
 
 
 def find(resource: Message, context: Context) -> Configured:
-    name = resource.resource_name
+    name, broker = resource.resource_name, context.broker
     if resource.resource_type == GROUP:
         if not name:
-            raise RequestError(Code.INVALID_GROUP_ID)
-        overrides = context.broker.queues.overrides(name)
-        return Configured(GROUP_SETTINGS, overrides, lambda name: GROUP_SETTINGS[name].default, {}, FROM_GROUP)
-    if resource.resource_type != TOPIC:
-        raise RequestError(
-            Code.INVALID_REQUEST,
-            "only topics and groups can be altered; the broker's own settings are set where it is started",
-        )
+            raise RequestError(Code.INVALID_REQUEST, "a group's name is missing")
+        overrides = {**broker.group_configs.by_group.get(name, {}), **broker.queues.overrides(name)}
+        queue = broker.queues.get(name)
+        door = queue.door_defaults if queue is not None else {}
+        return Configured(_OF_GROUPS, overrides, lambda name: door.get(name, _OF_GROUPS[name].default))
+    if resource.resource_type == BROKER:
+        altered = broker.settings.altered(config_brokers.node_of(name, context))
+        return Configured(config_brokers.SETTABLE, altered, lambda name: broker.settings.layers(name)[0].value)
+    if resource.resource_type == TOPIC:
+        settings = _topic(name, context)
+        return Configured(SETTINGS, settings.overrides, settings.default)
+    raise RequestError(Code.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings here")
+
+
+def _topic(name: str, context: Context) -> TopicSettings:
     topic = context.broker.topics.get(name)
     if topic is None:
         raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
-    settings = topic.settings
-    return Configured(SETTINGS, settings.overrides, settings.default, settings.defaults, FROM_TOPIC)
+    return topic.settings
 
 
 def describe(resource: Message, context: Context) -> list[Fields]:
+    """Settings that Kafka does not have are among them where they are set, or where the client names them."""
+    name, keys = resource.resource_name, resource.configuration_keys
     if resource.resource_type == BROKER:
-        if resource.resource_name not in ("", str(context.broker.node_id)):
-            raise RequestError(Code.INVALID_REQUEST, f"this is broker {context.broker.node_id}")
-        return _broker_entries(context)
-    configured = find(resource, context)
-    return [_entry(configured, name) for name in configured.table]
+        entries = config_brokers.describe(name, context)
+    elif resource.resource_type == LOGGER:
+        entries = config_loggers.describe(name, context)
+    elif resource.resource_type == TOPIC:
+        settings = _topic(name, context)
+        entries = topic_entries(settings, context, keys or ())
+    else:
+        configured = find(resource, context)
+        entries = [_group_entry(configured, name) for name in configured.table]
+    return entries if keys is None else [entry for entry in entries if entry["name"] in keys]
 
 
-def _entry(configured: Configured, name: str) -> Fields:
-    setting = configured.table[name]
-    source = FROM_STATIC_BROKER if name in configured.defaults else FROM_DEFAULT
-    synonyms = [{"name": name, "value": configured.default(name), "source": FROM_DEFAULT}]
+def topic_entries(settings: TopicSettings, context: Context, named: list[str] | tuple[str, ...] = ()) -> list[Fields]:
+    shown = (name for name in SETTINGS if is_kafkas(name) or name in settings.overrides or name in named)
+    return [_topic_entry(name, settings, context) for name in shown]
+
+
+def _topic_entry(name: str, settings: TopicSettings, context: Context) -> Fields:
+    if name in _BROKERS_NAMES:
+        behind = _BROKERS_NAMES[name]
+        synonyms = [Synonym(behind, *layer) for layer in context.broker.settings.layers(behind)]
+    else:
+        synonyms = [Synonym(name, settings.default(name), FROM_DEFAULT)]
+    if name in settings.overrides:
+        synonyms.insert(0, Synonym(name, settings.overrides[name], FROM_TOPIC))
+    return entry(name, synonyms, SETTINGS[name].type, SETTINGS[name].text)
+
+
+def _group_entry(configured: Configured, name: str) -> Fields:
+    synonyms = [Synonym(name, configured.default(name), FROM_DEFAULT)]
     if name in configured.overrides:
-        source = configured.own_source
-        synonyms.insert(0, {"name": name, "value": configured.value(name), "source": source})
-    return {
-        "name": name,
-        "value": configured.value(name),
-        "read_only": False,
-        "config_source": source,
-        "is_sensitive": False,
-        "synonyms": synonyms,
-        "config_type": setting.type,
-        "documentation": setting.text,
-    }
-
-
-def _broker_entries(context: Context) -> list[Fields]:
-    config = context.broker.config
-    return [
-        {
-            "name": field.name,
-            "value": None if field.metadata["secret"] else str(getattr(config, field.name)),
-            "read_only": True,
-            "config_source": FROM_STATIC_BROKER,
-            "is_sensitive": field.metadata["secret"],
-            "synonyms": [],
-            "config_type": STRING,
-            "documentation": field.metadata.get("doc"),
-        }
-        for field in dataclasses.fields(config)
-        if field.name != "store"  # may hold a password
-    ]
+        synonyms.insert(0, Synonym(name, configured.overrides[name], FROM_GROUP))
+    return entry(name, synonyms, configured.table[name].type, configured.table[name].text)
 
 
 async def apply(resource: Message, overrides: Mapping[str, str], validate_only: bool, context: Context) -> None:
     find(resource, context)
+    name, broker = resource.resource_name, context.broker
     if resource.resource_type == TOPIC:
-        await context.broker.topics.configure(resource.resource_name, overrides, validate_only)
+        await broker.topics.configure(name, overrides, validate_only)
+    elif resource.resource_type == BROKER:
+        broker.settings.check(overrides)
+        if not validate_only:
+            await broker.settings.configure(config_brokers.node_of(name, context), overrides)
+    else:
+        await _configure_group(name, overrides, validate_only, context)
+
+
+async def _configure_group(name: str, overrides: Mapping[str, str], validate_only: bool, context: Context) -> None:
+    configs, queues = context.broker.group_configs, context.broker.queues
+    of_consumers = {key: text for key, text in overrides.items() if key.startswith("consumer.")}
+    of_queue = clean({key: text for key, text in overrides.items() if key not in of_consumers})
+    configs.check(name, of_consumers)
+    if validate_only:
         return
-    clean(overrides)
-    if not validate_only:
-        await context.broker.queues.configure(resource.resource_name, overrides)
+    if of_consumers != configs.by_group.get(name, {}):
+        await configs.configure(name, of_consumers)
+    if of_queue != queues.overrides(name):
+        await queues.configure(name, of_queue)
 
 
 def result(resource: Message, error: RequestError | None = None) -> Fields:

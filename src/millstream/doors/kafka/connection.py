@@ -7,6 +7,10 @@ Every request gets a place in line; answers leave when all before them have left
 wait for their sync. Any other answer that is not there at once parks the connection: it is not read until the answer
 is, which is both backpressure and the order that clients expect.
 
+A client that hangs up while its connection is parked (`hangup.py`) waits for nothing any more: a fetch is answered with
+what is there, a join costs the connection. What it sent before is still handled, records without acknowledgement above
+all. An end of stream that is read closes the connection, as in Kafka.
+
 The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many
 of its requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used
 up.
@@ -35,7 +39,7 @@ from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
 from millstream.promise import Promise
 from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP
-from millstream.wire.kafka import header, messages
+from millstream.wire.kafka import header, messages, refusal
 from millstream.wire.kafka.runs import Request
 
 if TYPE_CHECKING:
@@ -66,7 +70,7 @@ class _Place:
 
 
 class Connection(Receiving):
-    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_outbox", "_running")
+    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_outbox", "_running", "hung_up")
 
     def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
         super().__init__(door, connected)
@@ -76,7 +80,10 @@ class Connection(Receiving):
         self._is_read = True
         self._is_written = False
         self._running: asyncio.Task[None] | None = None
+        self.hung_up = False
+        """The client's stream has ended behind what it sent so far."""
         door.loop.add_reader(connected.fileno(), self._on_readable)
+        door.hang_ups.watch(connected, self._on_hang_up)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -99,14 +106,39 @@ class Connection(Receiving):
     def _on_readable_while_parked(self) -> None:
         """Notices a client that went away; otherwise stops looking until the answer is out."""
         try:
-            if self._socket.recv(1, socket.MSG_PEEK):
-                self.stop_reading()
-            else:
-                self.close()
+            if not self._socket.recv(1, socket.MSG_PEEK):
+                if not self._backlog:
+                    self.close()
+                    return
+                self.hung_up = True
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
+            return
+        self.stop_reading()
+        if self.hung_up:
+            self._end_wait()
+
+    def _on_hang_up(self, is_reset: bool) -> None:
+        self.hung_up = True
+        if self._is_read:
+            self._on_readable()
+        elif is_reset:
+            self.close()
+        else:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        """For records or for other clients: the client hung up. A wait for a sync, or for memory, ends by itself."""
+        wait, self._context.wait = self._context.wait, None
+        if wait is None:
+            return
+        if wait.finish is None:
+            wait.cancel()
+            self.close()
+        else:
+            wait.finish()
 
     def _take(self, data: memoryview) -> None:
         """Handles every whole frame in `data`, and keeps what is left over."""
@@ -283,8 +315,11 @@ class Connection(Receiving):
             answer = api_18_api_versions.answer(reader, self._context)
             chunks = _frame(correlation_id, b"", answer)
         else:
-            tags, body = messages.encode_refusal(key, version, Code.UNSUPPORTED_VERSION)
-            chunks = _frame(correlation_id, tags, [body])
+            messages.require(key, version)
+            is_flexible = messages.is_flexible(key, version)
+            _, reader = header.skip_client(frame, is_flexible)
+            body = refusal.answer(key, version, reader.buffer[reader.position :], Code.UNSUPPORTED_VERSION)
+            chunks = _frame(correlation_id, b"\0" if is_flexible else b"", [body])
         self._take_place().chunks = chunks
         self._drain_line_or_park()
 
@@ -300,7 +335,7 @@ class Connection(Receiving):
         if self.closed:
             return
         place.chunks = chunks
-        self._context.cancel = None
+        self._context.wait = None
         self._drain_line()
         self._send()
         if self._is_parked and not self._in_line and self._leave_line is None:
@@ -354,7 +389,9 @@ class Connection(Receiving):
             self._door.unread.done(self)
             self._door.loop.remove_writer(self._socket.fileno())
             self._is_written = False
-            if not self._is_parked:
+            if self._is_parked:
+                self._start_reading()
+            else:
                 self._go_on()
 
     # -- parking -----------------------------------------------------------------------------------------------------
@@ -379,7 +416,7 @@ class Connection(Receiving):
                 self.close()
                 return
             self._after_handling()
-        if not self._is_parked and not self._is_written and not self.closed:
+        if (not self._is_parked or self.hung_up) and not self._is_written and not self.closed:
             self._start_reading()
 
     def stop_reading(self) -> None:
@@ -416,10 +453,11 @@ class Connection(Receiving):
         self.stop_reading()
         if self._is_written:
             self._door.loop.remove_writer(self._socket.fileno())
+        self._door.hang_ups.forget(self._socket)
         self._socket.close()
-        if self._context.cancel is not None:
-            self._context.cancel()
-            self._context.cancel = None
+        if self._context.wait is not None:
+            self._context.wait.cancel()
+            self._context.wait = None
         self._context.shares.disconnected(self._context)
         self._drop_frame()
         self._in_line.clear()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.doors.kafka.share_sessions import Key, ShareSessions
 from millstream.doors.kafka.unread import Unread
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from millstream.doors.kafka.sessions import FetchSessions
     from millstream.doors.kafka.share_relay import Relay
     from millstream.wire.kafka.produce import PartitionData
+
+
+def _nothing() -> None: ...
+
+
+class Wait(NamedTuple):
+    """An answer that waits for records or for other clients, while its connection is parked."""
+
+    cancel: Callable[[], None] = _nothing
+    """Called if the connection is closed before the answer is there."""
+    finish: Callable[[], None] | None = None
+    """Called if the client hung up: answers now, with what is there. Where it is None, the connection is closed."""
 
 
 @dataclass(slots=True)
@@ -39,8 +51,8 @@ class Context:
     version: int = 0
     """Of the API, as the client asked for it."""
     client_id: str = ""
-    cancel: Callable[[], None] | None = None
-    """Set while an answer is parked: called if the connection goes before the answer does."""
+    wait: Wait | None = None
+    """Set while an answer is parked."""
     slow_down: bool = False
     """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""
     single: PartitionData | None = None

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from millstream.broker.broker import Broker
 from millstream.clock import Timer
 from millstream.config import Address
+from millstream.doors.connections import Connections
+from millstream.doors.hangup import HangUps
 from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduces
@@ -49,40 +51,36 @@ class KafkaDoor:
         self.pool = BufferPool()
         self.budget = Budget(broker.config.inflight_bytes_max)
         self.unread = Unread(broker.config.inflight_bytes_max)
-        self.known = KnownProduces(broker.topics)
+        self.known = KnownProduces(broker.topics, broker.clock)
         self.shares = ShareSessions()
+        self.hang_ups = HangUps(self.loop)
         self._sessions = FetchSessions()
-        self._connections: set[Connection] = set()
-        self._listener = Listener("kafka", "Kafka", self._let_in)
+        self._connections: Connections[Connection] = Connections(broker.config, self.metrics, self.clock)
+        self._listener = Listener("kafka", "Kafka", self._let_in, self._connections.make_room)
         self._sweeper: Timer | None = None
         self._is_looking_for_memory = False
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
         """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
-        self.now = self.clock.monotonic()
-        """The time as of the last sweep: exact enough for connections to note when they were last used."""
+        self.now: float = self.clock.monotonic()
+        """The time as of the last sweep or newcomer: exact enough for connections to note when they were last used."""
 
     def start(self, address: Address) -> Address:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
         return self._listener.start(address)
 
     def _let_in(self, connected: socket.socket, peer: str) -> bool:
-        if len(self._connections) >= self.broker.config.connections_max:
-            refusals.warning("refusing a connection: %d are open, connections_max", len(self._connections))
+        self.now = self.clock.monotonic()
+        if not self._connections.have_room(peer):
             return False
         local_host, local_port = connected.getsockname()[:2]
         context = Context(
             self.broker, self._sessions, peer, local_host, local_port, shares=self.shares, unread=self.unread
         )
-        self._connections.add(Connection(self, connected, context))
-        self.metrics.connections_opened += 1
-        self.metrics.connections_active += 1
+        self._connections.add(Connection(self, connected, context), peer)
         return True
 
     def forget(self, connection: Connection) -> None:
-        if connection in self._connections:
-            self._connections.discard(connection)
-            self.metrics.connections_closed += 1
-            self.metrics.connections_active -= 1
+        self._connections.discard(connection)
 
     def give_buffer(self, buffer: bytearray) -> None:
         self.pool.give(buffer)
@@ -150,6 +148,7 @@ class KafkaDoor:
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()
+        self.hang_ups.close()
 
     def abort(self) -> None:
         """Closes everything at once, as the end of the process does: nobody is answered."""
@@ -158,3 +157,4 @@ class KafkaDoor:
         self._listener.close()
         for connection in list(self._connections):
             connection.close()
+        self.hang_ups.close()

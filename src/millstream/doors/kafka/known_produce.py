@@ -16,6 +16,7 @@ from struct import Struct
 
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topics
+from millstream.clock import Clock
 from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
@@ -84,20 +85,15 @@ class KnownProduce(Shape):
         return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
 
 
-def _part_for(partition: Partition) -> Part | None:
-    """An empty part, or None for a topic that looks into batches (compacted, stamped by the broker)."""
-    settings = partition.settings
-    return None if settings.needs_more_checks else Part(settings.message_bytes_max, settings.log.segment_bytes)
-
-
 class KnownProduces:
     """What the door remembers, for all connections: shapes by version and bytes, and the lengths those bytes have."""
 
     SHAPES_MAX = 4096
     LENGTHS_MAX = 8
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, clock: Clock) -> None:
         self._topics = topics
+        self._clock = clock
         self._changes = topics.changes
         self._shapes: dict[tuple[int, bytes], KnownProduce] = {}
         self.lengths: dict[int, None] = {}
@@ -115,7 +111,15 @@ class KnownProduces:
 
     def take(self, data: memoryview, position: int, requests: list[Request[KnownProduce]]) -> int:
         """Adds the requests whose batches are stored just so, from a position on; answers with where it stopped."""
-        return take(data, position, self.shapes(), self.lengths, _part_for, requests)
+        return take(data, position, self.shapes(), self.lengths, self._part_for, requests)
+
+    def _part_for(self, partition: Partition) -> Part | None:
+        """An empty part, or None for a topic that looks into batches (compacted, stamped by the broker)."""
+        settings = partition.settings
+        if settings.needs_more_checks:
+            return None
+        latest = settings.time_bounds(self._clock.now_ms())[1]
+        return Part(settings.message_bytes_max, settings.log.segment_bytes, latest)
 
     def learn(self, frame: memoryview, data: PartitionData, context: Context) -> None:
         if len(self._shapes) >= self.SHAPES_MAX:

@@ -25,6 +25,7 @@ from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from millstream.cluster.base import Node
+from millstream.doors.kafka.context import Wait
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import api_versions, header
@@ -102,6 +103,7 @@ def pass_on(
     except RequestError as other:
         if other.code != Code.NOT_COORDINATOR:
             return None
+        context.wait = Wait()
         return context.shares.answer(_asked(group_id, bytes(reader.buffer), wait_ms, context), refuse)
     return None
 

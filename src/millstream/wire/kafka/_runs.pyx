@@ -15,7 +15,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from crc32c import crc32c as _crc32c
@@ -117,13 +117,15 @@ cdef class Part:
     cdef readonly bytearray data
     cdef readonly int64_t count, offsets, max_timestamp, base_offset, log_start
     cdef Py_ssize_t batch_bytes_max, room
+    cdef int64_t timestamp_max
 
-    def __cinit__(self, Py_ssize_t batch_bytes_max, Py_ssize_t bytes_max):
+    def __cinit__(self, Py_ssize_t batch_bytes_max, Py_ssize_t bytes_max, int64_t timestamp_max=INT64_MAX):
         self.data = bytearray()
         self.count = self.offsets = 0
         self.max_timestamp = self.base_offset = self.log_start = -1
         self.batch_bytes_max = batch_bytes_max
         self.room = bytes_max
+        self.timestamp_max = timestamp_max
 
     cdef bint add(self, const uint8_t *batch, Py_ssize_t size) except -1:
         """Takes a batch behind the others; False if it is not one to be stored just so."""
@@ -139,6 +141,9 @@ cdef class Part:
             return False
         if get_i64(batch + PRODUCER_AT) != -1 or self.offsets + count > INT32_MAX:
             return False
+        max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
+        if max_timestamp > self.timestamp_max:
+            return False
         if not is_whole(batch, size):
             return False
         position = PyByteArray_GET_SIZE(self.data)
@@ -146,7 +151,6 @@ cdef class Part:
         memcpy(PyByteArray_AS_STRING(self.data) + position, batch, size)
         self.count += 1
         self.offsets += count
-        max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
         self.room -= size

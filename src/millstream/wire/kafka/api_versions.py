@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from millstream.wire.kafka import header
-from millstream.wire.kafka.primitives import array_length, string
+from millstream.wire.kafka.primitives import array_length, string, uvarint
 
 KEY = 18
 FLEXIBLE_FROM = 3
 RELAY = "millstream-relay"
 """The name under which a broker introduces itself to another one, with its number as the version."""
 _RANGE = Struct(">hhh")
+_LEVELS = Struct(">hh")
 
 
 def introduce(name: str, version: str) -> bytes:
@@ -19,7 +22,15 @@ def introduce(name: str, version: str) -> bytes:
     return header.fixed(KEY, 3, 0) + string(name, False) + b"\0" + string(name, True) + string(version, True) + b"\0"
 
 
-def encode(version: int, error: int, ranges: list[tuple[int, int, int]]) -> bytes:
+class Feature(NamedTuple):
+    """KIP-584: the levels of a feature that are supported, the highest being the one in use."""
+
+    name: str
+    low: int
+    high: int
+
+
+def encode(version: int, error: int, ranges: list[tuple[int, int, int]], features: Sequence[Feature] = ()) -> bytes:
     """API keys with their lowest and highest version. An unknown request version is answered in version 0."""
     compact = version >= FLEXIBLE_FROM
     tags = b"\0" if compact else b""
@@ -27,5 +38,17 @@ def encode(version: int, error: int, ranges: list[tuple[int, int, int]]) -> byte
     parts += [_RANGE.pack(*entry) + tags for entry in ranges]
     if version >= 1:
         parts.append(b"\0\0\0\0")
-    parts.append(tags)
+    parts.append(_features(version, features) if compact and features else tags)
     return b"".join(parts)
+
+
+def _features(version: int, features: Sequence[Feature]) -> bytes:
+    """Three tagged fields: supported, the epoch of what is in use, in use. Up to version 3 clients fail on a lowest
+    level of 0, so that such a feature is not among the supported ones.
+    """
+    shown = [feature for feature in features if feature.low > 0 or version >= 4]
+    supported = b"".join(string(name, True) + _LEVELS.pack(low, high) + b"\0" for name, low, high in shown)
+    in_use = b"".join(string(name, True) + _LEVELS.pack(high, high) + b"\0" for name, _, high in features)
+    fields = (array_length(len(shown), True) + supported, bytes(8), array_length(len(features), True) + in_use)
+    tagged = b"".join(uvarint(tag) + uvarint(len(field)) + field for tag, field in enumerate(fields))
+    return uvarint(len(fields)) + tagged

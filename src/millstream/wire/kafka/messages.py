@@ -111,31 +111,7 @@ def decode_response(key: int, version: int, reader: Reader) -> Message:
     return message
 
 
-def encode_refusal(key: int, version: int, code: int) -> tuple[bytes, bytes]:
-    """Header tags and body of the answer to a request that is not served, if the protocol has a place for an error."""
-    _import_kio()
-    from kio.index import KioIndexError
-
-    try:
-        entity = _load(key, version, "response")
-    except (KioIndexError, ImportError, AttributeError) as error:
-        raise ProtocolError(f"API {key} in version {version} is not known") from error
-    if "error_code" not in {field.name for field in dataclasses.fields(entity)}:
-        raise ProtocolError(f"API {key} in version {version} is not served")
-    nothing = {name: _nothing(kind, inner, is_array) for name, kind, inner, is_array in _plan(entity)}
-    body = encode_response(key, version, {**nothing, "error_code": code})
-    return (b"\0" if entity.__flexible__ else b""), body
-
-
 _NOTHING = {"string": "", "bytes": b"", "records": None, "bool": False, "uuid": None}
-
-
-def _nothing(kind: str, inner: Any, is_array: bool) -> Any:
-    if is_array:
-        return ()
-    if inner is not None:
-        return {name: _nothing(*rest) for name, *rest in _plan(inner)}
-    return _NOTHING.get(kind, 0)
 
 
 class Planned(typing.NamedTuple):
@@ -157,7 +133,7 @@ def _planned(entity: Any) -> list[Planned]:
     return [
         Planned(name, kind, None if inner is None else _planned(inner), is_array)
         for field, (name, kind, inner, is_array) in zip(dataclasses.fields(entity), _plan(entity), strict=True)
-        if "tag" not in field.metadata
+        if "tag" not in field.metadata or field.default is dataclasses.MISSING
     ]
 
 
@@ -172,6 +148,17 @@ def nothing(field: Planned) -> Any:
 def is_flexible(key: int, version: int) -> bool:
     """Whether this version has tagged fields, in its header too."""
     return bool(_load(key, version, "request").__flexible__)
+
+
+def require(key: int, version: int) -> None:
+    """Raises `ProtocolError` where no schema is known: such a request can be neither read nor answered."""
+    _import_kio()
+    from kio.index import KioIndexError
+
+    try:
+        _load(key, version, "request")
+    except (KioIndexError, ImportError, AttributeError) as error:
+        raise ProtocolError(f"API {key} in version {version} is not known") from error
 
 
 @functools.cache
@@ -290,6 +277,8 @@ _NUMBERS: dict[str, Read] = {
     "int16": Reader.i16,
     "int32": Reader.i32,
     "int64": Reader.i64,
+    "uint16": Reader.u16,
+    "float64": Reader.f64,
     "bool": Reader.boolean,
     "error_code": Reader.i16,
     "timedelta_i32": Reader.i32,

@@ -6,10 +6,12 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
+from millstream.wire.kafka import operations
 from millstream.wire.kafka.primitives import Reader, array_length, i32_array, string
 
 FLEXIBLE_FROM = 9
-NO_OPERATIONS = -(1 << 31)
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""As in Kafka: listings and patterns of clients pass over these, and over no other topic."""
 _NO_ID = UUID(int=0)
 
 
@@ -17,6 +19,9 @@ class MetadataRequest(NamedTuple):
     topics: list[tuple[UUID, str | None]] | None
     """None: all topics."""
     allow_auto_create: bool
+    cluster_operations: bool = False
+    topic_operations: bool = False
+    """Whether the answer lists authorized operations (from version 8)."""
 
 
 class BrokerEntry(NamedTuple):
@@ -44,7 +49,9 @@ def decode(reader: Reader, version: int) -> MetadataRequest:
             if compact:
                 reader.skip_tags()
     allow_auto_create = reader.boolean() if version >= 4 else True
-    return MetadataRequest(topics, allow_auto_create)
+    cluster_operations = reader.boolean() if 8 <= version <= 10 else False
+    topic_operations = reader.boolean() if version >= 8 else False
+    return MetadataRequest(topics, allow_auto_create, cluster_operations, topic_operations)
 
 
 _PARTITION_V0 = Struct(">hii")
@@ -54,7 +61,13 @@ _I32 = Struct(">i")
 
 
 def encode(
-    version: int, brokers: list[BrokerEntry], cluster_id: str, controller_id: int, topics: list[TopicEntry]
+    version: int,
+    brokers: list[BrokerEntry],
+    cluster_id: str,
+    controller_id: int,
+    topics: list[TopicEntry],
+    cluster_operations: bool = False,
+    topic_operations: bool = False,
 ) -> bytes:
     """Any broker may lead any partition, so they are shared out in turn, each topic from another one on."""
     compact = version >= FLEXIBLE_FROM
@@ -69,10 +82,11 @@ def encode(
     if version >= 1:
         parts.append(_I32.pack(controller_id))
     parts.append(array_length(len(topics), compact))
+    allowed = _I32.pack(operations.OF_TOPIC if topic_operations else operations.NOT_ASKED) if version >= 8 else b""
     for topic in topics:
-        parts.append(_encode_topic(version, topic, leaders(topic.topic_id, brokers), compact, tags))
+        parts.append(_encode_topic(version, topic, leaders(topic.topic_id, brokers), compact, allowed + tags))
     if 8 <= version <= 10:
-        parts.append(_I32.pack(NO_OPERATIONS))
+        parts.append(_I32.pack(operations.OF_CLUSTER if cluster_operations else operations.NOT_ASKED))
     if version >= 13:
         parts.append(_I16.pack(0))
     parts.append(tags)
@@ -85,14 +99,15 @@ def leaders(topic_id: UUID, brokers: list[BrokerEntry]) -> list[int]:
     return [broker.node_id for broker in brokers[first:] + brokers[:first]]
 
 
-def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bool, tags: bytes) -> bytes:
+def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bool, end: bytes) -> bytes:
+    tags = b"\0" if compact else b""
     # An unknown topic id has no name, but only versions 12 and newer can say so.
     name = topic.name if topic.name is not None or version >= 12 else ""
     parts = [_I16.pack(topic.error), string(name, compact)]
     if version >= 10:
         parts.append(topic.topic_id.bytes)
     if version >= 1:
-        parts.append(b"\1" if (topic.name or "").startswith("__") else b"\0")
+        parts.append(b"\1" if topic.name in INTERNAL_TOPICS else b"\0")
     parts.append(array_length(topic.partition_count, compact))
     offline = i32_array((), compact) if version >= 5 else b""
     tails = [i32_array((leader,), compact) * 2 + offline + tags for leader in leads]
@@ -103,7 +118,5 @@ def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bo
         else:
             parts.append(_PARTITION_V0.pack(0, index, leader))
         parts.append(tails[index % len(leads)])
-    if version >= 8:
-        parts.append(_I32.pack(NO_OPERATIONS))
-    parts.append(tags)
+    parts.append(end)
     return b"".join(parts)

@@ -23,6 +23,8 @@ _I8 = Struct(">b")
 _I16 = Struct(">h")
 _I32 = Struct(">i")
 _I64 = Struct(">q")
+_U16 = Struct(">H")
+_F64 = Struct(">d")
 
 
 class Reader:
@@ -60,6 +62,14 @@ class Reader:
 
     def i64(self) -> int:
         value: int = _I64.unpack_from(self.buffer, self._advance(8))[0]
+        return value
+
+    def u16(self) -> int:
+        value: int = _U16.unpack_from(self.buffer, self._advance(2))[0]
+        return value
+
+    def f64(self) -> float:
+        value: float = _F64.unpack_from(self.buffer, self._advance(8))[0]
         return value
 
     def boolean(self) -> bool:

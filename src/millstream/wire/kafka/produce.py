@@ -36,6 +36,8 @@ class PartitionAnswer(NamedTuple):
     log_append_time: int = -1
     log_start: int = -1
     message: str | None = None
+    records: tuple[tuple[int, str], ...] = ()
+    """Places in the batch of the records that are to blame, and why (KIP-467)."""
 
 
 def decode(reader: Reader, version: int) -> ProduceRequest:
@@ -55,6 +57,7 @@ def decode(reader: Reader, version: int) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, timeout_ms, data)
 
 
+_I32 = Struct(">i")
 _V3 = Struct(">ihqq")
 _V5 = Struct(">ihqqq")
 
@@ -70,13 +73,15 @@ def encode(answers: list[PartitionAnswer], version: int) -> bytes:
         parts.append(topic.bytes if isinstance(topic, UUID) else string(topic, compact))
         parts.append(array_length(len(partitions), compact))
         for answer in partitions:
-            _, index, error, base_offset, append_time, log_start, message = answer
+            _, index, error, base_offset, append_time, log_start, message, records = answer
             if version >= LOG_START_FROM:
                 parts.append(_V5.pack(index, error, base_offset, append_time, log_start))
             else:
                 parts.append(_V3.pack(index, error, base_offset, append_time))
             if version >= 8:
-                parts.append(array_length(0, compact))
+                parts.append(array_length(len(records), compact))
+                for at, reason in records:
+                    parts.append(_I32.pack(at) + string(error_text(reason), compact) + (b"\0" if compact else b""))
                 parts.append(string(error_text(message), compact))
             if compact:
                 parts.append(b"\0")

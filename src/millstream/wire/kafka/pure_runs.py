@@ -36,6 +36,7 @@ from millstream.records.batch import (
 )
 from millstream.records.run import split
 
+TIMESTAMP_MAX = 2**63 - 1
 OFFSETS_MAX = 2**31 - 1
 """Of one run, so that every batch can be named by its distance from the start of its segment."""
 _PRODUCE = 0
@@ -80,12 +81,16 @@ class Shape:
 class Part:
     """What of a run goes to one partition: a `records.run.BatchRun`, and where the log put it."""
 
-    __slots__ = ("_batch_bytes_max", "_room", "base_offset", "count", "data", "log_start", "max_timestamp", "offsets")
+    __slots__ = (
+        "_batch_bytes_max", "_room", "_timestamp_max", "base_offset", "count", "data", "log_start", "max_timestamp",
+        "offsets",
+    )  # fmt: skip
 
-    def __init__(self, batch_bytes_max: int, bytes_max: int) -> None:
-        """An empty part, for batches and all in all of so many bytes at most."""
+    def __init__(self, batch_bytes_max: int, bytes_max: int, timestamp_max: int = TIMESTAMP_MAX) -> None:
+        """An empty part, for batches and all in all of so many bytes at most, and no later than a timestamp."""
         self._batch_bytes_max = batch_bytes_max
         self._room = bytes_max
+        self._timestamp_max = timestamp_max
         self.data = bytearray()
         self.count = self.offsets = 0
         self.max_timestamp = NO_TIMESTAMP
@@ -103,7 +108,7 @@ class Part:
         attributes = header.attributes
         if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX or header.producer_id != NO_PRODUCER:
             return None
-        if self.offsets + header.count > OFFSETS_MAX:
+        if self.offsets + header.count > OFFSETS_MAX or header.max_timestamp > self._timestamp_max:
             return None
         self.data += batch
         self.count += 1

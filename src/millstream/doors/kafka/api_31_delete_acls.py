@@ -1,0 +1,19 @@
+"""DeleteAcls (key 31), versions 1 to 3.
+
+Answers SECURITY_DISABLED for each filter, as Kafka does without an authorizer. Gaps: no access control.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 31
+VERSIONS = (1, 3)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    code = Code.SECURITY_DISABLED
+    results = [{"error_code": code, "error_message": code.text, "matching_acls": []} for _ in request.filters]
+    return {"throttle_time": 0, "filter_results": results}

@@ -1,0 +1,17 @@
+"""ListPartitionReassignments (key 46), version 0.
+
+None are under way: partitions do not move between brokers. Gaps: none.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 46
+VERSIONS = (0, 0)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {"throttle_time": 0, "error_code": Code.NONE, "error_message": None, "topics": []}

@@ -1,0 +1,23 @@
+"""DescribeClientQuotas (key 48), versions 0 to 1.
+
+No quota is set. A kind of entity that Kafka does not have is refused. Gaps: no quotas.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 48
+VERSIONS = (0, 1)
+
+ENTITIES = frozenset({"user", "client-id", "ip"})
+
+
+def handle(request: Message, context: Context) -> Fields:
+    unknown = [each.entity_type for each in request.components if each.entity_type not in ENTITIES]
+    if unknown:
+        text = f"quotas are not set for entities of type {unknown[0]}"
+        return {"throttle_time": 0, "error_code": Code.UNSUPPORTED_VERSION, "error_message": text, "entries": None}
+    return {"throttle_time": 0, "error_code": Code.NONE, "error_message": "", "entries": []}

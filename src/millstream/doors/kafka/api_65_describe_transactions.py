@@ -1,0 +1,30 @@
+"""DescribeTransactions (key 65), version 0.
+
+TRANSACTIONAL_ID_NOT_FOUND for every id. Gaps: no transactions.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 65
+VERSIONS = (0, 0)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    return {"throttle_time": 0, "transaction_states": [_state(each) for each in request.transactional_ids]}
+
+
+def _state(transactional_id: str) -> Fields:
+    return {
+        "error_code": Code.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else Code.INVALID_REQUEST,
+        "transactional_id": transactional_id,
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time": 0,
+        "producer_id": 0,
+        "producer_epoch": 0,
+        "topics": [],
+    }

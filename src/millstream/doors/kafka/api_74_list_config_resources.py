@@ -1,0 +1,38 @@
+"""ListConfigResources (key 74), versions 0 to 1.
+
+Everything that has settings: topics, brokers, their loggers, and groups that have settings of their own. Version 0
+lists client metrics, of which there are none. Gaps: no client metrics.
+"""
+
+from __future__ import annotations
+
+from millstream.doors.kafka.config_resources import BROKER, CLIENT_METRICS, GROUP, LOGGER, TOPIC
+from millstream.doors.kafka.context import Context
+from millstream.errors import Code
+from millstream.wire.kafka.messages import Fields, Message
+
+KEY = 74
+VERSIONS = (0, 1)
+
+KINDS = (TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP)
+
+
+def handle(request: Message, context: Context) -> Fields:
+    kinds = [CLIENT_METRICS] if context.version == 0 else request.resource_types or KINDS
+    if not set(kinds) <= set(KINDS):
+        return {"throttle_time": 0, "error_code": Code.UNSUPPORTED_VERSION, "config_resources": []}
+    named = ((kind, name) for kind in dict.fromkeys(kinds) for name in _names(kind, context))
+    listed = [{"resource_type": kind, "resource_name": name} for kind, name in named]
+    return {"throttle_time": 0, "error_code": Code.NONE, "config_resources": listed}
+
+
+def _names(kind: int, context: Context) -> list[str]:
+    broker = context.broker
+    if kind == TOPIC:
+        return sorted(broker.topics.names())
+    if kind in (BROKER, LOGGER):
+        return [str(node.node_id) for node in broker.nodes(context.local_host, context.local_port)]
+    if kind == GROUP:
+        queues = (name for name in broker.queues.names() if broker.queues.overrides(name))
+        return sorted({*queues, *broker.group_configs.by_group})
+    return []

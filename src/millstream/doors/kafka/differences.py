@@ -1,0 +1,78 @@
+"""Where this broker differs from Kafka on purpose, and why: rows of `docs/compatibility.md`."""
+
+from __future__ import annotations
+
+DIFFERENCES: list[tuple[str, str, str]] = [
+    (
+        "`compression.type` and levels",
+        "taken and described; batches are never compressed again",
+        "the log holds the bytes that the producer sent",
+    ),
+    (
+        "`min.insync.replicas`, `unclean.leader.election.enable`, `*.throttled.replicas`",
+        "taken and described, no effect",
+        "each partition has one copy",
+    ),
+    (
+        "`local.retention.*`, `remote.*`",
+        "taken and described, no effect; `remote.storage.enable=true` is refused",
+        "there is no tiered storage",
+    ),
+    (
+        "`file.delete.delay.ms`, `preallocate`, `segment.index.bytes`, `segment.jitter.ms`",
+        "taken and described, no effect",
+        "segment files need none of it",
+    ),
+    (
+        "`flush.messages`, `flush.ms`",
+        "can only ask for more syncs than `flush` does",
+        "an answer with `flush=always` means that the record is synced",
+    ),
+    (
+        "`segment.ms`",
+        "one day by default, Kafka: seven",
+        "retention removes whole segments",
+    ),
+    (
+        "`group.*`, `millstream.*` and `flush` of a topic",
+        "not in Kafka; listed where they are set, or asked for by name",
+        "tools copy what they find",
+    ),
+    (
+        "broker settings",
+        "defaults of topic settings can be altered for one broker or for all, and are durable; a name "
+        "that is not known is refused, where Kafka stores it",
+        "a misspelt name must not look as if it counted",
+    ),
+    (
+        "`group.initial.rebalance.delay.ms`",
+        "0 by default, Kafka: 3000 (`initial_rebalance_delay_ms` in the configuration)",
+        "a single consumer starts at once, and a rebalance costs no disk; set 3000 where large groups start together",
+    ),
+    (
+        "internal topics",
+        "Kafka's three names only; `__dlq__` is a topic like any other",
+        "patterns and listings must not pass over users' topics",
+    ),
+    (
+        "`__consumer_offsets`",
+        "not there: a tool that reads it finds no topic; ask with OffsetFetch, `kafka-consumer-groups` or `/metrics`",
+        "offsets are keys of the metadata store, which stay small and need no compaction",
+    ),
+    (
+        "AlterShareGroupOffsets",
+        "GROUP_ID_NOT_FOUND for a group that does not exist, NON_EMPTY_GROUP for one with members; Kafka "
+        "4.1.1 answers without an error and does nothing",
+        "a reset that did nothing must not look done",
+    ),
+    (
+        "`share.auto.offset.reset`",
+        "`latest` and `earliest`; `by_duration` is refused",
+        "not implemented",
+    ),
+    (
+        "transactions",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED; `transaction.version` is not announced",
+        "not implemented",
+    ),
+]
