@@ -11,7 +11,7 @@ APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak check format bench docs clean
+.PHONY: help setup spark-oldest demo test test-fast test-all soak check format bench docs clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s ':'
@@ -30,13 +30,27 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/millstream/*/_*.pyx src/m
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# Spark is tested with the newest PySpark, in .venv, and with the oldest that pyproject.toml declares.
+OLDEST := $(shell sed -n 's/.*"pyspark>=\([0-9.]*\).*/\1.0/p' pyproject.toml)
+spark-oldest: $(VENV)/pyspark-oldest/.$(OLDEST)  ## the oldest PySpark that is declared, unpacked for the tests
+
+$(VENV)/pyspark-oldest/.$(OLDEST): | setup
+	rm -rf $(@D)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) 'pyspark==$(OLDEST)'
+	tar xzf $(@D)/pyspark-$(OLDEST).tar.gz --directory $(@D) --strip-components 1
+	rm $(@D)/pyspark-$(OLDEST).tar.gz
+	@touch $@
+
 demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of it all
 	$(BIN)/python -m millstream.demo
 
-test: setup check  ## every test but the slow ones, in ten minutes
+test: setup spark-oldest check  ## every test but the slow ones, in ten minutes
 	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests
 
-test-all: setup check  ## every test, with all rounds and records of the long ones
+test-fast: setup  ## the unit tests, in two minutes, for the inner loop
+	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests/unit
+
+test-all: setup spark-oldest check  ## every test, with all rounds and records of the long ones
 	$(PYTEST) --numprocesses 4 --dist loadgroup tests
 
 soak: setup  ## the tests that kill things, for longer

@@ -10,6 +10,7 @@ import sys
 import threading
 import venv
 from collections import deque
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -174,18 +175,23 @@ def bare_python(folder: Path, lent: tuple[str, ...] = LENT_PACKAGES) -> str:
     return str(folder / "bin" / "python")
 
 
-def run_job(name: str, python: str, **arguments: object) -> dict[str, Any]:
+def run_job(
+    name: str, python: str | None, environ: Mapping[str, str] | None = None, **arguments: object
+) -> dict[str, Any]:
     """Runs `jobs/NAME.py` in a process of its own, since there is one Spark in each, with `python` for the workers.
 
-    It gets the arguments as JSON and prints its report as JSON; what it wrote to `stderr` is added.
+    It gets the arguments as JSON and prints its report as JSON; what it wrote to `stderr` is added. `environ`
+    goes into its environment.
     """
     here = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    around = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_")} | {"PATH": here}
+    around |= ({"PYSPARK_PYTHON": python} if python is not None else {}) | dict(environ or {})
     done = subprocess.run(
         [sys.executable, str(JOBS / f"{name}.py"), json.dumps(arguments)],
         capture_output=True,
         text=True,
         timeout=JOB_SECONDS_MAX,
-        env={**os.environ, "PATH": here, "PYSPARK_PYTHON": python},
+        env=around,
     )
     assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}

@@ -25,7 +25,7 @@ from millstream.pipeline.replay import as_records
 from tests.serving import ServedBroker
 
 # Yesterday, late: rows of two days, and none so old that the broker's retention would take them away.
-START = datetime.now(UTC).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=1)
+START = datetime.now(UTC).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=5)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RAW = pa.schema(
     [

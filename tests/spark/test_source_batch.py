@@ -34,10 +34,10 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
 
 @pytest.fixture(scope="module")
 def numbered(topics: Topics) -> str:
-    """Two partitions with numbers from 0 on, a second apart, the first one an hour ahead."""
+    """Two partitions with numbers from 0 on, a second apart, the first one an hour ahead of the second."""
     name, now = topics.create("numbered", 2), time.time_ns() // 1_000_000
     for partition in (0, 1):
-        first_ms = now + (1 - partition) * HOUR_MS
+        first_ms = now - (1 + partition) * HOUR_MS
         records = [Sent(b"%d" % at, b"k", partition, first_ms + at * 1000) for at in range(NUMBERED // 2)]
         topics.produce(name, records)
     return name

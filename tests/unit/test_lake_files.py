@@ -264,3 +264,10 @@ def test_the_sample_decides_each_leaf_of_a_nested_column() -> None:
     chosen = parquet.choose_storage(table)
     assert chosen["compression"]["nested.noise"] == "none"
     assert set(chosen["compression"]) == {"nested.noise", "nested.word"}
+
+
+def test_the_pages_say_for_how_long_an_orphan_stays() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert files.ORPHAN_SECONDS == 7 * 24 * 3600
+    for page in ("pipelines.md", "decisions/0006-once-per-batch.md"):
+        assert "removed after a week" in (docs / page).read_text(), page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -19,7 +20,7 @@ from tests.serving import ServedBroker
 from tests.spark.topics import Sent, Topics
 
 SEEDS = range(25)
-NOW = 1_900_000_000_000
+NOW = time.time_ns() // 1_000_000 - 60_000
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
