@@ -117,6 +117,9 @@ class Config:
     http: str = _setting(
         "127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz, /readyz and /queues; "off" closes this door'
     )
+    http_hosts: str = _setting(
+        "", "further names, with commas between, that a request for these pages may give as its Host; * allows all"
+    )
     flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
     flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
@@ -143,7 +146,14 @@ class Config:
         "what deleteTopic must say: plain, or as `millstream doors luxun --hash-password` prints it; empty: refused",
         secret=True,
     )
-    connections_max: int = _setting(10_000, "connections at a time on each door; more are closed at once", low=1)
+    connections_max: int = _setting(
+        10_000, "connections at a time on each door; for one more, the quietest of the peer with most is closed", low=1
+    )
+    connections_per_peer_max: int = _setting(
+        0,
+        "the same from one address (IPv6: /64); more are closed at once; 0: half of connections_max, all from loopback",
+        low=0,
+    )
     frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one costs its connection", low=KIB)
     message_bytes_max: int = _setting(
         1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB, high=INT_MAX
@@ -158,11 +168,23 @@ class Config:
         64 * MIB, "bytes of one partition that may wait for a sync; at the limit its producers wait", low=KIB
     )
     partitions_max: int = _setting(20_000, "partitions over all topics", low=1)
+    groups_max: int = _setting(10_000, "groups, and queues, that the broker keeps", low=1)
+    groups_per_peer_max: int = _setting(
+        0, "of those, how many the clients of one address may make; 0: half of groups_max", low=0
+    )
     session_timeout_min_ms: int = _setting(1000, "shortest session timeout that a group member may ask for", low=1)
     session_timeout_max_ms: int = _setting(1_800_000, "longest session timeout that a member may ask for", low=1)
     initial_rebalance_delay_ms: int = _setting(0, "how long an empty group waits for more members to join", low=0)
+    group_consumer_migration_policy: str = _setting(
+        "bidirectional",
+        "which groups change between the classic and the consumer protocol while they have members",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    )
     offsets_retention_ms: int = _setting(7 * DAY_MS, "how long the offsets of an empty group are kept", low=1)
     housekeeping_interval_ms: int = _setting(30_000, "time between two rounds of retention and compaction", low=1)
+    scrub_bytes_per_second: int = _setting(
+        MIB, "how fast stored batches are checked in the background, a round a day; 0 turns the scrub off", low=0
+    )
     segment_bytes: int = _setting(
         GIB, "default of segment.bytes: size at which a log starts a new file", low=KIB, high=INT_MAX
     )

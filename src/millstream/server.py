@@ -9,6 +9,7 @@ import gc
 import logging
 import resource
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -20,10 +21,12 @@ from millstream.cluster.base import Cluster, Solo
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
+from millstream.doors.http.verify_page import VerifyPage
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.errors import RequestError, StartupError
-from millstream.metrics import GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
+from millstream.loop_watch import LoopWatch
+from millstream.metrics import DamageFigures, GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
 from millstream.stores.base import LogStore
 from millstream.stores.local import LocalLogStore
 from millstream.stores.url import is_shared, open_store
@@ -72,6 +75,7 @@ class Server:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
+        self._watch = LoopWatch(self.metrics)
         self.addresses: dict[str, Address] = {}
         """Every open door, by name, in the order of the `ready` line."""
         self._broker: Broker | None = None
@@ -101,6 +105,7 @@ class Server:
             self._open_others()
             await cluster.join(*(self.config.advertised_address or address))
             await self._open_http()
+            self._watch.start()
         except RequestError as error:
             await self.stop()
             raise StartupError(f"the broker cannot start: {error.detail}") from error
@@ -120,6 +125,8 @@ class Server:
             queues=self._queue_shares,
             api_name=_api_name,
             brokers=lambda: 1 + len(self.broker.cluster.others()),
+            damage=self._damage_figures,
+            room=lambda: self.broker.storage()[1:],
         )
         pages = routes(
             scrape,
@@ -127,11 +134,22 @@ class Server:
             lambda: "http" in self.addresses,
             lambda: [report(queue) for queue in self._queues()],
             self._date_queues,
+            lambda: list(self.broker.damage()),
+            lambda: list(self.broker.shortages()),
         )
-        self._http = HttpDoor(address.host, address.port, pages)
+        verify = VerifyPage(self.broker)
+        pages["/verify"] = verify.show
+        actions = {"/verify": verify.start}
+        self._http = HttpDoor(address.host, address.port, pages, actions, names=self._http_names())
         self.addresses["http"] = opened = Address(*await self._http.start())
         # Clients may ask the broker where its pages are: a port that was taken because it was free is now known.
         self.broker.config = dataclasses.replace(self.broker.config, http=str(opened))
+
+    def _http_names(self) -> list[str]:
+        """The names of this machine under which its pages are asked for."""
+        advertised = self.config.advertised_address
+        names = [socket.gethostname(), *self.config.http_hosts.split(",")]
+        return [*names, advertised.host] if advertised is not None else names
 
     def _open_others(self) -> None:
         for name in DOOR_PORTS:
@@ -143,6 +161,7 @@ class Server:
 
     async def stop(self) -> None:
         self.addresses.pop("http", None)
+        self._watch.stop()
         if self._broker is not None:
             self._broker.queues.prepare_to_close()
         for door in self._doors:
@@ -171,6 +190,14 @@ class Server:
             for partition in topic.partitions:
                 log = partition.log
                 yield PartitionFigures(topic.name, partition.index, log.start, log.durable, log.end, log.size_bytes())
+
+    def _damage_figures(self) -> Iterator[DamageFigures]:
+        for topic in self.broker.topics:
+            for partition in topic.partitions:
+                damage = partition.log.damage
+                if damage.found:
+                    offsets = sum(each.end - each.first for each in damage.ranges)
+                    yield DamageFigures(topic.name, partition.index, len(damage.ranges), offsets, damage.found)
 
     def _group_figures(self) -> Iterator[GroupFigures]:
         for group in self.broker.groups.list():

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, doors, group, pipeline, produce, query, queue, serve, topic
+from millstream.cli import config, consume, doors, group, log, pipeline, produce, query, queue, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -45,6 +45,7 @@ app.command()(produce.produce)
 app.command()(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(queue.app, name="queue")
+app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(query.query)
 app.add_typer(doors.app, name="doors")

@@ -67,7 +67,8 @@ class Connection:
     def consumer(self, settings: dict[str, Any]) -> Consumer:
         from millstream.cli.interrupt import InterruptibleConsumer
 
-        return InterruptibleConsumer(self._settings(error_cb=self._on_error) | settings, logger=self._logger)
+        checked = {"check.crcs": True} | settings  # librdkafka's default is false
+        return InterruptibleConsumer(self._settings(error_cb=self._on_error) | checked, logger=self._logger)
 
     def link(self) -> Link:
         """For what librdkafka does not do."""

@@ -10,6 +10,8 @@ chunk would otherwise be overtaken by those behind it.
 
 A delay is a header with the time at which queues may deliver the record; those who read the topic as a stream see it
 at once. It counts from when a line was read, not from when the command began.
+
+Records that wait for longer than a moment are explained by the broker's own words (`stall.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from millstream.cli.connection import DEFAULT_BROKER, INT32_MAX, BrokerOption, C
 from millstream.cli.failure import Failure, explain
 from millstream.cli.moment import duration_ms, moment_ms
 from millstream.cli.progress import Progress
+from millstream.cli.stall import Stall
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -155,6 +158,7 @@ class Sender:
         self._partition = partition
         self._failed = 0
         self._error: KafkaError | None = None
+        self._stall = Stall(connection, topic)
 
     def send_values(self, values: list[str], acknowledged: bool) -> None:
         delivered: list[Message] = []
@@ -237,13 +241,14 @@ class Sender:
     def _wait_for_room(self, records: int, longest: int) -> None:
         limit = max(0, min(QUEUED_RECORDS_MAX, QUEUED_BYTES_MAX // longest) - records)
         self._producer.poll(0)
-        while len(self._producer) > limit and not self._failed:
+        while (waiting := len(self._producer)) > limit and not self._failed:
+            self._stall.look(waiting)
             self._producer.poll(0.05)
 
     def _drain(self) -> None:
         # In slices, so that Ctrl-C is heard; message.timeout.ms bounds the whole.
-        while self._producer.flush(0.5):
-            pass
+        while waiting := self._producer.flush(0.25):
+            self._stall.look(waiting)
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -255,7 +260,8 @@ class Sender:
 
     def _finish(self, records: int) -> None:
         if self._error is not None:
-            reason = explain(self._error, self._connection.address)
+            is_late = self._error.code() == self._error._MSG_TIMED_OUT
+            reason = (is_late and self._stall.reason) or explain(self._error, self._connection.address)
             raise Failure(f"{self._failed:,} of {records:,} records were not acknowledged by {self._topic}: {reason}")
 
 

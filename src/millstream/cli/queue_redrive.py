@@ -121,6 +121,8 @@ class Letter(NamedTuple):
     headers: list[tuple[str, bytes]]
     """Those that its record had."""
     redriven: int
+    is_unreadable: bool = False
+    """The record was damaged: there is nothing to send back."""
 
     @classmethod
     def read(cls, message: Message) -> Letter | None:
@@ -145,6 +147,7 @@ class Letter(NamedTuple):
             at_ms,
             kept,
             int(before) if before.isdigit() and len(before) < 10 else 0,
+            DEAD + "unreadable" in said,
         )
 
 
@@ -222,6 +225,8 @@ class Redrive:
             self.skipped["not asked for"] += 1
         elif self.ledger.has(message.partition() or 0, message.offset() or 0):
             self.skipped["sent back before"] += 1
+        elif letter.is_unreadable:
+            self.skipped["of records that were damaged"] += 1
         elif letter.topic not in self._partitions:
             self.skipped["of a topic that is gone"] += 1
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.broker.settings import SETTINGS
 from millstream.cli.connection import Connection
 from millstream.cli.failure import Failure
 
@@ -52,7 +53,7 @@ def _check_names(connection: Connection, kind: ResourceType, name: str, unset: S
     resource = ConfigResource(kind, name)
     known = connection.settle(connection.admin.describe_configs([resource])[resource], name)
     for key in unset:
-        if key not in known:
+        if key not in known and key not in SETTINGS:  # a topic's settings that Kafka does not have are not listed
             likely = difflib.get_close_matches(key, known, n=1)
             raise Failure(
                 f"{name} has no setting {key}; "

@@ -9,6 +9,7 @@ import typer
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.failure import Failure
 from millstream.cli.output import Format, OutputOption, show_json, show_table
+from millstream.cli.pages import damage
 from millstream.cli.position import Position, resolve, spans
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
@@ -74,7 +75,7 @@ def describe(
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Show a topic's partitions, offsets and settings."""
+    """Show a topic's partitions, offsets, damage and settings."""
     connection = Connection(broker)
     topic = connection.topic(name)
     held = spans(connection, [(name, number) for number in topic.partitions])
@@ -94,11 +95,15 @@ def describe(
         {"name": entry.name, "value": entry.value, "source": _source(entry), "default": entry.is_default}
         for entry in _settings(connection, name)
     ]
+    damaged = damage(connection, name)
     if output is Format.JSON:
-        show_json({"topic": name, "partitions": partitions, "settings": settings})
+        show_json({"topic": name, "partitions": partitions, "damage": damaged, "settings": settings})
         return
     headings = {key: key.upper() for key in ("partition", "leader", "start", "end", "records")}
     show_table(headings, partitions, f"{name} has no partitions")
+    if damaged:
+        print(f"\n{name} has damaged data: these offsets cannot be read, and a reader goes on at END")
+        show_table({key: key.upper() for key in ("partition", "first", "end", "cause", "where")}, damaged, "")
     shown = settings if every else [row for row in settings if not row["default"]]
     print()
     show_table(

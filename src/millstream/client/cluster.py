@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 from millstream.client.link import Link, LinkBroken
 from millstream.errors import Code, MillstreamError, code_of
 from millstream.wire.kafka import requests
+from millstream.wire.kafka.metadata import INTERNAL_TOPICS
 from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node, Place
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Cluster:
     def topics(self) -> list[str]:
         """Every topic that is not the cluster's own."""
         metadata = self._persist("list the topics", lambda: self._fetch_metadata(None))
-        return sorted(name for name in metadata.leaders if not name.startswith("__"))
+        return sorted(name for name in metadata.leaders if name not in INTERNAL_TOPICS)
 
     def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """The partitions of each topic that there is; a topic that does not exist is not in the answer."""

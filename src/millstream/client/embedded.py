@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream.broker.broker import Broker
+from millstream.broker.record_rules import check_time
+from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topic
 from millstream.client.api import Batch, Millstream, Row
 from millstream.client.arguments import Start, check_topic, setting_texts
@@ -247,11 +249,14 @@ class Embedded(Millstream):
         partition = topic.partitions[batch.partition]
         if topic.settings.log.compact and any(row[2] is None for row in rows):
             raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
+        if topic.settings.timestamp_before_max_ms < LONG_MAX:
+            for row in batch.rows:
+                check_time(topic.settings, now if row[1] is None else row[1], now)
         try:
             data = codecs.encode(rows, codec=codec)
         except Exception as error:
             raise RequestError(Code.INVALID_RECORD, f"a record cannot be stored: {error}") from None
-        partition.admit(memoryview(data))
+        partition.admit(memoryview(data), now)
         return partition, data
 
     async def _appended(self, batches: list[Batch], answers: list[Promise[Appended]]) -> list[Sequence[int]]:

@@ -195,7 +195,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             assert self._member is not None
             await job._lease.answer(self._member, [answer])
         except RequestError as error:
-            if error.code in ELSEWHERE:
+            if error.code in ELSEWHERE and job._lease.is_closed:  # else it could not be stored, and may be repeated
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now") from None
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "the job's topic was deleted") from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from millstream.broker.batches import decode, read_batches
 from millstream.broker.topics import Topic
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.signal import Signal
 from millstream.errors import Code, OutOfRange, RequestError, UnknownTopic, refusal
-from millstream.records import codec
+from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader
 from millstream.records.record import Record as StoredRecord
 
@@ -26,7 +27,9 @@ READ_BYTES = 256 * 1024
 class Cursor(Generic[V]):
     """A place in one partition, and the records of the batch there."""
 
-    __slots__ = ("_at", "_batches", "_records", "_topics", "given", "index", "log", "next", "processed", "topic")
+    __slots__ = (
+        "_aside", "_at", "_batches", "_records", "_topics", "given", "index", "log", "next", "processed", "topic",
+    )  # fmt: skip
 
     def __init__(self, topics: Callable[[str], Topic | None], topic: Topic, index: int, offset: int) -> None:
         self._topics = topics
@@ -41,6 +44,7 @@ class Cursor(Generic[V]):
         self._batches: Iterator[tuple[BatchHeader, memoryview]] = iter(())
         self._records: list[StoredRecord] = []
         self._at = 0
+        self._aside = Aside()
 
     @property
     def has_more(self) -> bool:
@@ -79,13 +83,16 @@ class Cursor(Generic[V]):
     async def load(self, limit: int | None = None) -> bool:
         """Decodes the next batch, reading where needed; whether there was one."""
         while True:
-            for header, batch in self._batches:
+            batches = self._batches
+            for header, batch in batches:
                 if header.last_offset < self.next:
                     continue
                 if header.is_control:
                     self.next = header.next_offset
                     continue
-                records = codec.decode(batch, check_crc=False)
+                records = await self._decode(header, batch)
+                if self._batches is not batches:  # a seek came in between
+                    break
                 if header.base_offset < self.next:
                     records = [record for record in records if record.offset >= self.next]
                 if records:
@@ -94,17 +101,23 @@ class Cursor(Generic[V]):
                 self.next = header.next_offset
             if self.next >= self.log.durable or (limit is not None and self.next >= limit):
                 return False
-            slice_ = await self._read()
-            self._batches = iter(codec.split(slice_))
+            self._batches = iter(await self._read())
 
-    async def _read(self) -> bytes:
+    async def _read(self) -> list[tuple[BatchHeader, memoryview]]:
         try:
-            slice_ = await self.log.read(self.next, READ_BYTES)
+            sound, next_offset = await read_batches(self.log, self.next, READ_BYTES)
         except RequestError as error:
             raise refusal(error.code, error.detail) from None
-        if not slice_.size:
-            self.next = max(self.next, slice_.next_offset)
-        return slice_.to_bytes()
+        if not sound:
+            self.next = max(self.next, next_offset)
+        return sound
+
+    async def _decode(self, header: BatchHeader, batch: memoryview) -> list[StoredRecord]:
+        try:
+            return await decode(header, batch, self._aside)
+        except RequestError as error:
+            self._batches = iter(())  # the next call comes to the same batch
+            raise refusal(error.code, f"{self.topic.name}-{self.index}: {error.detail}") from None
 
     def seek(self, offset: int) -> None:
         self._batches = iter(())

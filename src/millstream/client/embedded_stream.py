@@ -142,6 +142,9 @@ class EmbeddedStream(Stream[V]):
                 except OutOfRange:  # retention was faster
                     cursor.seek(cursor.log.start if self._from_start else cursor.log.durable)
                     self._signal.set()  # what is left of it is there already, and wakes nobody
+                except RequestError:  # the next call serves the other partitions
+                    self._turn = at + 1
+                    raise
                 if self._cursors.get(places[at]) is not cursor or places[at] in self._losing:
                     continue
                 found = cursor.take()

@@ -62,7 +62,11 @@ class Record(Generic[V]):
 
     @property
     def time(self) -> datetime:
-        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        """The timestamp as a `datetime`. One that no `datetime` can hold gives the nearest: of year 1, or of 9999."""
+        try:
+            return datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        except (OverflowError, ValueError, OSError):
+            return (datetime.max if self.timestamp > 0 else datetime.min).replace(tzinfo=UTC)
 
     def header(self, name: str) -> bytes | None:
         """The last header of that name."""
@@ -85,7 +89,8 @@ class Event(Record[V]):
 class Job(Record[V]):
     """A record of a queue, leased to this worker until it is answered or its lease ends.
 
-    An answer returns when it is durable, and raises `LeaseLost` if it came too late.
+    An answer returns when it is durable, and raises `LeaseLost` if it came too late. One that cannot be stored raises
+    another `RequestError`; the lease is as it was, and the answer may be repeated.
     """
 
     attempt: int = 1

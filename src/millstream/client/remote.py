@@ -84,6 +84,7 @@ class Remote(Millstream):
         return self.settings(
             **{
                 "group.id": group,
+                "check.crcs": True,  # librdkafka's default is false
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "queued.max.messages.kbytes": QUEUED_KBYTES_MAX,

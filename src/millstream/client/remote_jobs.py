@@ -32,6 +32,7 @@ from millstream.client.share import (
     REJECT,
     RELEASE,
     RENEW,
+    AnswersRefused,
     Delivery,
     Lease,
     PartitionRefused,
@@ -221,6 +222,8 @@ class LeasedJobs(Desk[V]):
             late = self._exchange({lease: saying.reply for lease, saying in answers.items()}, wanted)
             for lease, saying in answers.items():
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE) if lease in late else None)
+        except AnswersRefused as error:
+            self._tell_refused(error, answers)
         except (LinkBroken, ClusterError, ShareError) as error:
             self._drop_link()
             for saying in answers.values():
@@ -233,6 +236,16 @@ class LeasedJobs(Desk[V]):
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
             raise
         return stopping and not self._sayings  # which nobody adds to any more
+
+    def _tell_refused(self, error: AnswersRefused, answers: dict[Lease, Saying]) -> None:
+        """The leases of what was refused are as they were: its worker may answer again."""
+        for lease, saying in answers.items():
+            if lease in error.refused:
+                self._tell(saying, refusal(code_of(error.code) or Code.COORDINATOR_NOT_AVAILABLE, str(error)))
+                continue
+            if saying.reply.verb != RENEW:
+                self._out.pop(lease, None)
+            self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE) if lease in error.late else None)
 
     def _tell_refusal(self, error: ShareError) -> None:
         """To whoever waits for a job, unless it may pass by itself."""

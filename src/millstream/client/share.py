@@ -44,6 +44,9 @@ FINAL_EPOCH = -1
 _GONE = frozenset({Code.UNKNOWN_TOPIC_ID, Code.UNKNOWN_TOPIC_OR_PARTITION})
 """With its topic: nobody gets the record again."""
 
+_UNSTORED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.KAFKA_STORAGE_ERROR})
+"""The broker's store takes no writes now."""
+
 
 class Lease(NamedTuple):
     topic: str
@@ -73,6 +76,16 @@ class PartitionRefused(ShareError):
     """Of a fetch that brought nothing, and no answers: one of its partitions has an error. All leases are as they
     were.
     """
+
+
+class AnswersRefused(ShareError):
+    """Answers that the broker could not store, as on a full disk. Their leases are as they were: repeat the answers."""
+
+    def __init__(self, text: str, code: int, refused: list[Lease], late: list[Lease]) -> None:
+        super().__init__(text, code)
+        self.refused = refused
+        self.late = late
+        """Others of the same request that came too late."""
 
 
 class Delivery(NamedTuple):
@@ -231,8 +244,12 @@ class ShareMember:
         return answer
 
     def _late(self, answer: Message, answers: Mapping[Lease, Reply], field: str) -> list[Lease]:
-        """Answers for one partition stand together: where one was too late, the others are given one by one."""
+        """Answers for one partition stand together: where one was too late, the others are given one by one.
+
+        Raises `AnswersRefused` if the broker could not store some.
+        """
         late: list[Lease] = []
+        refused: dict[Lease, Message] = {}
         for topic in answer.responses:
             for each in topic.partitions:
                 code, place = getattr(each, field), (topic.topic_id, each.partition_index)
@@ -241,6 +258,8 @@ class ShareMember:
                     continue
                 if code in _GONE:
                     late += said
+                elif code in _UNSTORED:
+                    refused.update(dict.fromkeys(said, each))
                 elif code != Code.INVALID_RECORD_STATE:
                     _check(code, None)
                 elif len(said) == 1:
@@ -248,6 +267,9 @@ class ShareMember:
                 else:
                     for lease, reply in said.items():
                         late += self.answer({lease: reply})
+        for each in refused.values():
+            code, message = getattr(each, field), getattr(each, field.replace("code", "message"))
+            raise AnswersRefused(_text(code, message), code, list(refused), late)
         return late
 
     def _deliveries(self, topic_id: UUID, partition: Message) -> Iterator[Delivery]:

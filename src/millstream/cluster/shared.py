@@ -40,10 +40,12 @@ from dataclasses import dataclass
 from millstream.clock import Clock, Timer
 from millstream.cluster.base import Node, Owns
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.logs import Damped
 from millstream.promise import Promise, promised
 from millstream.stores.base import Check, Delete, MetaStore, Operation, Put, Versioned
 
 logger = logging.getLogger(__name__)
+retries = Damped(__name__)
 
 LEASES, BROKERS, COORDINATORS = "leases/", "brokers/", "coordinators/"
 SHARDS = 64
@@ -428,4 +430,4 @@ def _decode(stored: Versioned) -> tuple[Node, int]:
 
 def _note(done: Promise[None]) -> None:
     if done.error is not None:
-        logger.warning("the cluster's state could not be written or read, and will be again: %s", done.error)
+        retries.warning("cluster metadata I/O failed; retrying: %s", done.error)
