@@ -38,3 +38,26 @@ def test_columns_may_have_any_name(spark: SparkSession, format: str) -> None:
     view = decode.good(decode.decode(rows, source))
     [row] = deliveries.as_records(view, TopicSink("s", "t", "out", key="a`b")).collect()
     assert (row["key"], row["value"]) == ("1", '{"a`b":1,"c.d":2,"größe":3}')
+
+
+def columns_to_blame(spark: SparkSession, source: SourceSpec, values: Sequence[str]) -> list[str | None]:
+    rows = [(None, value.encode(), "t", 0, at, AT, 0) for at, value in enumerate(values)]
+    found = decode.bad(decode.decode(spark.createDataFrame(rows, full_schema(False)), source))
+    return [row[0] for row in found.orderBy("_offset").select(decode.COLUMN).collect()]
+
+
+def test_the_column_that_cannot_be_decoded_is_named(spark: SparkSession) -> None:
+    schema = "user STRING, ms LONG, `a b` INT, s STRUCT<x: INT>, l ARRAY<INT>"
+    values = [
+        '{"ms":"soon"}',
+        '{"user":1,"a b":"x"}',
+        '{"s":{"x":"y"}}',
+        '{"l":["z"]}',
+        '{"ms":1.5,"a b":"x"}',
+        "{",
+        "5",
+    ]
+    blamed = columns_to_blame(spark, SourceSpec("t", "t", schema=schema), values)
+    assert blamed == ["ms", "a b", "s", "l", "ms", None, None]
+    csv = SourceSpec("t", "t", format="csv", schema="user STRING, ms LONG, `a b` INT")
+    assert columns_to_blame(spark, csv, ["u,soon,1", "u,1,x", "u,1", "u,1,2,3"]) == ["ms", "a b", None, None]

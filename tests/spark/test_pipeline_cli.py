@@ -249,6 +249,7 @@ def test_a_pipeline_runs_stops_on_sigterm_and_goes_on_where_it_was(
             "rows_per_second": 0,
             "seconds": 0,
             "lag": {f"{topic}-0": 0, f"{topic}-1": 0},
+            "rows_dropped_by_watermark": {},
         }
         with urllib.request.urlopen(metrics, timeout=10) as answer:
             text = answer.read().decode()
@@ -273,9 +274,9 @@ def test_a_pipeline_runs_stops_on_sigterm_and_goes_on_where_it_was(
 
     lines = [json.loads(line) for line in cli.run("run", "shop.toml", "--once")[0].splitlines()]
     assert lines[-1]["total"] == {
-        "lake-orders": {"batches": 1, "rows": 120},
-        "table-items": {"batches": 1, "rows": 3},
-        "dead-letters": {"batches": 1, "rows": 0},
+        "lake-orders": {"batches": 1, "rows": 120, "rows_dropped_by_watermark": 0},
+        "table-items": {"batches": 1, "rows": 3, "rows_dropped_by_watermark": 0},
+        "dead-letters": {"batches": 1, "rows": 0, "rows_dropped_by_watermark": 0},
     }
     assert table(cli.home) == sums(range(420))
     from deltalake import DeltaTable
@@ -358,5 +359,5 @@ def test_a_dead_letter_keeps_its_headers_and_may_be_as_large_as_what_is_read(
     letter = consumer.poll(30)
     assert letter is not None and letter.value() == b"bad " * 700_000
     headers = letter.headers() or []
-    assert headers[0] == ("trace", b"7") and headers[1][0] == "millstream-cause"
+    assert headers[0] == ("trace", b"7") and headers[1] == ("millstream-pipeline", b"shop")
     consumer.close()

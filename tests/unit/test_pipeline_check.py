@@ -67,7 +67,7 @@ def test_what_a_run_asks_about_the_example() -> None:
     spec = check.load(EXAMPLES / "clicks.toml")
     lake, table, topic = spec.sinks
     assert [check.is_untransformed(spec, sink) for sink in spec.sinks] == [True, False, False]
-    assert [check.is_stateful(spec, sink.source) for sink in spec.sinks] == [False, True, False]
+    assert [check.stateful_steps(spec, sink.source) for sink in spec.sinks] == [[], ["per_minute"], []]
     assert [check.output_mode(spec, sink) for sink in (lake, table, topic)] == ["append", "update", "append"]
     assert check.topics_of(spec) == (("clicks",), ("alerts",), "clicks.dead")
     assert isinstance(lake, LakeSink)
@@ -305,10 +305,15 @@ def test_an_aggregate_is_updated_or_else_needs_a_watermark(
 
 def test_state_is_kept_for_aggregates_and_joins_in_any_step_below() -> None:
     spec = pipeline(GROUPED, "SELECT user FROM one", "SELECT user FROM clicks")
-    assert [check.is_stateful(spec, view) for view in ("clicks", "one", "Two", "three")] == [False, True, True, False]
-    assert check.is_stateful(pipeline("SELECT a.user FROM clicks a, clicks b WHERE a.user = b.url"), "one")
-    assert not check.is_stateful(pipeline("SELECT user FROM clicks JOIN VALUES (1) AS t(x) ON ms = x"), "one")
-    assert check.is_stateful(pipeline("FROM clicks |> AGGREGATE count(*) AS n GROUP BY user"), "one")
+    assert [check.stateful_steps(spec, view) for view in ("clicks", "one", "Two", "three")] == [
+        [],
+        ["one"],
+        ["one"],
+        [],
+    ]
+    assert check.stateful_steps(pipeline("SELECT a.user FROM clicks a, clicks b WHERE a.user = b.url"), "one")
+    assert not check.stateful_steps(pipeline("SELECT user FROM clicks JOIN VALUES (1) AS t(x) ON ms = x"), "one")
+    assert check.stateful_steps(pipeline("FROM clicks |> AGGREGATE count(*) AS n GROUP BY user"), "one")
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -469,3 +474,36 @@ def test_no_sql_is_so_broken_that_the_check_fails(sql: str) -> None:
         assert 1 <= mistake.line <= text.count("\n") + 5
         assert "\n" not in mistake.text
     check.output_mode(spec, spec.sinks[0])
+
+
+# -- Avro with ids ---------------------------------------------------------------------------------------------------
+
+AVSC = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "string"}%s]}'
+ORDER, WIDER = AVSC % "", AVSC % ', {"name": "customer", "type": "string"}'
+
+
+def framed(**more: str) -> list[str]:
+    """What is wrong with a source of Avro that has these keys too."""
+    keys = "".join(f"{key} = {value}\n" for key, value in more.items())
+    text = f'name = "n"\n[source]\ntopic = "t"\nformat = "avro"\nschema = \'{WIDER}\'\n{keys}'
+    spec, mistakes = parse(FILE, f'{text}[[sink]]\nfrom = "t"\ntopic = "out"\n')
+    assert spec is not None
+    return [f"{each.line}: {each.text}" for each in (*mistakes, *check.check(spec, None))]
+
+
+def test_ids_of_schemas_say_by_which_schema_a_value_was_written() -> None:
+    assert framed() == framed(schema_ids=f"{{ 17 = '{WIDER}' }}") == []
+    [told] = framed(schema_ids=f"{{ 17 = '{WIDER}', 18 = '{ORDER}' }}")
+    assert told.startswith("6: source.schema_ids.18: its values cannot be read by source.schema")
+    assert "source.schema_ids.18: is not an Avro schema" in framed(schema_ids="{ 18 = 'x' }")[0]
+    assert 'source.schema_ids: "v1" is not the id of a schema' in framed(schema_ids=f"{{ v1 = '{WIDER}' }}")[0]
+    assert 'source.schema_ids.1 "none.avsc" cannot be read' in framed(schema_ids='{ 1 = "none.avsc" }')[0]
+    assert "source.schema_ids is empty" in framed(schema_ids="{}")[0]
+
+
+def test_confluents_framing_without_ids_is_refused() -> None:
+    [told] = framed(options='{ confluent = "true" }')
+    assert told == (
+        "6: source.options: confluent alone cannot tell schemas apart; say which schema each id is, "
+        'as in schema_ids = { 17 = "orders.avsc" }'
+    )

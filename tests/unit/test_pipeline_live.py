@@ -22,7 +22,7 @@ from millstream.pipeline.run import BatchReport
 
 REPORTS = [
     BatchReport("lake-clicks", 0, 1000, 2.0, {"clicks-0": 40, "clicks-1": 2}),
-    BatchReport("lake-clicks", 1, 500, 0.5, {"clicks-0": 7, "clicks-1": 0}),
+    BatchReport("lake-clicks", 1, 500, 0.5, {"clicks-0": 7, "clicks-1": 0}, {"per_minute": 4}),
     BatchReport("dead-letters", 0, 3, 0.25, {"clicks-0": 0, "clicks-1": 0}),
 ]
 
@@ -46,11 +46,13 @@ def test_each_batch_is_a_line_of_json_and_the_last_line_has_the_totals() -> None
         "rows_per_second": 500.0,
         "seconds": 2.0,
         "lag": {"clicks-0": 40, "clicks-1": 2},
+        "rows_dropped_by_watermark": {},
     }
+    assert lines[1]["rows_dropped_by_watermark"] == {"per_minute": 4}
     assert lines[3]["total"] == {
-        "lake-clicks": {"batches": 2, "rows": 1500},
-        "topic-alerts": {"batches": 0, "rows": 0},
-        "dead-letters": {"batches": 1, "rows": 3},
+        "lake-clicks": {"batches": 2, "rows": 1500, "rows_dropped_by_watermark": 4},
+        "topic-alerts": {"batches": 0, "rows": 0, "rows_dropped_by_watermark": 0},
+        "dead-letters": {"batches": 1, "rows": 3, "rows_dropped_by_watermark": 0},
     }
 
 
@@ -69,7 +71,7 @@ def test_the_live_view_has_a_line_per_sink_with_rate_lag_and_who_is_behind() -> 
             view.take(report)
         text = drawn(view)
     lake = next(line for line in text.splitlines() if line.startswith("lake-clicks"))
-    assert lake.split() == ["lake-clicks", "1", "1,500", "1,000", "0.5", "s", "7", "clicks-0", "7"]
+    assert lake.split() == ["lake-clicks", "1", "1,500", "1,000", "0.5", "s", "4", "7", "clicks-0", "7"]
     assert "running" in text and "3 dead letters" in text
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.pipeline import table_postgres
-from millstream.pipeline.table import Table, TableError, TableGone, open_table
+from millstream.pipeline.table import Table, TableError, TableGone, empty_table, open_table
 from tests.postgres import PrivatePostgres, postgres  # noqa: F401  (a fixture)
 
 SCHEMA = pa.schema([("minute", pa.timestamp("us", "UTC")), ("url", pa.string()), ("hits", pa.int64())])
@@ -375,13 +375,38 @@ def test_a_table_that_does_not_fit_is_refused_with_all_that_is_wrong(
 ) -> None:
     database.ask("CREATE TABLE hits (minute text, hits real, owner text NOT NULL, note text)")
     text = refusal(opened)
-    assert "it has no column url" in text
+    assert "it has no column url" in text and "which is part of the key" in text
     assert "its column hits is real, not" in text.lower()
     assert "its column owner must not be null" in text
     assert "it has no unique key for minute, url (CREATE UNIQUE INDEX" in text
     assert "note" not in text
     if database.kind == "postgres":
         assert "its column minute is text, not timestamp with time zone" in text
+
+
+def test_columns_that_rows_have_and_a_table_has_not_are_added(database: Database, opened: Callable[..., Table]) -> None:
+    opened().upsert(0, [batch((NOON, "/a", 1))])
+    wider = pa.schema([*SCHEMA, ("ms", pa.float64()), ("price", pa.decimal128(10, 2))])
+    opened(schema=wider).upsert(1, [batch((NOON, "/b", 2, 0.5, Decimal("1.25")), schema=wider)])
+    found = database.ask("SELECT url, hits, ms, price FROM hits ORDER BY url")
+    assert [(url, hits, ms, price and str(price)) for url, hits, ms, price in found] == [
+        ("/a", 1, None, None),
+        ("/b", 2, 0.5, "1.25"),
+    ]
+    opened().upsert(2, [batch((NOON, "/c", 3))])
+    assert database.ask("SELECT ms FROM hits WHERE url = '/c'") == [(None,)], "and rows without them are still taken"
+
+
+def test_an_emptied_table_forgets_the_batches_of_its_sink_alone(
+    database: Database, opened: Callable[..., Table]
+) -> None:
+    assert empty_table(database.url, "hits", "clicks/hits/") == 0, "there is none yet"
+    opened().upsert(3, [batch((NOON, "/a", 1), (NOON, "/b", 1))])
+    opened(name="others", app="clicks/others/1").upsert(5, [batch((NOON, "/a", 1))])
+    assert empty_table(database.url, "hits", "clicks/hits/") == 2
+    assert hits(database) == {}
+    assert database.ask("SELECT app, batch FROM millstream_batches") == [("clicks/others/1", 5)]
+    assert opened().upsert(0, [batch((NOON, "/a", 1))]) == 1
 
 
 def test_a_table_of_the_users_own_is_used_as_it_is(database: Database, opened: Callable[..., Table]) -> None:

@@ -1,4 +1,4 @@
-"""`millstream pipeline`: check, run, list, show, replay.
+"""`millstream pipeline`: check, run, list, show, reset, replay.
 
 Only `run` starts Spark. The others read files, the broker and Spark's checkpoint, and answer at once.
 """
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from millstream.pipeline.mistakes import Mistake
     from millstream.pipeline.spec import PipelineSpec
 
-app = typer.Typer(help="Check, run, list and show pipelines; send a lake back into a topic.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check, run, list, show and reset pipelines; send a lake back into a topic.", no_args_is_help=True
+)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in TOML.")]
 BrokerOption = Annotated[
@@ -140,10 +142,54 @@ def show(file: FileArgument, broker: BrokerOption = None, output: OutputOption =
         for name, kind in columns.items():
             print(f"  {name:<24} {kind}")
     print()
-    headings = {key: key.upper() for key in ("sink", "from", "to", "batch", "done", "lag")}
+    headings = {key: key.upper() for key in ("sink", "from", "to", "batch", "done", "late", "lag")}
     show_table(headings, described["sinks"], "no sinks")
     if described["unreachable"]:
         print(f"\nno broker answers at {described['broker']}, so the lag is not known", file=sys.stderr)
+
+
+@app.command()
+def reset(
+    file: FileArgument,
+    sink: Annotated[str, typer.Argument(metavar="SINK", show_default=False, help="As `pipeline show` calls it.")],
+    delete_output: Annotated[
+        bool, typer.Option("--delete-output", help="Delete its lake, or every row of its table.")
+    ] = False,
+    keep_output: Annotated[
+        bool, typer.Option("--keep-output", help="Keep them: a lake has rows twice then, a table is updated.")
+    ] = False,
+    broker: BrokerOption = None,
+) -> None:
+    """Start a sink again: forget how far it has come, and what Spark keeps for it.
+
+    The next run reads its source from the beginning. The pipeline must not be running.
+    """
+    need_spark("millstream pipeline reset")
+    from millstream.pipeline import reset as resetting
+    from millstream.pipeline.catalog import sink_names
+    from millstream.pipeline.lock import CheckpointLock
+    from millstream.pipeline.mistakes import closest
+    from millstream.pipeline.spec import LakeSink, TableSink
+
+    spec, _ = _parsed(file)
+    if spec is None:
+        raise Failure(f"{file} has mistakes; `millstream pipeline check {file}` tells them")
+    names = sink_names(spec)
+    if sink not in names:
+        raise Failure(f"the pipeline {spec.name} has no sink {sink}{closest(sink, names)}")
+    found = next((each for each in spec.sinks if each.name == sink), None)
+    stored = found if isinstance(found, LakeSink | TableSink) else None
+    if delete_output and stored is None:
+        raise Failure(f"{sink} writes to a topic, whose records stay; trim it with `millstream topic trim`")
+    if stored is not None and delete_output == keep_output:
+        raise Failure(f"{sink} will get every row again: choose --delete-output or --keep-output for what it holds")
+    with CheckpointLock(spec.name, spec.checkpoint):
+        if delete_output and stored is not None:
+            print(f"Deleted {resetting.delete_output(spec, stored)}")
+        began = resetting.delete_checkpoint(spec, sink)
+    _forget_group(address_of(spec, broker), f"{spec.name}.{sink}")
+    start = "the beginning" if spec.source.starting == "earliest" else "the latest records"
+    print(f"Reset {sink}; its next run starts at {start}" if began else f"{sink} had not begun")
 
 
 @app.command()
@@ -183,6 +229,17 @@ def replay(
             raise
     seconds = max(time.monotonic() - started, 1e-9)
     print(f"Sent {sent:,} record{'s' * (sent != 1)} to {to} ({seconds:.1f} s, {sent / seconds:,.0f} records/s)")
+
+
+def _forget_group(broker: str, group: str) -> None:
+    """Its offsets only tell other tools how far the sink is, so a broker that is away is no failure."""
+    try:
+        connection = Connection(broker)
+    except Failure as failure:
+        print(f"the offsets of the group {group} stay, until the next run commits new ones: {failure}", file=sys.stderr)
+        return
+    if group in {each.group_id for each in connection.settle(connection.admin.list_consumer_groups()).valid}:
+        connection.settle(connection.admin.delete_consumer_groups([group])[group], group)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -265,6 +322,7 @@ def _described(spec: PipelineSpec, broker: str) -> dict[str, Any]:
     from millstream.client.cluster import ClusterError
     from millstream.pipeline import catalog
     from millstream.pipeline import check as checking
+    from millstream.pipeline.notes import read_notes
 
     progress = {name: catalog.read_progress(spec.checkpoint, name) for name in catalog.sink_names(spec)}
     lag: dict[str, dict[tuple[str, int], int]] = {}
@@ -277,6 +335,7 @@ def _described(spec: PipelineSpec, broker: str) -> dict[str, Any]:
     targets = {sink.name: (sink.source, catalog.describe_sink(sink)) for sink in spec.sinks}
     sinks = []
     for name, each in progress.items():
+        late = read_notes(spec.checkpoint / name).rows_dropped_by_watermark
         source, target = targets.get(name, (spec.source.name, f"topic {spec.dead_letters}"))
         behind = lag.get(name)
         sinks.append(
@@ -287,6 +346,8 @@ def _described(spec: PipelineSpec, broker: str) -> dict[str, Any]:
                 "batch": each.batch,
                 "done": datetime.fromtimestamp(each.done_at).isoformat(" ", "seconds") if each.done_at else None,
                 "offsets": {f"{topic}-{part}": end for (topic, part), end in sorted(each.offsets.items())},
+                "late": sum(late.values()) if late else None,
+                "rows_dropped_by_watermark": dict(late),
                 "lag": sum(behind.values()) if behind and each.batch is not None else None,
             }
         )

@@ -134,8 +134,8 @@ def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges)
 
 
 def _tell(report: BatchReport, view: View, gauges: Gauges) -> None:
+    gauges.take(report)  # first: a program that reads the line may ask for the metrics at once
     view.take(report)
-    gauges.take(report)
 
 
 @contextmanager

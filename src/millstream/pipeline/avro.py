@@ -1,7 +1,9 @@
 """Avro values, read by fastavro: Spark's own reader is a JAR that the wheel does not have.
 
-A value is one datum in Avro's binary encoding. With `confluent = "true"` among the source's options the five bytes that
-Confluent's serializers put in front (a zero and the schema's number) are skipped.
+A value is one datum in Avro's binary encoding. Confluent's serializers put five bytes in front of it: a zero and the id
+of the schema by which it was written. With `schema_ids` the source says which schema each id is. A value is read by the
+schema that wrote it and resolved to the source's own; a value with another id cannot be read, because the bytes of one
+schema often make sense in another.
 
 Of Avro's logical types those are read that Spark has a type for, as Spark's own reader does it; a value of another is
 the plain value that it is stored as, such as milliseconds for the time of a day.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +41,7 @@ from pyspark.sql.types import (
 
 from millstream.errors import MillstreamError
 
-PREFIX_BYTES = 5
+_PREFIX = struct.Struct(">BI")
 _PLAIN: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),
@@ -57,6 +60,8 @@ _LOGICAL: dict[tuple[str, str], DataType] = {
     ("long", "local-timestamp-millis"): TimestampNTZType(),
     ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
+_CONVERTED = (DateType, DecimalType, TimestampNTZType, TimestampType)
+"""Of numbers or bytes, by what the schema that wrote them says."""
 _DECIMALS = ("bytes", "fixed")
 _DIGITS_MAX = 38
 
@@ -78,54 +83,99 @@ def reader_schema(schema: str) -> Any:
     return _bare(json.loads(schema))
 
 
-def decode(records: DataFrame, schema: str, options: Mapping[str, str], bad: str) -> DataFrame:
-    """Adds the struct `_parsed`: the fields, and in `bad` why they could not be read."""
-    parsed = StructType([*columns(schema).fields, StructField(bad, StringType())])
+def refuse_writer(schema: str, written_by: str) -> None:
+    """Raises BadAvro where values of one schema cannot be read as another."""
+    import fastavro
+    from fastavro.utils import generate_one
+
+    ours = {field.name: field.dataType for field in columns(schema)}
+    for field in columns(written_by):
+        kinds = ours.get(field.name, field.dataType), field.dataType
+        if kinds[0] != kinds[1] and any(isinstance(kind, _CONVERTED) for kind in kinds):
+            wanted, given = (kind.simpleString() for kind in kinds)
+            raise BadAvro(f"its field {field.name} is {given}, and {wanted} in source.schema")
+    writer = fastavro.parse_schema(json.loads(written_by))
+    sample = io.BytesIO()
+    fastavro.schemaless_writer(sample, writer, generate_one(writer))
+    sample.seek(0)
+    try:
+        fastavro.schemaless_reader(sample, writer, fastavro.parse_schema(json.loads(schema)))
+    except fastavro.read.SchemaResolutionError as error:
+        raise BadAvro(f"its values cannot be read by source.schema: {error}") from error
+
+
+def decode(records: DataFrame, schema: str, schema_ids: Mapping[int, str], bad: str, column: str) -> DataFrame:
+    """Adds the struct `_parsed`: the fields, in `bad` why they could not be read, and in `column` which one, if known.
+
+    Without `schema_ids` values have no id in front.
+    """
+    parsed = StructType([*columns(schema).fields, StructField(bad, StringType()), StructField(column, StringType())])
     out = StructType([*records.schema.fields, StructField("_parsed", parsed)])
-    skip = PREFIX_BYTES if options.get("confluent", "false").lower() == "true" else 0
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import fastavro
-
         kind = to_arrow_type(parsed, timezone="UTC")
-        known = fastavro.parse_schema(reader_schema(schema))
+        reader = Reader(schema, schema_ids)
         for batch in batches:
-            rows = [_read(fastavro, known, value, skip, bad) for value in batch.column("value").to_pylist()]
+            rows = [reader.row(value, bad) for value in batch.column("value").to_pylist()]
             names = [*batch.schema.names, "_parsed"]
-            yield pa.RecordBatch.from_arrays([*batch.columns, as_structs(rows, kind, bad)], names=names)
+            yield pa.RecordBatch.from_arrays([*batch.columns, as_structs(rows, kind, bad, column)], names=names)
 
     return records.mapInArrow(read, out)
 
 
-def _read(fastavro: Any, schema: Any, value: bytes | None, skip: int, bad: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if skip and value[:1] != b"\0":
-        return {bad: "the value does not begin with a zero and a schema's number, as Confluent's serializers write it"}
-    stream = io.BytesIO(value)
-    stream.seek(skip)
-    try:
-        row: dict[str, Any] = fastavro.schemaless_reader(stream, schema, None)
-    except Exception as error:  # fastavro raises what its C code meets: EOFError, IndexError, UnicodeDecodeError...
-        return {bad: f"the value is not Avro of this schema: {type(error).__name__} {error}".rstrip()}
-    if stream.tell() != len(value):
-        return {bad: f"the value is not Avro of this schema: {len(value) - stream.tell()} bytes are left over"}
-    return row
+class Reader:
+    """Values into rows, in a task."""
+
+    def __init__(self, schema: str, schema_ids: Mapping[int, str]) -> None:
+        import fastavro
+
+        self._fastavro = fastavro
+        self._schema = fastavro.parse_schema(reader_schema(schema))
+        self._writers = {
+            number: self._schema if written_by == schema else fastavro.parse_schema(reader_schema(written_by))
+            for number, written_by in schema_ids.items()
+        }
+
+    def row(self, value: bytes | None, bad: str) -> dict[str, Any]:
+        if value is None:
+            return {}
+        writer, start = self._schema, 0
+        if self._writers:
+            if len(value) < _PREFIX.size or value[0] != 0:
+                return {
+                    bad: "the value does not begin with a zero and a schema id, as Confluent's serializers write it"
+                }
+            number, start = _PREFIX.unpack_from(value)[1], _PREFIX.size
+            if number not in self._writers:
+                known = ", ".join(map(str, sorted(self._writers)))
+                return {bad: f"the value was written by the schema with id {number}; source.schema_ids has {known}"}
+            writer = self._writers[number]
+        stream = io.BytesIO(value)
+        stream.seek(start)
+        try:
+            resolved_to = None if writer is self._schema else self._schema
+            row: Any = self._fastavro.schemaless_reader(stream, writer, resolved_to)
+        except Exception as error:  # fastavro raises what its C code meets: EOFError, IndexError, UnicodeDecodeError...
+            return {bad: f"the value is not Avro of this schema: {type(error).__name__} {error}".rstrip()}
+        if stream.tell() != len(value):
+            return {bad: f"the value is not Avro of this schema: {len(value) - stream.tell()} bytes are left over"}
+        return dict(row)
 
 
-def as_structs(rows: list[dict[str, Any]], kind: pa.DataType, bad: str) -> pa.Array:
+def as_structs(rows: list[dict[str, Any]], kind: pa.StructType, bad: str, column: str) -> pa.Array:
     """Rows that were read as Arrow has them; one whose value no column can hold is a bad row, and stops nothing."""
     try:
         return pa.array(rows, kind)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        return pa.array([_that_fits(row, kind, bad) for row in rows], kind)
+        return pa.array([_that_fits(row, kind, bad, column) for row in rows], kind)
 
 
-def _that_fits(row: dict[str, Any], kind: pa.DataType, bad: str) -> dict[str, Any]:
-    try:
-        pa.array([row], kind)
-    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-        return {bad: f"the value does not fit this schema: {error}"}
+def _that_fits(row: dict[str, Any], kind: pa.StructType, bad: str, column: str) -> dict[str, Any]:
+    for field in kind:
+        try:
+            pa.array([row.get(field.name)], field.type)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+            return {bad: f"the value does not fit this schema: {error}", column: field.name}
     return row
 
 

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from millstream.client.cluster import Cluster, ClusterError
 from millstream.pipeline import source as sources
+from millstream.pipeline import state
 from millstream.pipeline.ddl import NESTED
 from millstream.pipeline.mistakes import BadPipeline, Mistake, closest
+from millstream.pipeline.notes import has_begun, read_notes
 from millstream.pipeline.sight import UNNAMED, Rows
 from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink, TopicSink, parse
 from millstream.pipeline.sql import UNKNOWN, Columns
@@ -59,9 +61,9 @@ def step_columns(spec: PipelineSpec) -> dict[str, Columns]:
     return {names[key]: view.columns for key, view in _views(spec)[0].items() if view.columns is not None}
 
 
-def is_stateful(spec: PipelineSpec, view: str) -> bool:
-    """Whether Spark keeps state for it: an aggregate, DISTINCT, or a join of streams, in its SQL or below."""
-    return _rows(spec, view).is_stateful
+def stateful_steps(spec: PipelineSpec, view: str) -> list[str]:
+    """The steps that a view's rows pass and that keep state, from the source on."""
+    return [step.name for step in state.stateful_steps(spec, _views(spec)[0], view)]
 
 
 def output_mode(spec: PipelineSpec, sink: Sink) -> str:
@@ -107,6 +109,7 @@ def check(spec: PipelineSpec, cluster: Cluster | None = None) -> list[Mistake]:
     for sink in spec.sinks:
         view = views.get(sink.source.lower(), unknown_view(""))
         mistakes.extend(_Checked(spec, sink, view).mistakes())
+        mistakes.extend(_check_state(spec, sink, views))
     if cluster is not None:
         mistakes.extend(_check_topics(spec, cluster))
     return sorted({*mistakes})
@@ -134,6 +137,24 @@ def _views(spec: PipelineSpec) -> tuple[dict[str, View], list[Mistake]]:
 
 def _rows(spec: PipelineSpec, view: str) -> Rows:
     return _views(spec)[0].get(view.lower(), unknown_view("")).rows
+
+
+def _check_state(spec: PipelineSpec, sink: Sink, views: dict[str, View]) -> list[Mistake]:
+    """What a sink that has begun cannot go on with: the state that Spark keeps is that of another plan."""
+    folder = spec.checkpoint / sink.name
+    plan = read_notes(folder).plan if has_begun(folder) else None
+    if plan is None:
+        return []
+    before, view = state.spec_of(plan, spec)
+    was, is_now = state.kept(before, _views(before)[0], view), state.kept(spec, views, sink.source)
+    places = {step.name: (*step.place, "sql") for step in spec.steps}
+    mistakes = []
+    for step, text in state.differences(was, is_now):
+        line = spec.lines.line(*places[step]) if step is not None else spec.lines.line(*sink.place, "from")
+        which = f"step {step}: " if step is not None else ""
+        advice = f"undo that, or start the sink again with `millstream pipeline reset {spec.path} {sink.name}`"
+        mistakes.append(Mistake(line, f"{which}{text}, since the sink {sink.name} began; {advice}"))
+    return mistakes
 
 
 class _Checked:

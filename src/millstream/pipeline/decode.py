@@ -27,23 +27,27 @@ META = {
     "_headers": "headers",
 }
 CAUSE = "_cause"
+COLUMN = "_column"
+"""The column that could not be decoded, where it is one."""
 RAW = "_value"
 """The value as it came, for dead letters."""
 _BAD = "_bad"
+_BAD_COLUMN = "_bad_column"
 _END = "_millstream_end"
 
 
 def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
-    """Records of `format("millstream")` as decoded columns, META, RAW and CAUSE."""
-    text = F.col("value").cast("string")
+    """Records of `format("millstream")` as decoded columns, META, RAW, CAUSE and COLUMN."""
+    text, nothing = F.col("value").cast("string"), F.lit(None).cast("string")
     if source.format == "bytes":
-        return _rows(records, [F.col("value")], F.lit(None).cast("string"))
+        return _rows(records, [F.col("value")], nothing, nothing)
     if source.format == "text":
-        return _rows(records, [text.alias("value")], _not_text())
+        return _rows(records, [text.alias("value")], _not_text(), nothing)
     assert source.schema is not None
     if source.format == "avro":
-        parsed = avro.decode(records, source.schema, source.options, _BAD)
-        return _spread(parsed, avro.columns(source.schema), F.col("_parsed")[_BAD])
+        parsed = avro.decode(records, source.schema, source.schema_ids, _BAD, _BAD_COLUMN)
+        found = F.col("_parsed")
+        return _spread(parsed, avro.columns(source.schema), found[_BAD], found[_BAD_COLUMN])
     fields = cast(StructType, StructType.fromDDL(source.schema))
     options = {**source.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD}
     parsed = records.withColumn("_parsed", _parse(source.format, text, fields, options))
@@ -51,18 +55,20 @@ def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
     cause = F.when(wrong, F.lit(f"the value is not {source.format.upper()} that fits {source.schema}"))
     if source.format == "json":
         cause = cause.when(_goes_on(text, options), F.lit("the value goes on behind its JSON object"))
-    return _spread(parsed, fields, F.coalesce(_not_text(), cause))
+    column = F.when(wrong & _not_text().isNull(), _wrong_column(source.format, text, fields, options))
+    return _spread(parsed, fields, F.coalesce(_not_text(), cause), column)
 
 
 def good(rows: DataFrame) -> DataFrame:
-    return rows.where(F.col(CAUSE).isNull()).drop(CAUSE, RAW)
+    return rows.where(F.col(CAUSE).isNull()).drop(CAUSE, COLUMN, RAW)
 
 
 def good_or_stop(rows: DataFrame) -> DataFrame:
     """For `on_error = "stop"`: the first row that cannot be decoded fails the batch, and says which record it was."""
     where = F.concat(F.col("_topic"), F.lit("-"), F.col("_partition"), F.lit(" at offset "), F.col("_offset"))
-    stop = F.raise_error(F.concat(where, F.lit(": "), F.col(CAUSE), F.lit(' (on_error = "stop")')))
-    return rows.where(F.when(F.col(CAUSE).isNotNull(), stop.cast("boolean")).otherwise(True)).drop(CAUSE, RAW)
+    column = F.coalesce(F.concat(F.lit(", column "), F.col(COLUMN)), F.lit(""))
+    stop = F.raise_error(F.concat(where, F.lit(": "), F.col(CAUSE), column, F.lit(' (on_error = "stop")')))
+    return rows.where(F.when(F.col(CAUSE).isNotNull(), stop.cast("boolean")).otherwise(True)).drop(CAUSE, COLUMN, RAW)
 
 
 def bad(rows: DataFrame) -> DataFrame:
@@ -82,6 +88,27 @@ def _goes_on(text: Column, options: Mapping[str, str]) -> Column:
     return text.rlike(r"\}\s*\S") & ~F.coalesce(is_whole, F.lit(False))
 
 
+def _wrong_column(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:
+    """The first column whose own value does not fit, null where the value as a whole is not of its format.
+
+    A JSON object is parsed once for each column, alone: whatever its type is, only its own value can be wrong then. In
+    CSV a column has a place and a plain type, so that one is wrong which is null and has text.
+    """
+    if kind == "json":
+        alone = [_parse(kind, text, StructType([field]), options) for field in fields.fields]
+        whole = _parse(kind, text, StructType([StructField(_END, StringType())]), options)
+        is_wrong = [whole[_BAD].isNull() & each[_BAD].isNotNull() for each in alone]
+    else:
+        texts = _parse(
+            kind, text, StructType([StructField(each.name, StringType()) for each in fields.fields]), options
+        )
+        parsed = F.col("_parsed")
+        is_wrong = [
+            texts[_BAD].isNull() & texts[each.name].isNotNull() & parsed[each.name].isNull() for each in fields.fields
+        ]
+    return F.coalesce(*(F.when(wrong, F.lit(each.name)) for each, wrong in zip(fields.fields, is_wrong, strict=True)))
+
+
 def _parse(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:
     schema = StructType([*fields.fields, StructField(_BAD, StringType())])
     if kind == "json":
@@ -96,11 +123,11 @@ def _not_text() -> Column:
     return F.when(F.col("value").isNotNull() & ~valid, F.lit("the value is not UTF-8"))
 
 
-def _spread(parsed: DataFrame, fields: StructType, cause: Column) -> DataFrame:
+def _spread(parsed: DataFrame, fields: StructType, cause: Column, column: Column) -> DataFrame:
     """The fields of the struct `_parsed` as columns."""
-    return _rows(parsed, [F.col("_parsed")[field.name].alias(field.name) for field in fields.fields], cause)
+    return _rows(parsed, [F.col("_parsed")[field.name].alias(field.name) for field in fields.fields], cause, column)
 
 
-def _rows(records: DataFrame, columns: list[Column], cause: Column) -> DataFrame:
-    meta = [F.col(column).alias(name) for name, column in META.items() if column in records.columns]
-    return records.select(*columns, *meta, F.col("value").alias(RAW), cause.alias(CAUSE))
+def _rows(records: DataFrame, columns: list[Column], cause: Column, column: Column) -> DataFrame:
+    meta = [F.col(name).alias(alias) for alias, name in META.items() if name in records.columns]
+    return records.select(*columns, *meta, F.col("value").alias(RAW), cause.alias(CAUSE), column.alias(COLUMN))

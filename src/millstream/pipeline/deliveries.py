@@ -136,32 +136,39 @@ class TopicDelivery:
 
 
 class DeadLetterDelivery:
-    """Rows that could not be decoded: as they came, and in more headers why and from where.
+    """Rows that could not be decoded: as they came, and in more headers why, from where, and which pipeline says so.
 
-    Compressed, because they may have been: a topic's limit is for what a batch has then.
+    Pipelines that read one topic share its dead letters. Compressed, because they may have been: a topic's limit is for
+    what a batch has then.
     """
 
-    def __init__(self, topic: str, broker: str) -> None:
+    def __init__(self, topic: str, broker: str, pipeline: str) -> None:
         self._topic = topic
         self._broker = broker
+        self._pipeline = pipeline
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         about = {
-            "millstream-cause": decode.CAUSE,
-            "millstream-topic": "_topic",
-            "millstream-partition": "_partition",
-            "millstream-offset": "_offset",
-            "millstream-timestamp": "_timestamp",
+            "millstream-pipeline": F.lit(self._pipeline),
+            "millstream-cause": F.col(decode.CAUSE),
+            "millstream-column": F.col(decode.COLUMN),
+            "millstream-topic": F.col("_topic"),
+            "millstream-partition": F.col("_partition"),
+            "millstream-offset": F.col("_offset"),
+            "millstream-timestamp": F.col("_timestamp"),
         }
-        headers = [
-            F.struct(F.lit(name).alias("key"), F.col(column).cast("string").cast("binary").alias("value"))
-            for name, column in about.items()
-        ]
+        headers = F.array(
+            *(
+                F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+                for name, value in about.items()
+            )
+        )
         came = F.coalesce(F.col("_headers"), F.array())
+        known = F.filter(headers, lambda header: header["value"].isNotNull())
         letters = decode.bad(rows).select(
             F.col("_key").alias("key"),
             F.col(decode.RAW).alias("value"),
-            F.concat(came, F.array(*headers)).cast(HEADERS).alias("headers"),
+            F.concat(came, known).cast(HEADERS).alias("headers"),
         )
         return _send(letters, self._broker, self._topic, "zstd")
 

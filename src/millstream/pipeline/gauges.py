@@ -7,6 +7,7 @@
 | `millstream_pipeline_batch_seconds` | how long they took, as a histogram |
 | `millstream_pipeline_lag` | records behind the end of each partition, when the last batch was planned |
 | `millstream_pipeline_dead_letters_total` | rows that could not be decoded |
+| `millstream_pipeline_rows_dropped_by_watermark_total` | late rows that a step dropped, as Spark counts them |
 | `millstream_pipeline_last_batch_timestamp_seconds` | when the last batch was done, for alerts |
 
 All count from the start of the process, as counters do.
@@ -59,6 +60,12 @@ class Gauges:
             registry=self.registry,
         )
         self._dead.labels(pipeline)
+        self._late = Counter(
+            f"{_PREFIX}_rows_dropped_by_watermark",
+            "Late rows that a step dropped",
+            labelnames=("pipeline", "sink", "step"),
+            registry=self.registry,
+        )
         for sink in sinks:  # so that a rate is known from the first batch on
             self._rows.labels(pipeline, sink)
             self._batches.labels(pipeline, sink)
@@ -74,6 +81,8 @@ class Gauges:
         for place, count in report.lag.items():
             topic, _, partition = place.rpartition("-")
             self._lag.labels(*labels, topic, partition).set(count)
+        for step, rows in report.late.items():
+            self._late.labels(*labels, step).inc(rows)
         if report.sink == DEAD_LETTERS:
             self._dead.labels(self._pipeline).inc(report.rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from millstream.pipeline.lines import Lines, Path
@@ -46,6 +46,9 @@ class Keys:
 
     def __contains__(self, key: str) -> bool:
         return key in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
 
     def wrong(self, text: str, key: str | None = None) -> None:
         place = self.place if key is None else (*self.place, key)

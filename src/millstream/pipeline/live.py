@@ -29,6 +29,7 @@ PARTITIONS_SHOWN_MAX = 6
 class SinkTally:
     batches: int = 0
     rows: int = 0
+    late: int = 0
     last: BatchReport | None = None
 
     @property
@@ -48,6 +49,7 @@ class Tally:
         sink = self.sinks.setdefault(report.sink, SinkTally())
         sink.batches += 1
         sink.rows += report.rows
+        sink.late += sum(report.late.values())
         sink.last = report
 
     @property
@@ -109,11 +111,15 @@ class JsonLines:
                 "rows_per_second": round(report.rows_per_second, 1),
                 "seconds": round(report.seconds, 3),
                 "lag": report.lag,
+                "rows_dropped_by_watermark": report.late,
             }
         )
 
     def sum_up(self) -> None:
-        sinks = {name: {"batches": sink.batches, "rows": sink.rows} for name, sink in self._tally.sinks.items()}
+        sinks = {
+            name: {"batches": sink.batches, "rows": sink.rows, "rows_dropped_by_watermark": sink.late}
+            for name, sink in self._tally.sinks.items()
+        }
         self._write({"pipeline": self._tally.pipeline, "seconds": round(self._tally.seconds, 3), "total": sinks})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -164,7 +170,7 @@ class LiveView:
         if tally.dead_letters:
             head.append(f"  {tally.dead_letters:,} dead letter{'s' * (tally.dead_letters != 1)}", "yellow")
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("SINK", "BATCH", "ROWS", "ROWS/S", "BATCH TIME", "LAG", "FURTHEST BEHIND"):
+        for heading in ("SINK", "BATCH", "ROWS", "ROWS/S", "BATCH TIME", "LATE", "LAG", "FURTHEST BEHIND"):
             table.add_column(heading, justify="left" if heading in ("SINK", "FURTHEST BEHIND") else "right")
         for name, sink in tally.sinks.items():
             table.add_row(*(Text(cell) for cell in _cells(name, sink)))
@@ -174,13 +180,14 @@ class LiveView:
 def _cells(name: str, sink: SinkTally) -> tuple[str, ...]:
     last = sink.last
     if last is None:
-        return name, "-", "0", "-", "-", "-", ""
+        return name, "-", "0", "-", "-", "-", "-", ""
     return (
         name,
         str(last.batch),
         f"{sink.rows:,}",
         f"{last.rows_per_second:,.0f}",
         f"{last.seconds:.1f} s",
+        f"{sink.late:,}" if last.late else "-",
         f"{sink.lag:,}",
         _behind(last.lag),
     )

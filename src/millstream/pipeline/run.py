@@ -12,8 +12,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millstream.errors import MillstreamError
-from millstream.pipeline import check, decode, mover
+from millstream.pipeline import check, decode, mover, state
 from millstream.pipeline.deliveries import (
     DeadLetterDelivery,
     Delivery,
@@ -31,6 +32,7 @@ from millstream.pipeline.deliveries import (
     TopicDelivery,
 )
 from millstream.pipeline.lake import task_folder
+from millstream.pipeline.notes import Notes, has_begun, read_notes, write_notes
 from millstream.pipeline.source import DATA_LOSS
 from millstream.pipeline.spec import LakeSink, PipelineSpec, Sink, TableSink
 
@@ -44,6 +46,8 @@ BEGIN_SECONDS_MAX = 30.0
 BEGINNINGS_MAX = 4
 WORKER_LATE = "Python worker failed to connect back"
 """Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
+OTHER_STATE = re.compile(r"\[((?:STATE_STORE|STREAMING_STATEFUL|STATEFUL)_\w+|STREAM_FAILED_STATE\w*)\b")
+"""Spark's names for state that was built by another plan."""
 BUSY = " The machine is too busy to start Python within Spark's ten seconds; nothing is lost, run the pipeline again."
 POLL_SECONDS = 0.1
 ROWS_PER_BATCH = 1_000_000
@@ -67,6 +71,10 @@ class BatchReport:
     seconds: float
     lag: dict[str, int]
     """Records behind the end of each partition, `topic-partition`, when the batch was planned."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Rows behind the watermark that each step dropped, as Spark counts them: rows of one key that come together in a
+    task count once.
+    """
 
     @property
     def rows_per_second(self) -> float:
@@ -87,6 +95,10 @@ class _Running:
     failure: Exception | None = None
     known: threading.Event = field(default_factory=threading.Event)
     reported: int = -1
+    stateful: list[str] = field(default_factory=list)
+    """Steps that keep state, from the source on."""
+    folder: Path | None = None
+    """The checkpoint, where there are notes to keep."""
 
     def start(self) -> None:
         assert self.begin is not None
@@ -131,12 +143,23 @@ class Pipeline:
     def _start_sink(self, sink: Sink, once: bool) -> None:
         spec = self._spec
         session = self._spark.newSession()
+        self._note_plan(sink)
         if isinstance(sink, LakeSink) and check.is_untransformed(spec, sink) and spec.source.format == "bytes":
             self._start_mover(session, sink, once)
             return
         rows = self._view(session, sink)
-        mode = check.output_mode(spec, sink)
-        self._start_query(sink.name, rows, lambda query, batch: self._delivery(sink, rows, query, batch), mode, once)
+        mode, stateful = check.output_mode(spec, sink), check.stateful_steps(spec, sink.source)
+        self._start_query(
+            sink.name, rows, lambda query, batch: self._delivery(sink, rows, query, batch), mode, once, stateful
+        )
+
+    def _note_plan(self, sink: Sink) -> None:
+        folder = self._spec.checkpoint / sink.name
+        plan, notes = state.plan_of(self._spec, sink.source), read_notes(folder)
+        if not has_begun(folder):
+            write_notes(folder, Notes(plan))
+        elif notes.plan is None:
+            write_notes(folder, replace(notes, plan=plan))
 
     def _delivery(self, sink: Sink, rows: DataFrame, query: str, batch: int) -> Delivery:
         app_id = f"{self._spec.name}/{sink.name}/{query}"
@@ -165,13 +188,20 @@ class Pipeline:
         assert topic is not None
         reader = self._reader(self._spark.newSession(), DEAD_LETTERS).option("includeHeaders", "true")
         rows = decode.decode(reader.load(), self._spec.source)
-        self._start_query(DEAD_LETTERS, rows, lambda *_: DeadLetterDelivery(topic, self._broker), "append", once)
+        delivery = DeadLetterDelivery(topic, self._broker, self._spec.name)
+        self._start_query(DEAD_LETTERS, rows, lambda *_: delivery, "append", once)
 
     def _start_query(
-        self, name: str, rows: DataFrame, deliver: Callable[[str, int], Delivery], mode: str, once: bool
+        self,
+        name: str,
+        rows: DataFrame,
+        deliver: Callable[[str, int], Delivery],
+        mode: str,
+        once: bool,
+        stateful: Sequence[str] = (),
     ) -> None:
         self._let_others_begin()
-        running = _Running(name, deliver)
+        running = _Running(name, deliver, stateful=list(stateful), folder=self._spec.checkpoint / name)
         writer = rows.writeStream.foreachBatch(running.on_batch).outputMode(mode).queryName(f"{self._spec.name}.{name}")
         writer = writer.option("checkpointLocation", str(self._spec.checkpoint / name))
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=self._spec.trigger)
@@ -262,12 +292,21 @@ class Pipeline:
         error = running.failure or running.query.exception()
         if error is None:
             return False
+        if other := OTHER_STATE.search(str(error)):
+            raise PipelineFailed(running.name, self._other_state(running.name, other[1])) from error
         if WORKER_LATE not in str(error) or running.begun >= BEGINNINGS_MAX:
             late = BUSY if WORKER_LATE in str(error) else ""
             raise PipelineFailed(running.name, first_line(error) + late) from error
         running.query.stop()
         running.start()
         return True
+
+    def _other_state(self, sink: str, name: str) -> str:
+        return (
+            f"Spark cannot continue from the state in the checkpoint ({name}): the keys, aggregates or types of a step "
+            "are not those that built it; undo the change, or start the sink again with "
+            f"`millstream pipeline reset {self._spec.path} {sink}`"
+        )
 
 
 def _is_beginning(running: _Running) -> bool:
@@ -285,7 +324,21 @@ def _news(running: _Running) -> Iterator[BatchReport]:
         running.reported = progress.batchId
         seconds = progress.durationMs.get("triggerExecution", 0) / 1000
         rows = running.written.pop(progress.batchId, 0)
-        yield BatchReport(running.name, progress.batchId, rows, seconds, _lag(progress.sources[0]))
+        late = _late([each.numRowsDroppedByWatermark for each in progress.stateOperators], running.stateful)
+        if running.folder is not None and any(late.values()):
+            write_notes(running.folder, read_notes(running.folder).with_late(progress.batchId, late))
+        yield BatchReport(running.name, progress.batchId, rows, seconds, _lag(progress.sources[0]), late)
+
+
+def _late(dropped: list[int], steps: list[str]) -> dict[str, int]:
+    """By step. Spark lists operators from the sink to the source. Where a step has several, which of them dropped a row
+    is not known, and the last step counts all.
+    """
+    if not steps:
+        return {}
+    if len(dropped) == len(steps):
+        return dict(zip(steps, reversed(dropped), strict=True))
+    return {**dict.fromkeys(steps, 0), steps[-1]: sum(dropped)}
 
 
 def _lag(source: Any) -> dict[str, int]:

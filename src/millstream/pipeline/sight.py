@@ -31,10 +31,6 @@ class Rows:
     untimed: bool = False
     """There is an aggregate that no watermark can ever close, so that its rows are never final."""
 
-    @property
-    def is_stateful(self) -> bool:
-        return self.aggregations > 0 or self.joins
-
 
 def together(sources: Iterable[Rows]) -> Rows:
     """What is true of rows that come from all of these; their names are for somebody else to say."""

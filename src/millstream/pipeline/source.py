@@ -19,7 +19,7 @@ ORIGIN: Columns = [
     ("_timestamp", "TIMESTAMP"),
 ]
 HEADERS = ("_headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
-RESERVED = frozenset({*(name for name, _ in ORIGIN), HEADERS[0], "_value", "_cause", "_bad", "_parsed"})
+RESERVED = frozenset({*(name for name, _ in ORIGIN), HEADERS[0], "_value", "_cause", "_column", "_bad", "_parsed"})
 
 _TIMES = ("timeZone", "dateFormat", "timestampFormat", "timestampNTZFormat", "enableDateTimeParsingFallback", "locale")
 _JSON = (
@@ -34,7 +34,7 @@ _CSV = (
 )
 DATA_LOSS = "failOnDataLoss"
 """An option of the reading and not of the decoding: whether records that are gone stop the pipeline."""
-OPTIONS = {"json": (*_TIMES, *_JSON), "csv": (*_TIMES, *_CSV), "avro": ("confluent",)}
+OPTIONS = {"json": (*_TIMES, *_JSON), "csv": (*_TIMES, *_CSV), "avro": ()}
 OURS = ("mode", "columnnameofcorruptrecord")
 """Options of Spark's that decide about bad rows, which is what `on_error` does."""
 
@@ -55,6 +55,8 @@ def check(spec: PipelineSpec) -> list[Mistake]:
     place: Path = (*source.place, "schema")
     mistakes = [Mistake(lines.line_within(place, each.offset), f"source.schema: {each.text}") for each in wrong]
     mistakes.extend(_check_options(spec))
+    if found is not None:
+        mistakes.extend(_check_schema_ids(spec))
     mark = source.watermark
     if mark is not None and found is not None:
         kinds = {name.lower(): kind for name, kind in found}
@@ -113,6 +115,22 @@ def _avro(schema: str) -> tuple[Columns, list[_Wrong]]:
         return [], [_Wrong(f"is not an Avro schema: {cause[:200]}")]
 
 
+def _check_schema_ids(spec: PipelineSpec) -> list[Mistake]:
+    from millstream.pipeline import avro
+
+    source, mistakes = spec.source, []
+    for number, written_by in source.schema_ids.items():
+        wrong = [each.text for each in _avro(written_by)[1]]
+        if not wrong and source.schema is not None:
+            try:
+                avro.refuse_writer(source.schema, written_by)
+            except avro.BadAvro as error:
+                wrong = [str(error)]
+        line = spec.lines.line(*source.place, "schema_ids", str(number))
+        mistakes += [Mistake(line, f"source.schema_ids.{number}: {text}") for text in wrong]
+    return mistakes
+
+
 def _check_options(spec: PipelineSpec) -> list[Mistake]:
     source, mistakes = spec.source, []
     known = {name.lower(): name for name in OPTIONS.get(source.format, ())}
@@ -121,6 +139,9 @@ def _check_options(spec: PipelineSpec) -> list[Mistake]:
         if name.lower() == DATA_LOSS.lower():
             if value.lower() not in ("true", "false"):
                 mistakes.append(Mistake(line, f"source.options: {name} must be true or false"))
+        elif name.lower() == "confluent" and source.format == "avro":
+            advice = 'say which schema each id is, as in schema_ids = { 17 = "orders.avsc" }'
+            mistakes.append(Mistake(line, f"source.options: confluent alone cannot tell schemas apart; {advice}"))
         elif not known:
             mistakes.append(Mistake(line, f"source.options: format {source.format} has no options; leave them out"))
         elif name.lower() in OURS:

@@ -26,7 +26,18 @@ DEAD_LETTERS = "dead-letters"
 
 TABLES = ("source", "step", "sink")
 TOP_KEYS = ("name", "broker", "dead_letters", "on_error", "trigger", "rows_per_batch", "checkpoint", *TABLES)
-SOURCE_KEYS = ("name", "topic", "pattern", "format", "schema", "watermark", "starting", "headers", "options")
+SOURCE_KEYS = (
+    "name",
+    "topic",
+    "pattern",
+    "format",
+    "schema",
+    "schema_ids",
+    "watermark",
+    "starting",
+    "headers",
+    "options",
+)
 SINK_KEYS = {
     "lake": ("from", "id", "lake", "format", "partition_by", "file_mb"),
     "table": ("from", "id", "table", "name", "key"),
@@ -37,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VIEW = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _BROKER = re.compile(r"\s*(?:\[[^\],\s]+\]|[^\[\]:,\s]+):\d{1,5}\s*(?:,\s*(?:\[[^\],\s]+\]|[^\[\]:,\s]+):\d{1,5}\s*)*")
+_SCHEMA_ID = re.compile(r"[0-9]{1,10}")
 _TOPIC_RULE = "use 1 to 249 letters, digits, '.', '_' and '-'"
 _NAME_RULE = "use letters, digits, '.', '_' and '-'"
 _VIEW_RULE = "use letters, digits and '_', as SQL does"
@@ -58,6 +70,8 @@ class SourceSpec:
     format: str = "json"
     schema: str | None = None
     """Spark's DDL for json and csv; JSON text for avro, out of the file if one was named."""
+    schema_ids: Mapping[int, str] = field(default_factory=dict)
+    """Avro schemas by their ids in Confluent's registry, where values have the id in front."""
     watermark: Watermark | None = None
     starting: str = "earliest"
     headers: bool = False
@@ -237,6 +251,7 @@ class _Reader:
             pattern=pattern if topic is None else None,
             format=kind,
             schema=self._schema(keys, kind),
+            schema_ids=self._schema_ids(keys, kind),
             watermark=self._watermark(keys),
             starting=keys.choice("starting", ("earliest", "latest"), "earliest"),
             headers=keys.flag("headers", False),
@@ -262,15 +277,36 @@ class _Reader:
             example = 'schema = "clicks.avsc"' if kind == "avro" else 'schema = "user STRING, ms LONG, at TIMESTAMP"'
             keys.missing("schema", example)
             return None
-        text = keys.text("schema")
-        if kind == "avro" and text is not None and text.strip().endswith(".avsc"):
-            try:
-                return (self._folder / text.strip()).read_bytes().decode()
-            except (OSError, UnicodeDecodeError, ValueError) as error:
-                cause = getattr(error, "strerror", None) or "it is not text"
-                keys.wrong(f"source.schema {shown(text)} cannot be read: {cause}", "schema")
-                return None
-        return text
+        return self._avro(keys, "schema") if kind == "avro" else keys.text("schema")
+
+    def _avro(self, keys: Keys, key: str) -> str | None:
+        """A schema, or the path of a file that has it."""
+        text = keys.text(key)
+        if text is None or not text.strip().endswith(".avsc"):
+            return text
+        try:
+            return (self._folder / text.strip()).read_bytes().decode()
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            cause = getattr(error, "strerror", None) or "it is not text"
+            keys.wrong(f"{keys.title}.{key} {shown(text)} cannot be read: {cause}", key)
+            return None
+
+    def _schema_ids(self, keys: Keys, kind: str) -> dict[int, str]:
+        ids = keys.table("schema_ids", 'schema_ids = { 17 = "orders.avsc" }')
+        if ids is None:
+            return {}
+        if kind != "avro":
+            keys.wrong(f"source.schema_ids has no meaning for format {kind}, whose values have no id", "schema_ids")
+            return {}
+        found = {}
+        for key in ids:
+            if not _SCHEMA_ID.fullmatch(key):
+                ids.wrong(f"source.schema_ids: {shown(key)} is not the id of a schema, which is a number", key)
+            elif (schema := self._avro(ids, key)) is not None:
+                found[int(key)] = schema
+        if not found and not any(True for _ in ids):
+            keys.wrong('source.schema_ids is empty; write schema_ids = { 17 = "orders.avsc" }', "schema_ids")
+        return found
 
     def _watermark(self, keys: Keys) -> Watermark | None:
         example = '{ column = "at", delay = "10 minutes" }'

@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from millstream.pipeline.table_columns import Columns, TableError, TableGone
 
-__all__ = ["Table", "TableError", "TableGone", "open_table"]
+__all__ = ["Table", "TableError", "TableGone", "empty_table", "open_table"]
+
+NEEDS_POSTGRES = "a table in PostgreSQL needs pip install 'millstream[postgres]'"
 
 
 class Table(Protocol):
@@ -37,16 +39,37 @@ def open_table(url: str, name: str, key: tuple[str, ...], schema: pa.Schema, app
 
     `url` is `sqlite:FILE` or `postgresql://...` as libpq reads it; with PostgreSQL, `name` may be SCHEMA.TABLE.
     """
-    scheme, _, rest = url.partition(":")
     columns = Columns(name, schema, key)
-    if scheme == "sqlite" and rest:
+    if _is_sqlite(url):
         from millstream.pipeline.table_sqlite import SqliteTable
 
-        return SqliteTable(rest, columns, app_id)
+        return SqliteTable(url.partition(":")[2], columns, app_id)
+    try:
+        from millstream.pipeline.table_postgres import PostgresTable
+    except ImportError:
+        raise TableError(NEEDS_POSTGRES) from None
+    return PostgresTable(url, columns, app_id)
+
+
+def empty_table(url: str, name: str, apps: str) -> int:
+    """Deletes every row of a table, and the batches that are counted for applications whose ids begin with `apps`.
+    Gives the number of rows; a table that is not there has none.
+    """
+    if _is_sqlite(url):
+        from millstream.pipeline import table_sqlite
+
+        return table_sqlite.empty(url.partition(":")[2], name, apps)
+    try:
+        from millstream.pipeline import table_postgres
+    except ImportError:
+        raise TableError(NEEDS_POSTGRES) from None
+    return table_postgres.empty(url, name, apps)
+
+
+def _is_sqlite(url: str) -> bool:
+    scheme, _, rest = url.partition(":")
+    if scheme == "sqlite" and rest:
+        return True
     if scheme in ("postgresql", "postgres"):
-        try:
-            from millstream.pipeline.table_postgres import PostgresTable
-        except ImportError:
-            raise TableError("a table in PostgreSQL needs pip install 'millstream[postgres]'") from None
-        return PostgresTable(url, columns, app_id)
+        return False
     raise TableError(f"the table's database {scheme}: is not known; use sqlite:FILE or postgresql://USER@HOST/DATABASE")

@@ -78,8 +78,7 @@ class PostgresTable:
         self._app_id = app_id
         self._row = _unused_name(columns.names)
         schema, _, name = columns.table.rpartition(".")
-        self._table = sql.Identifier(schema, name) if schema else sql.Identifier(name)
-        self._batches = sql.Identifier(schema, BATCHES) if schema else sql.Identifier(BATCHES)
+        self._table, self._batches = _identifier(schema, name), _identifier(schema, BATCHES)
         long = [name for name in (*columns.names, name) if len(name.encode()) > NAME_BYTES_MAX]
         if long:
             raise TableError(f"{long[0]} is too long a name for PostgreSQL, which takes {NAME_BYTES_MAX} bytes")
@@ -110,14 +109,17 @@ class PostgresTable:
         return sql.SQL(text)
 
     def _check(self, transaction: psycopg.Cursor[Any]) -> None:
-        """Refuses a table that does not fit, with all that is wrong."""
+        """Adds new columns; refuses a table that does not fit, with all that is wrong."""
         name = self._table.as_string(transaction)
         there = {each: (kind, must) for each, kind, must in transaction.execute(_COLUMNS, (name,)).fetchall()}
         wrong = []
         for each in self._columns.names:
             wanted = TYPES[self._columns.kinds[each]]
-            if each not in there:
-                wrong.append(f"it has no column {each} ({wanted[0]})")
+            if each not in there and each in self._columns.key:
+                wrong.append(f"it has no column {each} ({wanted[0]}), which is part of the key")
+            elif each not in there:
+                add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
+                transaction.execute(add.format(self._table, sql.Identifier(each), self._type(each)))
             elif there[each][0] not in wanted:
                 wrong.append(f"its column {each} is {there[each][0]}, not {wanted[0]}")
         for each, (_, must) in there.items():
@@ -231,6 +233,26 @@ class PostgresTable:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def empty(url: str, table: str, apps: str) -> int:
+    wanted, where = _understand(url)
+    schema, _, name = table.rpartition(".")
+    try:
+        with psycopg.connect(wanted) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
+            rows = 0
+            if _exists(cursor, one := _identifier(schema, name)):
+                rows = cursor.execute(sql.SQL("DELETE FROM {}").format(one)).rowcount
+            if _exists(cursor, batches := _identifier(schema, BATCHES)):
+                cursor.execute(sql.SQL("DELETE FROM {} WHERE starts_with(app, %s)").format(batches), (apps,))
+            return rows
+    except psycopg.Error as error:
+        raise TableError(f"the table {table} at {where} cannot be emptied: {_sentence(error)}") from error
+
+
+def _identifier(schema: str, name: str) -> sql.Identifier:
+    return sql.Identifier(schema, name) if schema else sql.Identifier(name)
 
 
 def _understand(url: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -85,13 +85,15 @@ class SqliteTable:
         transaction.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join(fields)}, PRIMARY KEY ({key}))")
 
     def _check(self, transaction: sqlite3.Connection) -> None:
-        """Refuses a table that does not fit, with all that is wrong."""
+        """Adds new columns; refuses a table that does not fit, with all that is wrong."""
         wrong = []
         there = {row[1]: row for row in transaction.execute(f"PRAGMA table_info({self._table})")}
         for name in self._columns.names:
             wanted = TYPES[self._columns.kinds[name]]
-            if name not in there:
-                wrong.append(f"it has no column {name} ({wanted})")
+            if name not in there and name in self._columns.key:
+                wrong.append(f"it has no column {name} ({wanted}), which is part of the key")
+            elif name not in there:
+                transaction.execute(f"ALTER TABLE {self._table} ADD COLUMN {_quoted(name)} {wanted}")
             elif _affinity(there[name][2]) not in (wanted, "NUMERIC" if wanted == "INTEGER" else wanted):
                 wrong.append(f"its column {name} is {there[name][2] or 'untyped'}, not {wanted}")
         for name, (_, _, _, must, default, _) in there.items():
@@ -181,6 +183,20 @@ def _values(array: pa.Array, kind: str) -> list[Any]:
         array = as_json(array)
     values: list[Any] = array.to_pylist()
     return values
+
+
+def empty(path: str, table: str, apps: str) -> int:
+    if not os.path.exists(path):
+        return 0
+    try:
+        with closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as connection, connection:
+            there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            rows = connection.execute(f"DELETE FROM {_quoted(table)}").rowcount if table in there else 0
+            if BATCHES in there:
+                connection.execute(f"DELETE FROM {BATCHES} WHERE substr(app, 1, ?) = ?", (len(apps), apps))
+            return rows
+    except sqlite3.Error as error:
+        raise TableError(f"the table {table} in {path} cannot be emptied: {error}") from error
 
 
 def _affinity(declared: str) -> str:

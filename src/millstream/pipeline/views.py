@@ -57,10 +57,22 @@ def analyse(
 
 def unknown_view(text: str, views: Mapping[str, View] | None = None) -> View:
     """For SQL that is left to Spark; that it aggregates is a guess by its words."""
-    words = {word.lower() for word in _PLAIN.findall(text)}
-    below = together(view.rows for name, view in (views or {}).items() if name in words)
+    below = together(views[name].rows for name in references(text, views)) if views else together([])
     aggregations = below.aggregations + bool(_AGGREGATING.search(text))
     return View(None, replace(below, is_stream=True, aggregations=aggregations))
+
+
+def references(text: str, views: Collection[str]) -> set[str]:
+    """The views that a step's SQL reads; where it cannot be parsed, those whose names are among its words."""
+    try:
+        query = sql.read(text)
+    except BadSQL:
+        query = None
+    if query is None:
+        words = {word.lower() for word in _PLAIN.findall(text)}
+    else:
+        words = {table.name.lower() for table in query.find_all(exp.Table)}
+    return words & {*views}
 
 
 class _Walk:
