@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from millstream.errors import Code
 from millstream.loop_watch import BEAT_SECONDS, BUSY_SECONDS_MAX
+from millstream.records.batch import read_header
 from millstream.records.compression import Codec
 from tests import stores
 from tests.bombs import empty_headers, empty_records
@@ -194,3 +196,113 @@ def test_a_costly_topic_pattern_holds_up_nobody(tmp_path: Path) -> None:
             assert subscribe(client, "watchers", pattern, answer.member_id, answer.member_epoch).error_code == Code.NONE
             refused = subscribe(client, "watchers", "(.*a.{300}){2}", str(uuid.uuid4()))
             assert refused.error_code == Code.INVALID_REGULAR_EXPRESSION and "500 states" in refused.error_message
+
+
+def fill_with_small_batches(broker: BrokerInThread, topic: str, partition: int, count: int) -> None:
+    """Straight into the log: a client would need a request for each."""
+    small = raw.batch(b"")
+
+    def fill(server: Any) -> None:
+        log = server.broker.topics.get(topic).partitions[partition].log
+        for _ in range(count):
+            data = bytearray(small)
+            log.append(memoryview(data), read_header(data))
+
+    broker.ask(fill)
+
+
+def fetch_all(
+    client: Raw, topic: str, offsets: dict[int, int], bytes_max: int = 50 << 20
+) -> dict[int, tuple[int, int]]:
+    """One Fetch of several partitions, as a KafkaConsumer sends it: error and bytes of each."""
+    partitions = [
+        {
+            "partition": partition,
+            "current_leader_epoch": -1,
+            "fetch_offset": offset,
+            "log_start_offset": -1,
+            "partition_max_bytes": bytes_max,
+        }
+        for partition, offset in offsets.items()
+    ]
+    fields = {
+        "replica_id": -1,
+        "max_wait": 500,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "partitions": partitions}],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
+    [answer] = client.ask(raw.request(1, 11, fields)).responses
+    return {int(one.partition_index): (int(one.error_code), len(one.records or b"")) for one in answer.partitions}
+
+
+def test_a_fetch_over_60_cold_partitions_holds_up_nobody(tmp_path: Path) -> None:
+    """A quarter of a megabyte of the smallest batches in each: 4000 checksums."""
+    with BrokerInThread(tmp_path) as broker:
+        raw.create_topic(broker.address("kafka"), "orders", partitions=60)
+        for partition in range(60):
+            fill_with_small_batches(broker, "orders", partition, 4000)
+    with BrokerInThread(tmp_path) as broker:
+        warm(broker)
+        with Raw(broker.address("kafka")) as client, responsive(broker):
+            got = fetch_all(client, "orders", dict.fromkeys(range(60), 0), 1 << 20)
+        assert set(got) == set(range(60)) and all(code == Code.NONE and size > 250_000 for code, size in got.values())
+
+
+LARGE = 600_000
+"""Batches of 70 bytes."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a broker with one large segment of small batches."""
+    directory = tmp_path_factory.mktemp("large")
+    with BrokerInThread(directory) as broker:
+        raw.create_topic(broker.address("kafka"), "orders")
+        fill_with_small_batches(broker, "orders", 0, LARGE)
+    return directory
+
+
+DAMAGES: dict[str, Callable[[bytearray, int], None]] = {
+    "a few kilobytes in the middle": lambda data, size: data.__setitem__(
+        slice(size // 2, size // 2 + 8000), bytes(8000)
+    ),
+    "the second half zeroed": lambda data, size: data.__setitem__(slice(size // 2, size), bytes(size - size // 2)),
+}
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["indexed", "not indexed"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_large_damaged_segment_holds_up_nobody(
+    tmp_path: Path, large: Path, damage: Callable[[bytearray, int], None], is_indexed: bool
+) -> None:
+    shutil.copytree(large, tmp_path, dirs_exist_ok=True)
+    [segment] = tmp_path.glob("logs/orders-*/0/*.log")
+    data = bytearray(segment.read_bytes())
+    damage(data, len(data))
+    segment.write_bytes(data)
+    if not is_indexed:
+        segment.with_suffix(".index").unlink()
+    with BrokerInThread(tmp_path) as broker:
+        warm(broker)
+        with Raw(broker.address("kafka")) as client, responsive(broker):
+            codes = {fetch_all(client, "orders", {0: offset})[0][0] for offset in (LARGE // 2 + 5, 0, LARGE - 1)}
+            assert Code.CORRUPT_MESSAGE in codes and Code.NONE in codes
+            list_offset(client, "orders", 1)
+
+
+def test_a_large_read_from_a_database_holds_up_nobody(tmp_path: Path) -> None:
+    with BrokerInThread(tmp_path, store=f"sqlite:{tmp_path / 'store.db'}") as broker:
+        warm(broker)
+        raw.create_topic(broker.address("kafka"), "orders")
+        fill_with_small_batches(broker, "orders", 0, LARGE // 2)
+        with Raw(broker.address("kafka")) as client:
+            while list_offset(client, "orders", -1)[1] < LARGE // 2:
+                pass
+            with responsive(broker):
+                assert fetch_all(client, "orders", {0: 0})[0][1] > 15_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
+from crc32c import crc32c
 
 import millstream
 from millstream.errors import Code
@@ -65,6 +67,27 @@ def test_runs_of_small_requests_keep_the_rule(broker: BrokerInThread) -> None:
         assert [each.error_code for each in answers] == [0, 0, Code.INVALID_TIMESTAMP, 0, 0]
         assert [each.base_offset for each in answers] == [1, 2, -1, 3, 4]
         assert [each.batch_index for each in answers[2].record_errors] == [0]
+
+
+def backdated(now: int, first: int) -> bytes:
+    """A batch whose header says "now" at the most, and whose first record has another time."""
+    made = bytearray(batch(now, first))
+    struct.pack_into(">q", made, 35, now)
+    struct.pack_into(">I", made, 17, crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+def test_the_largest_time_that_a_header_claims_does_not_hide_the_first(broker: BrokerInThread) -> None:
+    """Alone, and among others that arrive together."""
+    now = broker.clock.now_ms()
+    with Raw(broker.address("kafka")) as client:
+        answer = produce(client, "orders", backdated(now, FAR))
+        assert answer.error_code == Code.INVALID_TIMESTAMP and str(now + FAR) in answer.error_message
+        assert produce(client, "orders", backdated(now, HOUR)).error_code == 0
+        ahead = [0, FAR, 0]
+        client.send(b"".join(raw.produce("orders", backdated(now, each)) for each in ahead))
+        answers = [client.answer(0, 9).responses[0].partition_responses[0] for _ in ahead]
+        assert [each.error_code for each in answers] == [0, Code.INVALID_TIMESTAMP, 0]
 
 
 def test_a_topic_sets_its_own_bounds(broker: BrokerInThread) -> None:

@@ -299,6 +299,7 @@ class History:
     def _check(self, expected: Expected, log: Log) -> None:
         where = f"{expected.kind}: {log.start} to {log.end}"
         assert log.durable == log.end and log.start <= log.end, where
+        assert not log.damage.ranges, f"{where}: a crash is no damage: {log.damage.ranges}"
         assert log.start >= (min(expected.trimmed, log.end) if expected.is_weak else expected.trimmed), where
         for segment in log.segments:
             assert os.stat(segment.path).st_size == segment.size, f"{segment.path} was not cut"

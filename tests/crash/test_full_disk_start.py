@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.compat import raw
 from tests.serving import MILLSTREAM, ServedBroker
@@ -77,3 +78,22 @@ def test_a_broker_starts_on_a_full_disk_and_is_emptied_through_its_commands(disk
         assert done.returncode == 0, done.stderr
         assert produce(broker, "new", 900_000) == 0, "without a restart"
         assert status(broker, "/readyz") == "ready"
+
+
+def test_committed_offsets_leave_the_reserve_to_a_deletion(disk: Path) -> None:
+    reserve = disk / "data" / "reserve"
+    with ServedBroker(disk / "data") as broker:
+        raw.create_topic(broker.address, "old", 1)
+        assert produce(broker, "old", 900_000) == 0
+        fill(disk)
+        consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g"})
+        place = TopicPartition("old", 0, 1, metadata="m" * 4000)
+        with pytest.raises(KafkaException):
+            for _ in range(2000):  # until the WAL has no room left
+                consumer.commit(offsets=[place], asynchronous=False)
+        consumer.close()
+        assert reserve.stat().st_blocks
+        done = subprocess.run(
+            [MILLSTREAM, "topic", "delete", "old", "--broker", broker.address], timeout=60, check=False
+        )
+        assert done.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import subprocess
 import time
@@ -19,7 +18,6 @@ from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
-from millstream.log.segment import Segment
 from millstream.records.batch import read_header
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
@@ -372,20 +370,6 @@ class TestCheckpoints:
         (place.partition / "checkpoint").unlink()
         log = place.open(config)
         assert read_all(log) == left and log.end == 60
-
-    async def test_a_segment_shorter_than_it_says_is_walked_again(
-        self, place: Place, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        log = place.open()
-        await fill(log, 20)
-        segment: Segment = log.segments[-1]
-        await place.close()
-        os.truncate(segment.path, segment.size // 2)
-        with caplog.at_level(logging.ERROR):
-            log = place.open()
-        assert "is shorter than its checkpoint says" in caplog.text
-        assert [record.offset for record in read_all(log)] == list(range(log.end))
-        assert 0 < log.end < 20
 
 
 def test_the_name_of_a_new_data_directory_is_durable_before_anything_is_acknowledged(tmp_path: Path) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from millstream.errors import Code, RequestError
+from millstream.log.answers import Appended
 from millstream.log.damage import Cause
 from millstream.log.log import Log
 from millstream.log.retention import expire
-from millstream.log.segment import Segment
+from millstream.log.segment import BrokenSegment, Segment
 from millstream.promise import Promise
 from millstream.records import codec
-from tests.batches import NOW, append, batch, fill
+from tests.batches import NOW, append, append_run, batch, fill, read_all
 from tests.crash.place import SMALL, Place
+from tests.crash.reading import read_around
 
 FIELDS = {
     "base offset, too low": (6, 1 << 6),
@@ -56,27 +58,6 @@ def flip(path: str | Path, position: int, bits: int) -> None:
         file.write(bytes([byte ^ bits]))
 
 
-def read_around(log: Log, bytes_max: int = 1 << 20) -> tuple[dict[int, bytes | None], set[int]]:
-    """What a reader that goes on behind each refusal gets, by offset; and which offsets are refused."""
-    values: dict[int, bytes | None] = {}
-    refused: set[int] = set()
-    at = log.start
-    while at < log.durable:
-        answer = log.read(at, bytes_max)
-        if answer.error is not None:
-            assert isinstance(answer.error, RequestError) and answer.error.code is Code.CORRUPT_MESSAGE
-            damaged = log.damage.at(at)
-            assert damaged is not None and f"the next offset to read is {damaged.end}" in answer.error.detail
-            refused |= set(range(at, damaged.end))
-            at = damaged.end
-            continue
-        piece = answer.value()
-        values |= {record.offset: record.value for record in codec.iterate(piece.to_bytes()) if record.offset >= at}
-        assert piece.next_offset > at
-        at = piece.next_offset
-    return values, refused
-
-
 class TestOneDamagedBatch:
     @pytest.mark.parametrize("field", FIELDS)
     @pytest.mark.parametrize("victim", [0, 57, 260, 399], ids=["first", "of a closed segment", "later", "last"])
@@ -91,14 +72,14 @@ class TestOneDamagedBatch:
         await place.close()
         flip(segment.path, at + FIELDS[field][0], FIELDS[field][1])
         log = place.open()
-        got, refused = read_around(log, bytes_max)
+        got, refused = await read_around(log, bytes_max)
         assert victim in refused and len(refused) < 12
         assert got == {offset: value for offset, value in values.items() if offset not in refused}
         assert len(log.damage.ranges) == 1
         assert [record.levelname for record in caplog.records if "are damaged" in record.message] == ["ERROR"]
         assert segment.path in caplog.text
         # Again, from every offset, now that the damage is known.
-        assert read_around(log, bytes_max) == (got, refused)
+        assert await read_around(log, bytes_max) == (got, refused)
         for offset in range(400):
             answer = log.read(offset, 1)
             if offset in refused:
@@ -130,14 +111,15 @@ class TestOneDamagedBatch:
         assert log.read(20, 1).error is None, "it was in use"
         log.let_go_of_idle_segments()
         log.let_go_of_idle_segments()
-        assert isinstance(log.read(20, 1).error, RequestError)
+        with pytest.raises(RequestError):
+            await log.read(20, 1)
 
     async def test_sound_bytes_are_checked_once(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         await fill(place.open(), 400)
         log = await place.reopen()
-        read_around(log)
+        await read_around(log)
         monkeypatch.setattr(Log, "_check", lambda *_: pytest.fail("checked twice"))
-        read_around(log)
+        await read_around(log)
 
     @pytest.mark.parametrize("field", ["magic", "value"])
     async def test_a_time_is_not_looked_up_over_it(self, place: Place, field: str) -> None:
@@ -148,12 +130,13 @@ class TestOneDamagedBatch:
         await place.close()
         flip(segment.path, at + FIELDS[field][0], FIELDS[field][1])
         log = place.open()
-        answer: Promise[object] = log.find_time(NOW + 20)
-        assert isinstance(answer.error, RequestError) and answer.error.code is Code.CORRUPT_MESSAGE
+        with pytest.raises(RequestError) as caught:
+            await log.find_time(NOW + 20)
+        assert caught.value.code is Code.CORRUPT_MESSAGE
         assert len(log.damage.ranges) == 1
-        assert log.find_time(NOW + 19).value() == (19, NOW + 19)
-        assert log.find_time(NOW + 60).value() == (60, NOW + 60)
-        assert log.find_max_time().value() == (399, NOW + 399)
+        assert await log.find_time(NOW + 19) == (19, NOW + 19)
+        assert await log.find_time(NOW + 60) == (60, NOW + 60)
+        assert await log.find_max_time() == (399, NOW + 399)
 
     async def test_does_not_keep_retention_from_its_segment(self, place: Place) -> None:
         log = place.open()
@@ -180,5 +163,75 @@ class TestOneDamagedBatch:
         flip(segment.path, at + FIELDS["magic"][0], 1)
         log = place.open()
         assert (await append(log, batch(b"more"))).base_offset == 30
-        got, refused = read_around(log)
+        got, refused = await read_around(log)
         assert got[30] == b"more" and 10 in refused
+
+
+class TestAFailedAppend:
+    """Leaves nothing behind, whatever the error was."""
+
+    @pytest.fixture(params=["append", "append_run"])
+    def send(self, request: pytest.FixtureRequest) -> Callable[..., Promise[Appended]]:
+        return append if request.param == "append" else append_run
+
+    async def test_of_which_a_part_is_in_the_books_is_taken_back(
+        self, place: Place, send: Callable[..., Promise[Appended]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = place.open()
+        values = await fill(log, 5)
+        segment = log.segments[-1]
+        size, note, batches = segment.size, Segment.note, [batch(bytes(300)), batch(bytes(300)), batch(bytes(300))]
+
+        def fail(each: Segment, *arguments: int) -> None:
+            if each.size > size + 300 or send is append:
+                raise BrokenSegment(each.path, 0)
+            note(each, *arguments)
+
+        monkeypatch.setattr(Segment, "note", fail)
+        refused = send(log, *batches[: 1 if send is append else 3])
+        assert isinstance(refused.error, RequestError) and refused.error.code is Code.KAFKA_STORAGE_ERROR
+        monkeypatch.undo()
+        assert os.stat(segment.path).st_size == segment.size == size and log.end == 5 and log.failure is None
+        assert (await send(log, batch(b"next"))).base_offset == 5
+        for _ in range(2):
+            assert [record.value for record in read_all(log)] == [*values, b"next"]
+            log = await place.reopen()
+
+    async def test_behind_a_damaged_header_the_next_one_succeeds(
+        self, place: Place, send: Callable[..., Promise[Appended]]
+    ) -> None:
+        log = place.open()
+        await fill(log, 30)
+        segment = log.segments[0]
+        at = segment.index.entry(segment.index.count - 1)[1]
+        await place.close()
+        flip(segment.path, at + FIELDS["magic"][0], 1)
+        log = place.open()
+        end = log.end
+        for value in (b"1", b"2", b"3"):
+            answer = send(log, batch(value, at=NOW))
+            if answer.error is None:
+                assert (await answer).base_offset == end
+                end += 1
+        assert end >= 32
+        log = await place.reopen()
+        got = await read_around(log)
+        assert log.end == end and [got[0][offset] for offset in range(30, end)][-1] == b"3"
+
+
+async def test_a_damaged_header_below_the_checkpoint_does_not_stop_the_start(place: Place) -> None:
+    """The tail is walked and taken in, and the other logs of the store open as well."""
+    log = place.open()
+    await fill(log, 30)
+    log.write_checkpoint()
+    segment = log.segments[0]
+    at = segment.index.entry(segment.index.count - 1)[1]
+    await fill(log, 10)
+    place.kill()
+    flip(segment.path, at + FIELDS["magic"][0], 1)
+    log = place.open()
+    assert log.end == 40 and log.failure is None
+    assert (await append(log, batch(b"more"))).base_offset == 40
+    got, refused = await read_around(log)
+    assert set(range(30, 41)) <= set(got) and refused
+    assert log.damage.ranges

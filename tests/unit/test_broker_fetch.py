@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.fetch import TURN_BYTES, Fetch, Wanted
 from millstream.broker.topics import Topics
 from millstream.errors import Code
+from millstream.log.checked import Work
 from millstream.log.config import LogConfig
 from millstream.log.slice import Slice
 from millstream.promise import Promise
@@ -277,3 +280,67 @@ class TestReadsThatTakeTheirTime:
         fetch = bench.fetch(at(), at(partition=1), at(partition=2), bytes_max=3 * size)
         assert not fetch.run(bench.clock, WAIT_MS)
         assert [len(log.held) for log in slow] == [1, 1, 0]
+
+
+class TestReadsThatCheckOldData:
+    """A round lets the event loop run after some of it, and comes to the same answer."""
+
+    @pytest.fixture
+    async def costly(self, bench: Bench) -> list[int]:
+        """Reads of these logs count as a megabyte each; the answer fills with the turn that each was in."""
+        turns: list[int] = []
+        topic = bench.topics.get("orders")
+        assert topic is not None
+
+        class Costly(MemoryLog):
+            def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+                turns.append(Turns.count)
+                Work.bytes += TURN_BYTES
+                return super().read(offset, bytes_max)
+
+        for part in topic.partitions:
+            part.log = Costly(LogConfig(), bench.clock)
+        Turns.count = 0
+        return turns
+
+    @pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
+    async def test_the_others_are_read_in_the_next_turns(self, bench: Bench, costly: list[int], wait_ms: int) -> None:
+        sizes = [bench.append(partition, b"x" * partition) for partition in range(3)]
+        fetch = bench.fetch(*(at(partition=partition) for partition in range(3)), bytes_min=sum(sizes))
+        assert not fetch.run(bench.clock, wait_ms)
+        assert len(costly) == 1
+        await Turns.pass_until(lambda: fetch.answer.done)
+        assert bench.read(fetch) == [(Code.NONE, size) for size in sizes]
+        assert len(set(costly)) == 3, "each in a turn of its own"
+
+    async def test_an_append_meanwhile_makes_for_another_round(self, bench: Bench, costly: list[int]) -> None:
+        size = bench.append()
+        fetch = bench.fetch(at(), at(partition=1), bytes_min=2 * size)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        bench.append()
+        await Turns.pass_until(lambda: fetch.answer.done)
+        assert bench.read(fetch) == [(Code.NONE, 2 * size), (Code.NONE, 0)]
+
+    async def test_a_fetch_without_enough_waits_and_does_not_spin(self, bench: Bench, costly: list[int]) -> None:
+        size = bench.append()
+        fetch = bench.fetch(*(at(partition=partition) for partition in range(3)), bytes_min=10_000)
+        assert not fetch.run(bench.clock, WAIT_MS)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not fetch.answer.done and len(costly) == 3
+        bench.clock.advance(1)
+        await Turns.pass_until(lambda: fetch.answer.done)
+        assert bench.read(fetch)[0] == (Code.NONE, size) and len(costly) == 6
+
+
+class Turns:
+    count = 0
+
+    @classmethod
+    async def pass_until(cls, holds: Callable[[], bool]) -> None:
+        for _ in range(50):
+            if holds():
+                return
+            cls.count += 1
+            await asyncio.sleep(0)
+        raise AssertionError("it never came to that")

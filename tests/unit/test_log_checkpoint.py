@@ -9,12 +9,17 @@ import pytest
 from millstream.log.checkpoint import FILE_NAME, Checkpoint
 from millstream.log.disk import Disk
 
-POINT = Checkpoint(3, 40, 5000, 77, [[9, 0, 123, [[0, 4, 60], [5, 9, 65]]]])
+POINT = Checkpoint(3, 40, 5000, 77, [[9, 0, 123, [[0, 4, 60], [5, 9, 65]]]], [[0, 4000], [20, 4100]])
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:
     POINT.write(Disk(), str(tmp_path))
     assert Checkpoint.read(str(tmp_path)) == POINT
+
+
+def test_reads_what_an_earlier_version_wrote(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"8339e699 [3,40,5000,77,[]]\n")
+    assert Checkpoint.read(str(tmp_path)) == Checkpoint(3, 40, 5000, 77)
 
 
 def test_leaves_no_other_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from millstream.log import compaction
 from millstream.log.config import LogConfig
@@ -126,6 +127,104 @@ async def test_a_record_older_than_the_largest_lag_is_compacted_however_little_i
     log.config = replace(log.config, max_compaction_lag_ms=5000)
     await store.housekeep()
     assert [record.value for record in read_all(log) if record.key == b"erased"] == [b""]
+
+
+class TestDamage:
+    """One segment of several is damaged; the keys are the same in all of them."""
+
+    VICTIM = 2
+
+    @pytest.fixture
+    async def path(self, store: LocalLogStore, log: Log, clock: VirtualClock) -> Path:
+        put(log, b"before", b"the damage")
+        for turn in range(10):
+            for key in range(3):
+                put(log, b"key-%d" % key, b"%d" % turn + bytes(150))
+        assert len(log.segments) > 6
+        path = Path(log.segments[self.VICTIM].path)
+        clock.advance(10)
+        await store.close()
+        return path
+
+    @staticmethod
+    def flip(path: Path, position: int) -> bytes:
+        data = bytearray(path.read_bytes())
+        data[position] ^= 1
+        path.write_bytes(data)
+        return bytes(data)
+
+    @pytest.mark.parametrize("position", [16, 90], ids=["header", "value"])
+    @pytest.mark.parametrize("is_known", [True, False], ids=["known", "found by compaction"])
+    async def test_a_damaged_segment_is_left_as_it_is(
+        self, path: Path, tmp_path: Path, clock: VirtualClock, position: int, is_known: bool
+    ) -> None:
+        data = self.flip(path, position)
+        store = make_store(tmp_path, clock)
+        log = store.open(*PLACE, CONFIG)
+        base, behind = (log.segments[at].base_offset for at in (self.VICTIM, self.VICTIM + 1))
+        if is_known:
+            assert await log.inspect(base) is not None
+        before = [segment.size for segment in log.segments]
+        await store.housekeep()
+        assert path.read_bytes() == data
+        assert log.damage.at(base) is not None and len(log.damage.ranges) == 1
+        assert sum(segment.size for segment in log.segments) < sum(before), "the others were compacted"
+        assert not [segment for segment in log.segments[:-1] if segment.is_open], "housekeeping went on"
+        # Sound data on both sides can be read, now and after a restart.
+        for _ in range(2):
+            assert [record.value for record in codec.decode((await log.read(0, 1)).to_bytes())] == [b"the damage"]
+            assert newest_from(log, behind) == {b"key-%d" % key: b"9" + bytes(150) for key in range(3)}
+            await store.close()
+            store = make_store(tmp_path, clock)
+            log = store.open(*PLACE, CONFIG)
+            assert await log.inspect(base) is not None
+        assert not list(tmp_path.glob("**/*.cleaned"))
+        await store.close()
+
+    async def test_a_tombstone_behind_it_stays(self, path: Path, tmp_path: Path, clock: VirtualClock) -> None:
+        """What it deletes may be in the damaged segment, which may be restored."""
+        store = make_store(tmp_path, clock)
+        log = store.open(*PLACE, CONFIG)
+        put(log, b"key-1", None)
+        put_others(log, b"behind", 12)
+        behind = log.segments[self.VICTIM + 1].base_offset
+        await store.close()
+        self.flip(path, 90)
+        clock.advance(61)
+        store = make_store(tmp_path, clock)
+        log = store.open(*PLACE, CONFIG)
+        await store.housekeep()
+        assert log.damage.ranges
+        assert newest_from(log, behind)[b"key-1"] is None
+        self.flip(path, 90)
+        await store.close()
+        store = make_store(tmp_path, clock)
+        log = store.open(*PLACE, CONFIG)
+        await store.housekeep()
+        assert b"key-1" not in newest(log), "and goes once that is done"
+        await store.close()
+
+    async def test_a_batch_that_cannot_be_decoded_and_came_like_that_is_kept(
+        self, store: LocalLogStore, log: Log, clock: VirtualClock
+    ) -> None:
+        strange = batch(b"x" * 50, keys=[b"key"], at=clock.now_ms())
+        strange[22] = 3  # LZ4, it says
+        strange[17:21] = crc32c(bytes(strange[21:])).to_bytes(4, "big")
+        put(log, b"key", b"old")
+        append(log, strange)
+        put_others(log, b"other", 20)
+        put(log, b"key", b"new")
+        put_others(log, b"other", 20)
+        clock.advance(10)
+        before = log.size_bytes()
+        await store.housekeep()
+        assert log.size_bytes() < before and not log.damage.ranges
+        piece = log.read(1, 1).value().to_bytes()
+        assert piece[21:] == strange[21:]
+
+
+def newest_from(log: Log, offset: int) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in read_all(log, offset)}
 
 
 class TestTheEnd:

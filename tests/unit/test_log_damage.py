@@ -73,6 +73,16 @@ def test_the_number_of_ranges_has_a_bound_and_further_damage_is_still_logged(
 
 
 def test_a_restored_place_is_readable_again(damage: Damage) -> None:
-    damage.heal(damage.add(10, 20, Cause.MISSING, ""))
+    damage.add(10, 20, Cause.MISSING, "")
+    damage.heal(10, 20)
     damage.check(10)
     assert not damage.ranges
+
+
+def test_of_a_range_that_is_sound_in_part_the_rest_stays(damage: Damage) -> None:
+    damage.add(10, 40, Cause.CHECKSUM, "")
+    damage.add(50, 60, Cause.HEADER, "")
+    damage.heal(20, 30)
+    assert spans(damage) == [(10, 20), (30, 40), (50, 60)]
+    damage.heal(35, 55)
+    assert spans(damage) == [(10, 20), (30, 35), (55, 60)]

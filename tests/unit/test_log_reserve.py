@@ -6,16 +6,19 @@ import asyncio
 import errno
 import os
 import shutil
+import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from millstream.errors import RequestError
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.reserve import RESERVE_BYTES, ReservingDisk
-from millstream.stores.base import Put
+from millstream.stores.base import Delete, Put, Versioned
 from millstream.stores.local import LocalLogStore
 from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.testing.clock import VirtualClock
@@ -71,20 +74,50 @@ async def test_as_much_is_held_back_as_there_is_room_for(tmp_path: Path, monkeyp
     assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES // 16
 
 
-async def test_a_commit_that_finds_no_room_gets_the_reserve(tmp_path: Path) -> None:
-    asked = []
+@pytest.mark.parametrize("left_bytes", [0, 8192], ids=["an empty file", "a short one"])
+async def test_a_reserve_that_is_too_small_is_enlarged(tmp_path: Path, left_bytes: int) -> None:
+    """A process that is killed between making the file and allocating its blocks leaves an empty one."""
+    (tmp_path / "reserve").write_bytes(bytes(left_bytes))
+    ReservingDisk(str(tmp_path)).hold_back()
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= RESERVE_BYTES
 
-    def make_room() -> bool:
-        asked.append(True)
-        meta._database.execute("PRAGMA max_page_count=1000000")
-        return len(asked) == 1
 
-    meta = SqliteMeta(str(tmp_path / "meta.db"), make_room)
-    (pages,) = meta._database.execute("PRAGMA page_count").fetchone()
-    meta._database.execute(f"PRAGMA max_page_count={pages}")  # what SQLite says then is what it says of a full disk
-    assert await meta.transact(Put("topics/large", bytes(100_000))) == 1
-    assert asked == [True]
-    await meta.close()
+async def test_a_reserve_that_cannot_be_enlarged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reserve").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    ReservingDisk(str(tmp_path)).hold_back()
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= 1 << 20
+
+
+class TestACommitThatFindsNoRoom:
+    @pytest.fixture
+    async def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bool]]:
+        """How often the reserve was asked for, of a disk that is full until then."""
+        asked: list[bool] = []
+        self.meta = SqliteMeta(str(tmp_path / "meta.db"), lambda: asked.append(True) is None)
+        await self.meta.transact(Put("topics/old", b"1"), Put("offsets/old", b"1"))
+        write = self.meta._write_once
+
+        def full(changes: dict[str, Versioned | None], revision: int) -> None:
+            if not asked:
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorname = "SQLITE_FULL"
+                raise error
+            write(changes, revision)
+
+        monkeypatch.setattr(self.meta, "_write_once", full)
+        yield asked
+        await self.meta.close()
+
+    async def test_gets_the_reserve_where_it_deletes(self, asked: list[bool]) -> None:
+        await self.meta.transact(Delete("topics/old", 1))
+        assert asked == [True] and await self.meta.get("topics/old") is None
+
+    async def test_and_does_not_where_it_stores(self, asked: list[bool]) -> None:
+        for operations in ([Put("offsets/old", b"2")], [Put("queues/1", b"2"), Delete("offsets/old")]):
+            with pytest.raises(RequestError, match="the disk is full"):
+                await self.meta.transact(*operations)
+        assert not asked
 
 
 async def test_opening_metadata_writes_nothing(tmp_path: Path) -> None:

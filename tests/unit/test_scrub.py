@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.broker import scrub
+from millstream.broker import known_damage, scrub
 from millstream.broker.broker import Broker
 from millstream.broker.scrub import FIRST_SECONDS, KEY, ROUND_SECONDS
 from millstream.broker.verification import Verification
@@ -61,6 +61,15 @@ async def until(clock: VirtualClock, holds: Callable[[], bool], step: float = 1.
             return
         clock.advance(step)
         await asyncio.sleep(0.001)
+    raise AssertionError("it never came to that")
+
+
+async def settle(holds: Callable[[], object]) -> None:
+    """Waits for what a thread or the store answers, without time passing for the broker."""
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
     raise AssertionError("it never came to that")
 
 
@@ -166,6 +175,89 @@ async def test_a_topic_that_is_deleted_meanwhile_does_not_end_the_round(tmp_path
         await until(clock, lambda: broker.metrics.verified_bytes > 0)
         await broker.delete_topic(TOPIC)
         await until(clock, lambda: broker.metrics.scrub_rounds == 1)
+
+
+async def test_a_topic_that_is_deleted_meanwhile_is_not_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    async with running(f"file:{tmp_path}", clock, pace=100) as broker:
+        topic = await broker.topics.create(TOPIC, 1, {"segment.bytes": "2000"})
+        log = topic.partitions[0].log
+        for number in range(20):
+            await append(log, batch(b"balance=1000" * 100, b"%d" % number))
+        log.damage.add(38, 40, Cause.CHECKSUM, "a place that a verification looks at again")
+        await until(clock, lambda: broker.metrics.verified_bytes > 0)
+        verification = Verification(broker.topics, broker.metrics)
+        await broker.delete_topic(TOPIC)
+        await asyncio.sleep(0.05)
+        await verification.run()
+        assert verification.unread == [] and verification.partitions_done == 1
+        await until(clock, lambda: broker.metrics.scrub_rounds == 1)
+        assert log.damage.found == 1
+    assert "missing segment" not in caplog.text and "scrub cannot read" not in caplog.text
+
+
+class TestKnownDamage:
+    async def test_is_known_right_after_a_restart_and_forgotten_when_it_was_repaired(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock, store = VirtualClock(), f"file:{tmp_path}"
+        async with running(store, clock, pace=0) as broker:
+            await fill(broker)
+            damage_files(tmp_path)
+            await Verification(broker.topics, broker.metrics).run()
+            [(_, _, damaged)] = broker.damage()
+        for _ in range(2):
+            async with running(store, clock, pace=0) as broker:
+                await settle(lambda broker=broker: list(broker.damage()))
+                assert [(name, part, each[:3]) for name, part, each in broker.damage()] == [(TOPIC, 1, damaged[:3])]
+        damage_files(tmp_path)  # the same bit again
+        async with running(store, clock, pace=0) as broker:
+            await settle(lambda: broker._scrub._known._stored is not None)
+            assert not list(broker.damage())
+        caplog.clear()
+        async with running(store, clock, pace=0) as broker:
+            await settle(lambda: broker._scrub._known._stored == [])
+        assert "damaged" not in caplog.text
+
+    async def test_outlives_a_broker_that_is_killed(self, tmp_path: Path) -> None:
+        clock, store = VirtualClock(), f"file:{tmp_path}"
+        async with running(store, clock, pace=0) as broker:
+            await fill(broker)
+            damage_files(tmp_path)
+            await settle(lambda: broker._scrub._known._stored is not None)
+            await Verification(broker.topics, broker.metrics).run()
+            await until(clock, lambda: bool(broker._scrub._known._stored))
+            broker._scrub._known._stored = None  # nothing is stored at the end
+        async with running(store, clock, pace=0) as broker:
+            await settle(lambda: list(broker.damage()))
+
+    async def test_of_a_database_heals_too(self, tmp_path: Path) -> None:
+        clock, file = VirtualClock(), tmp_path / "store.db"
+        async with running(f"sqlite:{file}", clock, pace=0) as broker:
+            await fill(broker, partitions=1)
+            with sqlite3.connect(file) as database:
+                [(row, data)] = database.execute("SELECT rowid, data FROM arrivals ORDER BY rowid LIMIT 1")
+                spoilt = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+                database.execute("UPDATE arrivals SET data = ? WHERE rowid = ?", (spoilt, row))
+            await Verification(broker.topics, broker.metrics).run()
+            assert len(list(broker.damage())) == 1
+            with sqlite3.connect(file) as database:
+                database.execute("UPDATE arrivals SET data = ? WHERE rowid = ?", (data, row))
+            await Verification(broker.topics, broker.metrics).run()
+            assert not list(broker.damage())
+
+    async def test_that_makes_no_sense_is_forgotten(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        clock, store = VirtualClock(), f"file:{tmp_path}"
+        async with running(store, clock, pace=0) as broker:
+            await fill(broker)
+        with sqlite3.connect(tmp_path / "meta.db") as database:
+            key = known_damage.KEY.format(node=broker.node_id)
+            database.execute("INSERT INTO meta (key, value, revision) VALUES (?, ?, 1)", (key, b'[["x", 1]]'))
+        async with running(store, clock, pace=0) as broker:
+            await settle(lambda: broker._scrub._known._stored is not None)
+        assert "known damage cannot be loaded" in caplog.text
 
 
 async def test_a_position_that_makes_no_sense_starts_the_round_over(

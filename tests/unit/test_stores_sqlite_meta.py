@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import Code, RequestError, StartupError
-from millstream.stores.base import Put
+from millstream.stores.base import Put, Versioned
 from millstream.stores.sqlite_meta import SqliteMeta
 
 
@@ -75,9 +75,9 @@ async def test_what_arrives_together_is_committed_together(tmp_path: Path, monke
     sizes: list[int] = []
     write = meta._write
 
-    def count(changes: dict[str, object], revision: int) -> None:
+    def count(changes: dict[str, Versioned | None], revision: int, is_deletion: bool) -> None:
         sizes.append(len(changes))
-        write(changes, revision)  # type: ignore[arg-type]
+        write(changes, revision, is_deletion)
 
     monkeypatch.setattr(meta, "_write", count)
     await asyncio.gather(*(meta.transact(Put(f"k/{number}", b"")) for number in range(100)))
@@ -88,7 +88,7 @@ async def test_what_arrives_together_is_committed_together(tmp_path: Path, monke
 def test_a_file_that_is_no_database_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     path.write_bytes(b"this is not a database, and it is long enough to be looked at" * 20)
-    with pytest.raises(StartupError, match="cannot be opened as a metadata store"):
+    with pytest.raises(StartupError, match=r"is damaged \(file is not a database\)"):
         SqliteMeta(str(path))
 
 
@@ -99,7 +99,7 @@ async def test_so_does_one_that_is_damaged_further_inside(tmp_path: Path) -> Non
     with (tmp_path / "meta.db").open("r+b") as file:
         file.seek(4096)
         file.write(b"damage" * 5000)
-    with pytest.raises(StartupError, match="cannot be read"):
+    with pytest.raises(StartupError, match="is damaged"):
         SqliteMeta(str(tmp_path / "meta.db"))
 
 

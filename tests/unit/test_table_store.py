@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sqlite3
+import struct
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
+from millstream.log.damage import DamagedOffset
 from millstream.promise import begin
-from millstream.stores import table_store
-from millstream.stores.base import Operation, Put, Versioned
+from millstream.records.batch import read_header
+from millstream.stores import table_log, table_store
+from millstream.stores.base import Operation, PartitionLog, Put, Versioned
 from millstream.stores.database import Changes, Database, LogState
 from millstream.stores.table_log import TableLog
 from millstream.stores.table_meta import TableMeta
 from millstream.stores.table_store import TableLogStore
+from millstream.stores.url import open_store
 from millstream.testing.clock import VirtualClock
+from tests.batches import fill
 
 
 class Figures(Database):
@@ -233,3 +241,60 @@ async def test_writes_that_fail_while_the_database_is_away_begin_no_further_look
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert database.asked == 2
+
+
+class TestStoredRowsThatChanged:
+    """Rows of a real database, whose bytes no longer are the batches that were appended."""
+
+    @pytest.fixture
+    async def log(self, tmp_path: Path) -> AsyncIterator[PartitionLog]:
+        logs, meta = open_store(f"sqlite:{tmp_path / 'store.db'}", VirtualClock(), lambda seconds: None)
+        await logs.start()
+        await meta.start()
+        await logs.prepare("0123456789abcdef", 1)
+        log = logs.open("orders", "0123456789abcdef", 0, LogConfig())
+        await fill(log, 9)
+        yield log
+        await logs.close()
+        await meta.close()
+
+    def renumber(self, tmp_path: Path, offset: int, by: int) -> None:
+        """The checksum does not cover the base offset."""
+        with sqlite3.connect(tmp_path / "store.db") as database:
+            [(row, data)] = [
+                (row, data)
+                for row, data in database.execute("SELECT rowid, data FROM arrivals")
+                if read_header(data).base_offset == offset
+            ]
+            changed = struct.pack(">q", offset + by) + data[8:]
+            database.execute("UPDATE arrivals SET data = ? WHERE rowid = ?", (changed, row))
+
+    @pytest.mark.parametrize("by", [-1, 1], ids=["too low", "too high"])
+    @pytest.mark.parametrize("asked", [0, 4], ids=["behind others", "first"])
+    async def test_a_base_offset_that_is_wrong_is_damage_of_its_batch(
+        self, log: PartitionLog, tmp_path: Path, by: int, asked: int
+    ) -> None:
+        self.renumber(tmp_path, 4, by)
+        if asked < 4:
+            assert (await log.read(asked, 1 << 20)).next_offset == 4
+        with pytest.raises(DamagedOffset, match="the next offset to read is 5"):
+            await log.read(4, 1 << 20)
+        assert (await log.read(5, 1 << 20)).next_offset == 9
+        assert [(each.first, each.end) for each in log.damage.ranges] == [(4, 5)]
+
+    async def test_a_large_read_is_checked_in_a_thread(
+        self, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads = []
+        real = table_log._dense_bytes
+
+        def check(data: bytes, behind: int, asked: int) -> int:
+            threads.append((len(data) > table_log.CHECK_BYTES_MAX, threading.get_ident()))
+            return real(data, behind, asked)
+
+        monkeypatch.setattr(table_log, "_dense_bytes", check)
+        await log.read(0, 1 << 20)
+        monkeypatch.setattr(table_log, "CHECK_BYTES_MAX", 1000)
+        assert (await log.read(0, 1 << 20)).next_offset == 9
+        assert [is_large for is_large, _ in threads] == [False, True]
+        assert threads[0][1] == threading.get_ident() != threads[1][1]

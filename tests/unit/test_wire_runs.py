@@ -113,6 +113,21 @@ def damaged(data: bytes | bytearray, position: int, new: bytes, *, renew_crc: bo
     return bytes(data)
 
 
+@pytest.mark.parametrize("at", [27, 35], ids=["base timestamp", "max timestamp"])
+def test_a_batch_that_says_a_time_beyond_the_bound_is_not_taken(kernel: Any, at: int) -> None:
+    parts: list[Any] = []
+    shapes = Taken(kernel, b"").shapes
+
+    def take(timestamp: int) -> int:
+        data = frame(damaged(batch(b"x", at=NOW), at, struct.pack(">q", timestamp)), 1)
+        parts.append(kernel.Part(1 << 20, 1 << 20, NOW + 5))
+        requests: list[Any] = []
+        kernel.take(memoryview(data), 0, shapes, [len(prefix(each)) for each in CLIENTS], lambda _: parts[-1], requests)
+        return len(requests)
+
+    assert [take(NOW + 5), take(NOW + 6)] == [1, 0]
+
+
 # -- what is taken -----------------------------------------------------------------------------------------------------
 
 

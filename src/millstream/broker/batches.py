@@ -32,7 +32,7 @@ async def read_batches(log: PartitionLog, offset: int, bytes_max: int) -> Batche
     part = await log.read(offset, bytes_max)
     if not part.size:
         return Batches([], part.next_offset)
-    sound = list(sound_batches(part.to_bytes(), 0, part.next_offset))
+    sound = list(sound_batches(part.to_bytes(), 0, part.next_offset, offset))
     if sum(len(batch) for _, batch in sound) == part.size:
         return Batches(sound, part.next_offset)
     behind = sound[-1][0].next_offset if sound else offset

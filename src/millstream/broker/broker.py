@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import uuid
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractContextManager
@@ -73,7 +74,7 @@ class Broker:
         settings = GroupSettings(
             group_configs=self.group_configs.by_group,
             groups_max=config.groups_max,
-            groups_per_peer_max=config.groups_per_peer_max or max(config.groups_max // 2, 1),
+            groups_per_peer_max=config.groups_per_peer_max,
             session_timeout_min_ms=config.session_timeout_min_ms,
             session_timeout_max_ms=config.session_timeout_max_ms,
             initial_rebalance_delay_ms=config.initial_rebalance_delay_ms,
@@ -104,6 +105,15 @@ class Broker:
     async def start(self) -> None:
         await self._logs.start()
         await self._meta.start()
+        try:
+            await self._load()
+        except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+            raise self._meta.unreadable(error) from error
+        self._schedule_housekeeping()
+        self._scrub.start()
+
+    async def _load(self) -> None:
+        """Takes in all that the metadata say. They may be damaged: every value that was stored is decoded in here."""
         self.cluster_id = await self._load_cluster_id()
         await self.settings.start(self.topics.set_defaults)
         await self.topics.start()
@@ -112,8 +122,6 @@ class Broker:
         await self.group_configs.start()
         await self.queues.start()
         await self.groups.start()
-        self._schedule_housekeeping()
-        self._scrub.start()
 
     async def _adopt(self, owns: Owns) -> None:
         if not isinstance(self.cluster, Solo):

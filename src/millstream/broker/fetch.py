@@ -9,18 +9,24 @@ beside each other, each with room set aside for what it may bring, and the fetch
 there. Whatever wakes it meanwhile makes for another round.
 
 An error of one partition's read, whatever it is, is that partition's answer: the others are served.
+
+Old data is checked as it is read (`log/checked.py`). A round that has checked `TURN_BYTES` goes on in the next turn of
+the event loop, where it was: the answer is the same, and other clients are served in between.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
 from millstream.broker.topics import Topics
 from millstream.clock import Clock, Timer
 from millstream.errors import Code, RequestError
+from millstream.log.checked import Work
 from millstream.log.slice import Slice
 from millstream.logs import Damped
 from millstream.promise import Promise
@@ -29,6 +35,8 @@ from millstream.stores.base import PartitionLog
 unexpected = Damped(__name__)
 
 LEADER_EPOCH = 0
+TURN_BYTES = 1 << 20
+"""What a round checks before the event loop runs again. The read that exceeds it may check as much once more."""
 EMPTY = Slice(0, 0)
 
 
@@ -108,9 +116,18 @@ class Fetch:
         if self._reading:
             self._is_stale = True
             return False
-        fetched: list[Fetched] = []
-        room, found, failed = self._bytes_max, 0, False
-        for wanted in self._wanted:
+        self._round = []
+        counted = self._read_on(self._bytes_max, 0)
+        return counted is not None and self._judge(*counted)
+
+    def _read_on(self, room: int, found: int) -> tuple[int, bool] | None:
+        """Reads what the round has not read yet. If all is there then: the bytes found, and whether a read failed."""
+        fetched, failed, enough = self._round, False, Work.bytes + TURN_BYTES
+        for wanted in islice(self._wanted, len(fetched), None):
+            if Work.bytes >= enough:
+                self._reading += 1
+                asyncio.get_running_loop().call_soon(self._next_turn, room, found)
+                return None
             one = self._read(wanted, room, first=found == 0)
             if isinstance(one, Fetched):
                 found += one.slice.size
@@ -124,8 +141,12 @@ class Fetch:
                 self._reading += 1
                 one = Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
             fetched.append(one)
-        self._round = fetched
-        return not self._reading and self._judge(found, failed)
+        return None if self._reading else (found, failed)
+
+    def _next_turn(self, room: int, found: int) -> None:
+        self._reading -= 1
+        if self._read_on(room, found) is not None:
+            self._end_round()
 
     def _one_is_there(
         self, at: int, wanted: Wanted, log: PartitionLog, first: bool, limit: int, done: Promise[Slice]
@@ -138,7 +159,12 @@ class Fetch:
         else:
             self._round[at] = _refused(wanted, log, done.error)
         self._reading -= 1
-        if self._reading or self.answer.done:
+        if not self._reading:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """Of a round that took its time."""
+        if self.answer.done:
             return
         failed = any(one.code != Code.NONE for one in self._round)
         if not self._judge(sum(one.slice.size for one in self._round), failed) and self._is_stale:

@@ -1,8 +1,8 @@
 """One partition as the broker sees it: the rules for what may be appended, over whatever log the store has.
 
-A batch is judged by its header alone, its largest timestamp included. Records inside are the producer's business, with
-two exceptions: in a compacted topic every record needs a key, or compaction could not tell what it replaces; and where
-`message.timestamp.before.max.ms` is set, every timestamp counts.
+A batch is judged by its header alone, its first and largest timestamp included. Records inside are the producer's
+business, with two exceptions: in a compacted topic every record needs a key, or compaction could not tell what it
+replaces; and where `message.timestamp.before.max.ms` is set, every timestamp counts.
 
 A batch that takes too long to look into on the event loop is checked in a thread. Batches that come meanwhile wait for
 their turn, so that the log keeps the order of arrival.
@@ -70,8 +70,9 @@ class Partition:
             raise self._refusal(attributes)
         if header.producer_id != NO_PRODUCER and (header.base_sequence < 0 or header.producer_epoch < 0):
             raise RequestError(Code.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence number")
-        if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
-            raise out_of_time(records, settings, header.max_timestamp, now_ms)
+        latest = now_ms + settings.timestamp_after_max_ms
+        if header.max_timestamp > latest or header.base_timestamp > latest:
+            raise out_of_time(records, settings, max(header.max_timestamp, header.base_timestamp), now_ms)
         return header
 
     def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:

@@ -12,6 +12,8 @@ Rules
    after every `SAVE_BYTES`. After a restart the round goes on from there. A round over less writes nothing.
 3. Of several brokers over one store, the one with the lowest number scrubs.
 4. A read that fails is left for the next round. The scrub never ends by an error.
+5. What is known to be damaged is looked at again in each round. `known_damage.py` remembers it over a restart, whether
+   the scrub is on or off.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 
+from millstream.broker.known_damage import KnownDamage
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic, Topics
 from millstream.broker.verification import verify_piece
-from millstream.clock import Clock, Timer
+from millstream.clock import Clock, sleep
 from millstream.cluster.base import Cluster
 from millstream.errors import RequestError
 from millstream.metrics import Metrics
@@ -59,13 +61,14 @@ class Scrub:
         self._cluster = cluster
         self._metrics = metrics
         self._bytes_per_second = bytes_per_second
-        self._timer: Timer | None = None
+        self._known = KnownDamage(topics, meta, clock, cluster.node_id)
         self._task: asyncio.Task[None] | None = None
         self._unsaved_bytes = 0
         self._is_saved = False
         """Whether the store has a position."""
 
     def start(self) -> None:
+        self._known.start()
         if self._bytes_per_second:
             self._task = asyncio.ensure_future(self._run())
 
@@ -73,20 +76,19 @@ class Scrub:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._timer is not None:
-            self._timer.cancel()
+        await self._known.close()
 
     async def _run(self) -> None:
-        await self._rest(FIRST_SECONDS)
+        await sleep(self._clock, FIRST_SECONDS)
         while True:
             while not self._is_ours():
-                await self._rest(IDLE_SECONDS)
+                await sleep(self._clock, IDLE_SECONDS)
             began = self._clock.monotonic()
             try:
                 await self._round()
             except Exception:
                 logger.exception("scrub round failed; the next one starts over")
-            await self._rest(max(began + ROUND_SECONDS - self._clock.monotonic(), IDLE_SECONDS))
+            await sleep(self._clock, max(began + ROUND_SECONDS - self._clock.monotonic(), IDLE_SECONDS))
 
     def _is_ours(self) -> bool:
         return all(self._cluster.node_id < other.node_id for other in self._cluster.others())
@@ -109,15 +111,15 @@ class Scrub:
         """Checks one partition from an offset on, at its pace."""
         log = part.log
         offset, end = max(offset, log.start), log.durable
-        while offset < end:
+        while offset < end and self._topics.get(topic.name) is topic:
             try:
                 piece = await verify_piece(log, offset)
             except (RequestError, OSError) as error:
-                if self._topics.get(topic.name) is topic:
+                if self._topics.get(topic.name) is topic:  # else it was deleted meanwhile
                     logger.warning("scrub cannot read %s-%d at offset %d: %s", topic.name, part.index, offset, error)
                 return
             self._metrics.verified_bytes += piece.size
-            await self._rest(piece.size / self._bytes_per_second)
+            await sleep(self._clock, piece.size / self._bytes_per_second)
             if piece.next_offset <= offset:
                 return
             offset = piece.next_offset
@@ -143,12 +145,3 @@ class Scrub:
             self._is_saved = position is not None
         except RequestError as error:
             logger.warning("scrub position cannot be stored; a restart would begin the round again: %s", error.detail)
-
-    async def _rest(self, seconds: float) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._timer = self._clock.call_later(seconds, _settle(done))
-        await done
-
-
-def _settle(done: asyncio.Future[None]) -> Callable[[], None]:
-    return lambda: None if done.done() else done.set_result(None)

@@ -2,7 +2,8 @@
 
 A verification walks partitions from their start to where they end now, in pieces of about a megabyte. Reading and
 checking a piece takes its time and runs in a thread; what is found goes into the log's `Damage`, from which readers,
-`/healthz`, `topic describe` and the metrics learn of it. Reading goes through the log like that of any consumer, so
+`/healthz`, `topic describe` and the metrics learn of it. Places that are known to be damaged are looked at again: a
+restored file is readable from then on. Reading goes through the log like that of any consumer, so
 holes and broken headers are found by the same code that would refuse them to a client.
 
 `millstream log verify` runs one to its end; `scrub.py` runs one for ever, slowly.
@@ -32,11 +33,15 @@ class Piece(NamedTuple):
 
 
 async def verify_piece(log: PartitionLog, offset: int) -> Piece:
-    """Checks the batches from an offset on; what is damaged is in `log.damage` afterwards."""
+    """Checks the batches from an offset on; what is damaged is in `log.damage` afterwards, and nothing else is."""
     try:
-        slice_ = await log.read(max(offset, log.start), PIECE_BYTES)
-    except DamagedOffset as error:
-        return Piece(error.range.end, 0)
+        try:
+            slice_ = await log.read(max(offset, log.start), PIECE_BYTES)
+        except DamagedOffset as error:
+            damaged = await log.inspect(max(offset, error.range.first))
+            if damaged is not None:
+                return Piece(damaged.end, 0)
+            slice_ = await log.read(max(offset, log.start), PIECE_BYTES)
     except RequestError as error:
         if error.code != Code.OFFSET_OUT_OF_RANGE:
             raise
@@ -52,7 +57,7 @@ async def verify_piece(log: PartitionLog, offset: int) -> Piece:
 def _walk(slice_: Slice, offset: int) -> tuple[int, int]:
     """How many bytes at the front of a slice are sound, and the offset behind them."""
     sound = 0
-    for header, batch in sound_batches(slice_.to_bytes(), 0, slice_.next_offset):
+    for header, batch in sound_batches(slice_.to_bytes(), 0, slice_.next_offset, offset):
         sound, offset = sound + len(batch), header.next_offset
     return sound, offset
 
@@ -77,7 +82,8 @@ class Verification:
                 try:
                     await self._verify(part.log, end)
                 except (RequestError, OSError) as error:
-                    self.unread.append(f"{topic.name}-{part.index} cannot be read: {error}")
+                    if not isinstance(error, RequestError) or error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                        self.unread.append(f"{topic.name}-{part.index} cannot be read: {error}")
                 self.partitions_done += 1
         finally:
             self.is_over = True

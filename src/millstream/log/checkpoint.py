@@ -2,9 +2,15 @@
 
 A JSON object and its CRC-32 on one line, in a file that is replaced as a whole. Everything that it speaks of is synced
 before it is written. It holds the first readable offset, the segment and the position up to which the log is known
-to be sound, the offset that comes next there, and the table of idempotent producers as of that offset.
+to be sound, the offset that comes next there, the table of idempotent producers as of that offset, and base offset and
+size of each closed segment.
 
-Crash policy: replaced atomically. If it is missing or damaged, the log is scanned from its beginning instead.
+The sizes tell a hole from a gap. Recovery compares them with the files: a segment that is missing or too short was
+neither removed by retention, which first moves the start, nor by compaction, which first takes the segments that it
+replaces out of the list. A segment that is known to be missing stays in the list, so that every later start knows it.
+
+Crash policy: replaced atomically. If it is missing or damaged, the log is scanned from its beginning instead. Earlier
+versions wrote no sizes. They set a checkpoint with sizes aside, and scan the log.
 """
 
 from __future__ import annotations
@@ -26,11 +32,14 @@ class Checkpoint:
     position: int = 0
     next_offset: int = 0
     producers: list[list[object]] = field(default_factory=list)
+    closed: list[list[int]] | None = None
+    """Base offset and size of each closed segment; None if an earlier version wrote the checkpoint."""
 
     def write(self, disk: Disk, directory: str) -> None:
-        text = json.dumps(
-            [self.start, self.segment, self.position, self.next_offset, self.producers], separators=(",", ":")
-        ).encode()
+        fields = [self.start, self.segment, self.position, self.next_offset, self.producers]
+        if self.closed is not None:
+            fields.append(self.closed)
+        text = json.dumps(fields, separators=(",", ":")).encode()
         disk.replace(os.path.join(directory, FILE_NAME), b"%08x %s\n" % (zlib.crc32(text), text))
 
     @classmethod

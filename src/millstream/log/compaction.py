@@ -5,8 +5,13 @@ records go keeps its base and last offset, a batch from which none go keeps its 
 itself once it is older than `delete.retention.ms`; until then readers can learn of the deletion from it.
 
 Crash policy: the new content is written beside the segment and synced; then the index is removed, durably, and the file
-renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild.
-Readers that were sending from the old file keep it open until they are done.
+renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild. Before
+the first rename of a pass comes a checkpoint that lists none of its segments: recovery must not take for a hole what
+compaction removed. Readers that were sending from the old file keep it open until they are done.
+
+Damage: a damaged segment is left as it is. A rewrite would drop the damaged place, which could then never be restored.
+Records in a damaged segment replace none in older segments. Behind damage tombstones stay: the damaged place may hold
+the value that a tombstone deletes.
 """
 
 from __future__ import annotations
@@ -17,18 +22,21 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from millstream.log.disk import Disk
 from millstream.log.log import Log
-from millstream.log.segment import Segment
+from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec
-from millstream.records.batch import BatchHeader
+from millstream.records.batch import BatchHeader, CorruptBatch, is_sound
 from millstream.records.compression import Codec
 
 logger = logging.getLogger(__name__)
 
 KEYS_MAX = 5_000_000
 """How many different keys one pass keeps in memory; what lies behind them waits for the next pass."""
+KEEP_TOMBSTONES = -(2**63)
+"""A horizon before which no record was made."""
 
 
 @dataclass(slots=True)
@@ -54,27 +62,65 @@ async def compact(log: Log, disk: Disk) -> int:
         log.write_checkpoint()
         if not log.checkpoint_reaches(segments[-1]):
             return 0
-    horizon = log.clock.now_ms() - log.config.delete_retention_ms
+    behind = {segment: after.base_offset for segment, after in pairwise(order)}
     loop = asyncio.get_running_loop()
-    newest, seen = await loop.run_in_executor(None, _newest_offsets, dirty)
+    spans = [(segment, behind[segment]) for segment in dirty]
+    newest, seen, broken = await loop.run_in_executor(None, _newest_offsets, spans)
+    for error in broken:
+        await _note(log, error)
     # Behind the keys that fit nothing is rewritten: a tombstone there would go, and what it deletes would stay.
-    until = order[order.index(dirty[seen - 1]) + 1].base_offset
-    segments = [segment for segment in segments if segment.base_offset < until]
-    saved = 0
-    for segment in segments:
-        if log.closed or segment not in log.segments:  # discarded or trimmed away in the meantime
-            continue
-        cleaned = await loop.run_in_executor(None, _rewrite, segment, newest, horizon, disk)
-        if log.closed or segment not in log.segments:
-            with contextlib.suppress(FileNotFoundError):  # the whole topic may be gone
-                disk.remove(cleaned.path)
-            continue
-        _install(log, cleaned, disk)
-        saved += cleaned.before_bytes - cleaned.after_bytes
+    until = behind[dirty[seen - 1]]
+    damaged = {error.path for error in broken}
+    saved = await _clean(
+        log,
+        [(each, behind[each]) for each in segments if each.base_offset < until and each.path not in damaged],
+        newest,
+        disk,
+    )
     log.compacted_to = until
     if saved:
         logger.info("%s: compaction removed %d of %d bytes", log.name, saved, total)
     return saved
+
+
+async def _clean(log: Log, spans: list[tuple[Segment, int]], newest: dict[bytes, int], disk: Disk) -> int:
+    """Rewrites segments, oldest first, each up to the offset behind it; answers with how many bytes went."""
+    loop = asyncio.get_running_loop()
+    horizon = log.clock.now_ms() - log.config.delete_retention_ms
+    saved, is_installed = 0, False
+    try:
+        for segment, behind in spans:
+            if log.closed or segment not in log.segments:  # discarded or trimmed away in the meantime
+                continue
+            oldest = horizon if _is_sound_below(log, segment.base_offset) else KEEP_TOMBSTONES
+            try:
+                cleaned = await loop.run_in_executor(None, _rewrite, segment, behind, newest, oldest, disk)
+            except BrokenSegment as error:
+                await _note(log, error)
+                continue
+            if not cleaned.is_changed or log.closed or segment not in log.segments:
+                _remove(disk, cleaned.path)
+                continue
+            if not is_installed:
+                log.rewritten.update(each.base_offset for each, _ in spans)
+                log.write_checkpoint()
+            _install(log, cleaned, disk)
+            is_installed = True
+            saved += cleaned.before_bytes - cleaned.after_bytes
+    finally:
+        log.rewritten.clear()
+    if is_installed and not log.closed:
+        log.write_checkpoint()
+    return saved
+
+
+async def _note(log: Log, error: BrokenSegment) -> None:
+    logger.warning("%s: compaction leaves a damaged segment as it is: %s", log.name, error)
+    await log.note_broken(error)
+
+
+def _is_sound_below(log: Log, offset: int) -> bool:
+    return not any(damaged.first < offset for damaged in log.damage.ranges)
 
 
 def _is_overdue(log: Log, dirty: list[Segment]) -> bool:
@@ -83,12 +129,18 @@ def _is_overdue(log: Log, dirty: list[Segment]) -> bool:
 
 
 def _cleanable(log: Log) -> list[Segment]:
-    """Closed segments, from the oldest on, whose records are all older than `min.compaction.lag.ms`."""
+    """Closed segments without known damage, from the oldest on, whose records are all older than
+    `min.compaction.lag.ms`.
+    """
     now = log.clock.now_ms()
     limit = now - log.config.min_compaction_lag_ms
     segments = []
     last = next((segment for segment in reversed(log.segments) if segment.size), None)
-    for segment in log.segments[:-1]:
+    for segment, after in pairwise(log.segments):
+        if segment.bad or any(
+            damaged.first < after.base_offset and segment.base_offset < damaged.end for damaged in log.damage.ranges
+        ):
+            continue
         # The last batch stays, as it does in an active segment: readers on their way to the end need one to get there.
         if segment is last or segment.newest_ms(now) > limit:
             break
@@ -96,45 +148,78 @@ def _cleanable(log: Log) -> list[Segment]:
     return segments
 
 
-def _newest_offsets(segments: list[Segment]) -> tuple[dict[bytes, int], int]:
-    """Of each key, and of how many of the segments that is all."""
+def _newest_offsets(spans: list[tuple[Segment, int]]) -> tuple[dict[bytes, int], int, list[BrokenSegment]]:
+    """The newest offset of each key, of how many of the segments that is all, and what is damaged in them.
+
+    Nothing is taken from a damaged segment: the damage may be in an offset.
+    """
     newest: dict[bytes, int] = {}
+    broken: list[BrokenSegment] = []
     seen = 0
-    for segment in segments:
-        for header, batch in _batches(segment):
-            if header.is_control:
-                continue
-            newest.update((key, offset) for offset, key, _ in codec.keys(batch) if key is not None)
+    for segment, behind in spans:
+        try:
+            newest |= _keys(segment, behind)
+        except BrokenSegment as error:
+            broken.append(error)
         seen += 1
         if len(newest) > KEYS_MAX:
             break
-    return newest, seen
+    return newest, seen, broken
 
 
-def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, bytes]]:
+def _keys(segment: Segment, behind: int) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for header, batch in _batches(segment, behind):
+        if header.is_control:
+            continue
+        with contextlib.suppress(CorruptBatch):  # it came like that
+            found.update((key, offset) for offset, key, _ in codec.keys(batch, check_crc=False) if key is not None)
+    return found
+
+
+def _batches(segment: Segment, behind: int) -> Iterator[tuple[BatchHeader, bytes]]:
+    """The batches of a segment; raises `BrokenSegment` at the first that is damaged."""
     file = segment.file
-    for position, header in segment.walk(0, segment.size):
-        yield header, os.pread(file.fd, header.size, position)
+    end = 0
+    for position, header in segment.walk(0, segment.size, over_damage=False):
+        batch = os.pread(file.fd, header.size, position)
+        if header.next_offset > behind or not is_sound(memoryview(batch), header):
+            raise BrokenSegment(segment.path, position)
+        yield header, batch
+        end = position + header.size
+    if end != segment.size:
+        raise BrokenSegment(segment.path, end)
 
 
-def _rewrite(segment: Segment, newest: dict[bytes, int], horizon: int, disk: Disk) -> Cleaned:
+def _rewrite(segment: Segment, behind: int, newest: dict[bytes, int], horizon: int, disk: Disk) -> Cleaned:
     path = segment.path + ".cleaned"
-    if os.path.exists(path):
-        disk.remove(path)
+    _remove(disk, path)
     target = disk.open(path, create=True)
     size, is_changed = 0, False
-    for header, batch in _batches(segment):
-        kept = batch if header.is_control else _clean_batch(header, batch, newest, horizon)
-        is_changed = is_changed or kept is not batch
-        if kept:
-            disk.append(target, kept)
-            size += len(kept)
-    disk.sync(target)
+    try:
+        for header, batch in _batches(segment, behind):
+            kept = batch if header.is_control else _clean_batch(header, batch, newest, horizon)
+            is_changed = is_changed or kept is not batch
+            if kept:
+                disk.append(target, kept)
+                size += len(kept)
+        disk.sync(target)
+    except Exception:
+        _remove(disk, path)
+        raise
     return Cleaned(segment, path, segment.size, size, is_changed)
 
 
+def _remove(disk: Disk, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # the whole topic may be gone
+        disk.remove(path)
+
+
 def _clean_batch(header: BatchHeader, batch: bytes, newest: dict[bytes, int], horizon: int) -> bytes | bytearray:
-    records = codec.decode(batch)
+    try:
+        records = codec.decode(batch, check_crc=False)
+    except CorruptBatch:  # it came like that, and stays
+        return batch
     kept = [
         record
         for record in records
@@ -160,19 +245,14 @@ def _clean_batch(header: BatchHeader, batch: bytes, newest: dict[bytes, int], ho
 
 def _install(log: Log, cleaned: Cleaned, disk: Disk) -> None:
     old = cleaned.segment
-    if not cleaned.is_changed:
-        disk.remove(cleaned.path)
-        return
     old.let_go()
     if os.path.exists(old.index.path):
         disk.remove(old.index.path)
         disk.sync_directory(log.directory)
     disk.rename(cleaned.path, old.path)
     at = log.segments.index(old)
-    if cleaned.after_bytes == 0 and at > 0:
-        log.remove_files(old)
-        del log.segments[at]
-    else:
-        log.segments[at] = Segment(disk, log.directory, old.base_offset, cleaned.after_bytes)
+    log.segments[at] = Segment(disk, log.directory, old.base_offset, cleaned.after_bytes)
     log.forget_cursors()
+    if cleaned.after_bytes == 0 and at > 0:
+        log.remove_files(log.segments.pop(at))
     disk.sync_directory(log.directory)

@@ -3,6 +3,7 @@
 Rules
 -----
 1. A range is added where damage is found: by a reader, by recovery or by a scrub. It is logged once, when it is added.
+   A scrub looks at known ranges again, and removes those that are sound by now.
 2. A read that begins inside a range fails with CORRUPT_MESSAGE and names the next readable offset. A read that begins
    before a range ends before it. So a batch that is known to be damaged is never served, not even by `sendfile`.
 3. Ranges never overlap. Damage that touches a known range of the same cause extends it.
@@ -125,8 +126,16 @@ class Damage:
         if self.ranges:
             self.ranges = [each for each in self.ranges if start < each.end and each.first < end]
 
-    def heal(self, damaged: DamagedRange) -> None:
-        """The place was checked again and is sound: its file was restored."""
-        if damaged in self.ranges:
-            self.ranges.remove(damaged)
-            logger.info("%s: offsets %d to %d are readable again", self._log, damaged.first, damaged.end - 1)
+    def heal(self, first: int, end: int) -> None:
+        """These offsets were checked again, and none of them is damaged: the file was restored, or compacted."""
+        healed = [each for each in self.ranges if each.first < end and first < each.end]
+        for each in healed:
+            self.ranges.remove(each)
+            logger.info(
+                "%s: offsets %d to %d are readable again", self._log, max(each.first, first), min(each.end, end) - 1
+            )
+            if each.first < first:
+                self.ranges.append(each._replace(end=first))
+            if end < each.end:
+                self.ranges.append(each._replace(first=end))
+        self.ranges.sort(key=_FIRST)

@@ -4,6 +4,8 @@ Everything that decides what survives a crash goes through a `Disk`: writing, tr
 replace it with one that forgets whatever was not synced (`millstream.testing.disk.ForgetfulDisk`). Reading does not
 matter for durability and goes straight to the operating system.
 
+Files are readable and writable by their owner alone, whatever the umask says: other local users must not read records.
+
 Rules of the real disk, which callers rely on:
 - A new name (file, directory, rename) is durable only after `sync_directory` on its parent.
 - `sync` makes a file's bytes and its length durable. If it fails, what was written since the last good sync may be gone
@@ -20,11 +22,36 @@ import shutil
 
 from millstream.log.slice import OpenFile
 
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+
+def restrict(path: str, mode: int) -> None:
+    """Takes away what others may do with a file or directory, where it is ours and there is one."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        if os.stat(path).st_mode & 0o777 & ~mode:
+            os.chmod(path, mode)
+
+
+def restrict_tree(path: str) -> None:
+    """The same for a directory and all that is in it; without a look inside where others cannot come in anyway.
+
+    The directory itself comes last: as long as it is open to others, the next start begins again.
+    """
+    if not os.path.isdir(path) or not os.stat(path).st_mode & 0o777 & ~DIRECTORY_MODE:
+        return
+    for parent, directories, files in os.walk(path):
+        for name in directories:
+            restrict(os.path.join(parent, name), DIRECTORY_MODE)
+        for name in files:
+            restrict(os.path.join(parent, name), FILE_MODE)
+    restrict(path, DIRECTORY_MODE)
+
 
 class Disk:
     def open(self, path: str, create: bool = False) -> OpenFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OpenFile(path, os.open(path, flags, 0o644))
+        return OpenFile(path, os.open(path, flags, FILE_MODE))
 
     def append(self, file: OpenFile, data: memoryview | bytes | bytearray) -> None:
         """Writes all of `data` at the end of the file; raises OSError with the file possibly longer than before."""
@@ -86,7 +113,7 @@ class Disk:
 
     def _make_one(self, directory: str) -> None:
         with contextlib.suppress(FileExistsError):  # another broker, at the same moment
-            os.mkdir(directory)
+            os.mkdir(directory, DIRECTORY_MODE)
 
     def _unmake_one(self, directory: str) -> None:
         with contextlib.suppress(OSError):

@@ -36,6 +36,15 @@ Entry = tuple[int, int, int]
 _BEGINNING: Entry = (0, 0, NO_TIME)
 
 
+def pack(relative: int, position: int, timestamp: int) -> bytes:
+    return _ENTRY.pack(relative, position, timestamp)
+
+
+def entry_at(data: bytes, at: int) -> Entry:
+    relative, position, timestamp = _ENTRY.unpack_from(data, at * ENTRY_BYTES)
+    return relative, position, timestamp
+
+
 def entries(data: bytes) -> Iterator[Entry]:
     """What an index file holds. Entries are never at position 0, so the zeros behind the last one end it."""
     for relative, position, timestamp in _ENTRY.iter_unpack(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]):
@@ -117,10 +126,27 @@ class Index:
                 high = middle
         return self.entry(low - 1) if low else _BEGINNING
 
-    def behind(self, position: int) -> Iterator[Entry]:
-        """The indexed batches that start behind a position."""
-        at = bisect_right(range(self.count), position, key=lambda at: self.entry(at)[1])
-        return (self.entry(each) for each in range(at, self.count))
+    def to_bytes(self) -> bytes:
+        """All entries, for a thread: the index itself may be closed or grow while that reads them."""
+        if self._map is None and self.count:
+            self._open(self.count)
+        return self._map[: self.count * ENTRY_BYTES] if self._map is not None else b""
+
+    def number_at(self, position: int) -> int:
+        """How many entries there are for batches that start at or before a position."""
+        return bisect_right(range(self.count), position, key=lambda at: self.entry(at)[1])
+
+    def replace(self, data: bytes, position: int) -> None:
+        """Takes these entries for all that lie below a position."""
+        data += b"".join(pack(*self.entry(at)) for at in range(self.number_at(position - 1), self.count))
+        self.clear()
+        if data:
+            count = len(data) // ENTRY_BYTES
+            self.reserve(count)
+            assert self._map is not None
+            self._map[: len(data)] = data
+            self.count = count
+            self._is_dirty = True
 
     def cut(self, position: int) -> None:
         """Forgets the entries of batches that start at or behind a position."""

@@ -1,8 +1,8 @@
 """A segment file read without a log around it: every batch, sound or not.
 
-`log dump` shows what a file holds, whatever state it is in, and a log with a broken header looks here for the batch
-after it. So nothing is trusted: not the index, not the checkpoint, not the length in a header. Behind bytes that are no
-batch, the next one is the first position from which a whole batch with a matching CRC-32C follows.
+`log dump` shows what a file holds, whatever state it is in. A log with a broken header looks here for the batch after
+it (`next_batch`). So nothing is trusted: not the index, not the checkpoint, not the length in a header. Behind bytes
+that are no batch, the next one is the first position from which a whole batch with a matching CRC-32C follows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream.records.batch import CRC_START, HEADER_BYTES, BatchHeader, is_so
 
 MAGIC = b"\2"
 MAGIC_POSITION = 16
-_BLANK_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class Found(NamedTuple):
@@ -48,12 +48,34 @@ def inspect(path: str, position: int = 0) -> Iterator[tuple[Found, memoryview]]:
                 position += found.size
 
 
-def next_batch(path: str, position: int) -> tuple[int, BatchHeader] | None:
-    """The first sound batch that starts at or behind a position."""
-    for found, _ in inspect(path, position):
-        if found.header is not None and not found.problem:
-            return found.position, found.header
+def next_batch(fd: int, position: int, limit: int, first: int, behind: int) -> tuple[int, BatchHeader] | None:
+    """The first sound batch at or behind a position that ends at a limit or before, with offsets from `first` to below
+    `behind`.
+
+    Reads in pieces and maps nothing: a page that the disk cannot read is an error then, and not the end of the process.
+    """
+    while limit - position >= HEADER_BYTES:
+        data = os.pread(fd, min(_CHUNK_BYTES, limit - position), position)
+        if len(data) < HEADER_BYTES:
+            return None
+        for start, header in _headers(data):
+            size = header.size
+            if first <= header.base_offset < header.next_offset <= behind and size <= limit - position - start:
+                batch = os.pread(fd, size, position + start)
+                if is_sound(memoryview(batch), header):
+                    return position + start, header
+        position += len(data) - HEADER_BYTES + 1
     return None
+
+
+def _headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """Every place in some bytes where a header may begin."""
+    at = data.find(MAGIC, MAGIC_POSITION)
+    while 0 <= at <= len(data) - HEADER_BYTES + MAGIC_POSITION:
+        header = read_header(data, at - MAGIC_POSITION)
+        if header.size >= HEADER_BYTES:
+            yield at - MAGIC_POSITION, header
+        at = data.find(MAGIC, at + 1)
 
 
 def _at(data: memoryview, position: int) -> Found | None:
@@ -90,8 +112,8 @@ def _gap(mapped: mmap.mmap, data: memoryview, position: int) -> Found:
 
 
 def _is_blank(data: memoryview, start: int, end: int) -> bool:
-    for at in range(start, end, _BLANK_CHUNK_BYTES):
-        with data[at : min(at + _BLANK_CHUNK_BYTES, end)] as chunk:
+    for at in range(start, end, _CHUNK_BYTES):
+        with data[at : min(at + _CHUNK_BYTES, end)] as chunk:
             if bytes(chunk).strip(b"\0"):
                 return False
     return True

@@ -10,7 +10,8 @@ Rules
 2. Readers see nothing at or above `durable`.
 3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
    retried, because after a failed sync the operating system may report success without having written anything.
-4. A failed write (disk full) costs its request: the file is cut back to where it was, or the log goes read-only.
+4. A failed append (a full disk, or any other error) costs its request: the file is cut back to where it was, or the log
+   goes read-only.
 5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
 
 Reading is in `readable.py`, recovery in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
@@ -25,6 +26,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from millstream.callbacks import tell
 from millstream.clock import Clock
@@ -36,7 +38,7 @@ from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.producers import Producers
 from millstream.log.readable import ReadableLog
-from millstream.log.segment import RELATIVE_OFFSET_MAX, Segment
+from millstream.log.segment import RELATIVE_OFFSET_MAX, BrokenSegment, Segment
 from millstream.log.slice import OpenFile
 from millstream.logs import Damped
 from millstream.promise import Promise
@@ -55,6 +57,15 @@ LAST_SYNCS_MAX = 50
 """How often that is tried again when the log is to be closed: whoever closes it waits."""
 CHECKPOINT_BYTES = 64 << 20
 """How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
+
+
+class Lost(NamedTuple):
+    """A closed segment that recovery found missing or too short."""
+
+    size: int
+    """What it should have."""
+    behind: int
+    """The offset where reading goes on."""
 
 
 class Log(ReadableLog):
@@ -81,7 +92,9 @@ class Log(ReadableLog):
         "directory",
         "failure",
         "is_abandoned",
+        "lost",
         "producers",
+        "rewritten",
         "unsynced_bytes",
     )
 
@@ -103,6 +116,10 @@ class Log(ReadableLog):
         """Below this offset compaction has nothing to do; found anew after a restart."""
         self.checkpointed_to = -1
         """Base offset of the segment that the checkpoint on disk names: recovery looks at nothing before it."""
+        self.lost: dict[int, Lost] = {}
+        """By base offset. Checkpoints go on to list them: the next start has to know the hole, or find it filled."""
+        self.rewritten: set[int] = set()
+        """Base offsets of closed segments that compaction is about to replace: checkpoints do not list them."""
         self.unsynced_bytes = 0
         self._unsynced_batches = 0
         self._unsynced_segments: list[Segment] = []
@@ -135,7 +152,7 @@ class Log(ReadableLog):
         try:
             segment = self._segment_for(size, config)
             segment.append(batch, header, base, config.index_interval_bytes)
-        except OSError as error:
+        except Exception as error:
             return Promise.failed(self._undo_write(error))
         if header.producer_id != NO_PRODUCER:
             self.producers.note(header, base, self.clock.now_ms())
@@ -148,11 +165,13 @@ class Log(ReadableLog):
         size = len(run.data)
         run.place(base, LEADER_EPOCH)
         config = self.config
+        before = None
         try:
             segment = self._segment_for(size, config)
+            before = segment.size
             segment.append_run(run, base, config.index_interval_bytes)
-        except OSError as error:
-            return Promise.failed(self._undo_write(error))
+        except Exception as error:
+            return Promise.failed(self._undo_write(error, before))
         return self._appended(segment, base + run.offsets, size, run.count)
 
     def _refusal(self) -> RequestError:
@@ -221,17 +240,26 @@ class Log(ReadableLog):
             self._checkpoint_due = CHECKPOINT_BYTES
         return segment
 
-    def _undo_write(self, error: OSError) -> RequestError:
-        """After a failed write: cut the file back, so that the next batch does not follow half of this one."""
-        if error.errno == errno.EIO:
+    def _undo_write(self, error: Exception, before: int | None = None) -> RequestError:
+        """After a failed write: cut the file back, so that the next batch does not follow half of this one, or one that
+        is in no book. `before` is the size that the segment had, where a part of a run may be in the books.
+        """
+        if isinstance(error, OSError) and error.errno == errno.EIO:
             return self.fail(error)
         try:
             if self.segments and self.segments[-1].is_open:  # else nothing was written to it
                 active = self.segments[-1]
+                if before is not None and active.size > before:
+                    active.cut(before)
                 self._disk.truncate(active.file, active.size)
         except OSError:
             return self.fail(error)
-        refusals.error("cannot append to %s: %s", self.name, error)
+        if isinstance(error, OSError):
+            refusals.error("cannot append to %s: %s", self.name, error)
+        elif isinstance(error, BrokenSegment):
+            self.note_broken(error)
+        else:
+            logger.error("unexpected error while appending to %s", self.name, exc_info=error)
         return RequestError(Code.KAFKA_STORAGE_ERROR, f"cannot append to {self.name}: {error}")
 
     # -- flushing ----------------------------------------------------------------------------------------------------
@@ -338,7 +366,7 @@ class Log(ReadableLog):
         for waker in list(self._wakers or ()):
             tell(waker)
 
-    def fail(self, error: OSError) -> RequestError:
+    def fail(self, error: Exception) -> RequestError:
         """Rule 3: from here on the log is only read."""
         self.failure = str(error)
         refusal = LogReadOnly(self.name, self.failure)
@@ -509,7 +537,9 @@ class Log(ReadableLog):
         if not self.segments:
             return
         offset, base, position = self._synced
-        checkpoint = Checkpoint(self.start, base, position, offset, self._producers_at(offset))
+        checkpoint = Checkpoint(
+            self.start, base, position, offset, self._producers_at(offset), self._closed_below(base)
+        )
         try:
             for segment in self.segments:
                 segment.index.sync()
@@ -520,6 +550,16 @@ class Log(ReadableLog):
             raise
         self.checkpointed_to = base
         self._checkpoint_due = CHECKPOINT_BYTES
+
+    def _closed_below(self, base: int) -> list[list[int]]:
+        """Base offset and size of each closed segment, and of those that should be there."""
+        sizes = {
+            segment.base_offset: segment.size
+            for segment in self.segments
+            if segment.base_offset < base and segment.base_offset not in self.rewritten
+        }
+        sizes |= {at: lost.size for at, lost in self.lost.items() if at < base and self.start < lost.behind}
+        return [[at, sizes[at]] for at in sorted(sizes)]
 
     def _producers_at(self, offset: int) -> list[list[object]]:
         if offset == self.end:

@@ -4,14 +4,20 @@ Readers see what lies below `durable` and not below `start`. A read answers with
 nothing. Where a reader left off is remembered, so that reading on needs no search.
 
 Bytes that this process did not append are checked before they are served the first time (`checked.py`). A damaged batch
-goes into the registry (`damage.py`): reads end before it, and a read that begins there fails.
+goes into the registry (`damage.py`): reads end before it, and a read that begins there fails. To find out what is
+damaged may take seconds: a thread looks at the segment (`soundness.py`), and the read that met the damage is answered
+then.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 from millstream.errors import Code, RequestError
@@ -19,23 +25,27 @@ from millstream.log.answers import TimedOffset
 from millstream.log.checked import CHECK_BYTES_MAX
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.index import NO_TIME
-from millstream.log.segment import BrokenSegment, Segment
+from millstream.log.segment import BrokenSegment, Segment, Unindexed
 from millstream.log.slice import OpenFile, Slice
-from millstream.log.soundness import Finding, Step, examine, sound_bytes
+from millstream.log.soundness import Examined, Extent, Finding, sound_bytes
 from millstream.logs import Damped
 from millstream.promise import Promise, begin
 from millstream.records import codec
 from millstream.records.aside import Aside
-from millstream.records.batch import BatchHeader, CorruptBatch
+from millstream.records.batch import BatchHeader
 
+logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 CURSORS_MAX = 64
+A = TypeVar("A")
 T = TypeVar("T")
 
 
 class ReadableLog:
-    __slots__ = ("_cursors", "_durable_mark", "damage", "durable", "end", "name", "segments", "start")
+    __slots__ = ("_cursors", "_durable_mark", "_turn", "damage", "durable", "end", "name", "segments", "start")
+
+    closed: bool
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,6 +57,8 @@ class ReadableLog:
         self._durable_mark: tuple[int, int] = (0, 0)
         """Base offset of the segment and the position in it up to which readers may read."""
         self._cursors: dict[int, tuple[Segment, int]] | None = None
+        self._turn: asyncio.Lock | None = None
+        """Of the readers that wait for a look at a segment."""
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
         if offset < self.start or offset > self.end:
@@ -59,96 +71,194 @@ class ReadableLog:
             return Promise.of(Slice(0, offset))
         try:
             return Promise.of(self._slice(offset, bytes_max))
-        except (CorruptBatch, OSError) as error:
-            return self._read_again(offset, bytes_max, error)
+        except DamagedOffset as error:
+            return Promise.failed(error)
+        except OSError as error:
+            return Promise.failed(self._unreadable(offset, error))
+        except (BrokenSegment, Unindexed):
+            return begin(self._read_again(offset, bytes_max))
 
     def _slice(self, offset: int, bytes_max: int) -> Slice:
-        damage = self.damage
+        damage, damaged = self.damage, None
         if damage.ranges:
             damage.check(offset)
+            damaged = damage.behind(offset)
         place = self._find(offset)
-        if place is None:  # compaction took all that was left
-            return Slice(0, self.durable)
-        segment, position = place
-        limit, stored = self._limit(segment), segment.checked.stored
-        damaged = damage.behind(offset) if damage.ranges else None
+        if place is None or (damaged is not None and place[2] >= damaged.first):
+            if damaged is not None:  # there is nothing more before it
+                raise DamagedOffset(self.name, damaged)
+            return Slice(0, self.durable)  # compaction took all that was left
+        segment, position, first = place
+        limit, behind, stored = self._limit(segment), -1, segment.checked.stored
         if damaged is not None and damaged.first < self._offset_behind(segment):
-            limit = min([limit, *(at for at in segment.bad if at >= position)])
-        else:
-            damaged = None
+            limit, behind = self._end_before(damaged, segment, position, limit)
         if position < stored:
             bytes_max = min(bytes_max, CHECK_BYTES_MAX)
         if limit - position <= bytes_max:
-            end, next_offset = limit, self._offset_behind(segment) if damaged is None else damaged.first
+            end, next_offset = limit, behind if behind >= 0 else self._offset_behind(segment)
         else:
             end, next_offset = segment.cut_at_batch(position, bytes_max, limit)
         if position < stored and not segment.checked.covers(position, end):
-            self._check(segment, position, end, next_offset)
+            self._check(segment, position, end, first, next_offset)
         self._remember(next_offset, segment, end)
         return Slice(end - position, next_offset, file=segment.file, position=position)
 
+    def _end_before(self, damaged: DamagedRange, segment: Segment, position: int, limit: int) -> tuple[int, int]:
+        """The position where a read from another one has to end before a damaged range, and the offset to go on from.
+
+        A range may have no place in the segment: there is a hole behind the last batch, or compaction replaced it.
+        """
+        found = segment.locate(damaged.first, limit)
+        places = [at for at in segment.bad if position <= at < (limit if found is None else found[0])]
+        if places:
+            end, next_offset = min(places), damaged.first
+        elif found is None:
+            end, next_offset = limit, damaged.first
+        else:
+            at, header = found
+            is_across = header.base_offset < damaged.first
+            end, next_offset = (at + header.size, header.next_offset) if is_across else (at, damaged.first)
+        if end <= position:
+            raise DamagedOffset(self.name, damaged)
+        return end, next_offset
+
     # -- damage ------------------------------------------------------------------------------------------------------
 
-    def _check(self, segment: Segment, position: int, end: int, behind: int) -> None:
-        """Raises `BrokenSegment` unless sound batches fill the bytes between two positions."""
+    def _check(self, segment: Segment, position: int, end: int, first: int, behind: int) -> None:
+        """Raises `BrokenSegment` unless sound batches fill the bytes between two positions, and hold offsets from
+        `first` to below `behind`.
+        """
         data = os.pread(segment.file.fd, end - position, position)
-        sound = position + sound_bytes(data, segment.base_offset, behind)
+        sound = position + sound_bytes(data, first, behind, -1)
         segment.checked.add(position, sound)
         if sound != end:
             raise BrokenSegment(segment.path, sound)
 
+    async def _read_again(self, offset: int, bytes_max: int) -> Slice:
+        """After a read met damage, or no index: waits for a thread to look at the segment, and reads.
+
+        Answers with the sound batches before the damage, or the refusal. Readers that come meanwhile wait their turn.
+        """
+        await asyncio.sleep(0)  # that read may have checked a megabyte already
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        met = set()
+        async with self._turn:
+            try:
+                while self.start <= offset < self.durable:
+                    try:
+                        return self._slice(offset, bytes_max)
+                    except BrokenSegment as error:
+                        if (error.path, error.position) in met:
+                            raise
+                        met.add((error.path, error.position))
+                        await self._note_broken(error)
+                    except Unindexed as error:
+                        await self._survey(error.segment)
+            except OSError as error:
+                raise self._unreadable(offset, error) from error
+        return await self.read(offset, bytes_max)  # trimmed meanwhile: an answer without a look at the segment
+
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
+        return begin(self._inspect(offset))
+
+    async def _inspect(self, offset: int) -> DamagedRange | None:
+        known = self.damage.at(offset)
+        if not self.segments:
+            return known
         segment = self.segments[max(self._segment_index(offset), 0)]
+        first, end = offset, offset + 1
+        if known is not None:
+            first, end = max(known.first, segment.base_offset), min(known.end, self._offset_behind(segment))
+
+        def look(extent: Extent) -> Examined:
+            before = extent.entry_before(offset=first)
+            return extent.examine(*before, lambda step: step.is_sure and step.next_offset >= end)
+
         try:
-            self._examine(
-                segment, *segment.entry_before(offset), lambda step: step.is_sure and step.next_offset > offset
-            )
+            examined = await self._examine(segment, look)
         except OSError as error:
-            return Promise.failed(self._unreadable(offset, error))
-        return Promise.of(self.damage.at(offset))
+            refusal = self._unreadable(offset, error)
+            if isinstance(refusal, DamagedOffset):
+                return refusal.range
+            raise refusal from error
+        if known is not None and examined is not None:
+            self._heal(segment, known, first, end, examined)
+        return self.damage.at(offset)
 
-    def _examine(self, segment: Segment, expected: int, position: int, is_enough: Callable[[Step], bool]) -> None:
-        """Looks at a segment from a batch on, and registers what is damaged."""
-        limit, behind = self._limit(segment), self._offset_behind(segment)
-        for step in examine(segment, position, limit, expected, behind):
-            if step.finding is not None:
-                self.note_damage(segment, step.finding)
-            if is_enough(step):
-                return
+    def _heal(self, segment: Segment, known: DamagedRange, first: int, end: int, examined: Examined) -> None:
+        """Puts what was found in place of what was known about some offsets, where that is less."""
+        damaged = sum(max(min(each.end, end) - max(each.first, first), 0) for each in examined.findings)
+        # Where bytes are lost, the rest being sound proves nothing.
+        is_seen = known.cause in (Cause.CHECKSUM, Cause.HEADER) or examined.next_offset >= end
+        if damaged < end - first and is_seen:
+            self.damage.heal(first, end)
+            self.forget_cursors()
+            for finding in examined.findings:
+                self._note_damage(segment, finding)
 
-    def note_damage(self, segment: Segment, finding: Finding) -> None:
-        """Registers what a reader or a scrub found in a segment."""
-        segment.bad[finding.position] = finding.resumed
+    def note_broken(self, error: BrokenSegment) -> Promise[None]:
+        """Has damage that a walk met examined and registered."""
+        return begin(self._note_broken(error))
+
+    async def _note_broken(self, error: BrokenSegment) -> None:
+        segment = next((each for each in self.segments if each.path == error.path), None)
+        if segment is None:  # it was removed meanwhile
+            return
+
+        def look(extent: Extent) -> Examined:
+            before = extent.entry_before(position=error.position - 1)  # the batch before may be to blame
+            return extent.examine(*before, lambda step: step.is_sure and step.position > error.position)
+
+        examined = await self._examine(segment, look)
+        if examined is not None and not examined.findings:  # then it is the index that is wrong
+            await self._survey(segment)
+
+    async def _examine(self, segment: Segment, look: Callable[[Extent], Examined]) -> Examined | None:
+        """Has a thread look at a segment, and registers what it found; None where the segment is gone by then."""
+        if not segment.is_ready:
+            await self._survey(segment)
+        extent = segment.extent(self._limit(segment), self._offset_behind(segment))
+        examined = await _in_thread(look, extent)
+        if segment not in self.segments or segment.size < extent.limit:
+            return None
+        known = {at for at in segment.bad if examined.start <= at < examined.end}
+        for at in known:
+            del segment.bad[at]
+        for finding in examined.findings:
+            self._note_damage(segment, finding)
+        fresh = [each.resumed for each in examined.findings if each.position not in known]
+        if any(segment.is_sparse_behind(position) for position in fresh):
+            await self._survey(segment)
+        return examined
+
+    def _note_damage(self, segment: Segment, finding: Finding) -> None:
         where = f"{segment.path} at position {finding.position}"
-        self.damage.add(finding.first, finding.end, finding.cause, where)
+        if finding.first >= self._offset_behind(segment):
+            logger.warning("%s: bytes behind the last batch are ignored: %s", self.name, where)
+            segment.cut(finding.position)
+        elif self.start < finding.end:
+            self.damage.add(max(finding.first, self.start), finding.end, finding.cause, where)
+        if self.start >= finding.end or self.damage.at(finding.end - 1) is not None:
+            # Else the registry is full: readers that come there are refused one by one.
+            segment.bad[finding.position] = finding.resumed
         self.forget_cursors()
 
-    def _read_again(self, offset: int, bytes_max: int, error: CorruptBatch | OSError) -> Promise[Slice]:
-        """After a read met damage: registers it, and answers with the sound batches before it, or the refusal."""
-        try:
-            while isinstance(error, BrokenSegment):
-                self.note_broken(error)
-                try:
-                    return Promise.of(self._slice(offset, bytes_max))
-                except BrokenSegment as another:
-                    if another.position == error.position:
-                        return Promise.failed(another)
-                    error = another
-        except (CorruptBatch, OSError) as another:
-            error = another
-        if isinstance(error, FileNotFoundError):  # it was removed while the broker runs
-            segment = self.segments[max(self._segment_index(offset), 0)]
-            behind = self._offset_behind(segment)
-            error = DamagedOffset(self.name, self.damage.add(segment.base_offset, behind, Cause.MISSING, segment.path))
-        return Promise.failed(error if isinstance(error, CorruptBatch) else self._unreadable(offset, error))
-
-    def note_broken(self, error: BrokenSegment) -> None:
-        """Registers damage that a walk met."""
-        segment = next(each for each in self.segments if each.path == error.path)
-        before = segment.entry_before(position=error.position - 1)  # the batch before may be to blame
-        self._examine(segment, *before, lambda step: step.is_sure and step.position > error.position)
+    async def _survey(self, segment: Segment) -> None:
+        """Has a thread make the index of a segment again."""
+        found = await _in_thread(segment.survey, segment.size)
+        if segment in self.segments and found.size <= segment.size:
+            segment.take_survey(found)
 
     def _unreadable(self, offset: int, error: OSError) -> RequestError:
+        """What a reader is told of an error of the file system."""
+        if self.closed:
+            return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted")
+        if isinstance(error, FileNotFoundError):  # it was removed while the broker runs
+            for segment in self.segments:
+                if error.filename in (segment.path, segment.index.path):
+                    first, behind = max(segment.base_offset, self.start), self._offset_behind(segment)
+                    return DamagedOffset(self.name, self.damage.add(first, behind, Cause.MISSING, segment.path))
         refusals.error("%s cannot be read at offset %d: %s", self.name, offset, error)
         return RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.name} cannot be read at offset {offset}: {error}")
 
@@ -168,18 +278,20 @@ class ReadableLog:
     def _segment_index(self, offset: int) -> int:
         return bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1
 
-    def _find(self, offset: int) -> tuple[Segment, int] | None:
-        """The segment and position of the first readable batch that reaches `offset`."""
+    def _find(self, offset: int) -> tuple[Segment, int, int] | None:
+        """The segment and position of the first readable batch that reaches `offset`, and its lowest base offset."""
         if self._cursors is not None:
             place = self._cursors.get(offset)
             if place is not None and place[1] < self._limit(place[0]):
-                return place
+                return place[0], place[1], offset  # the batch before ends there
         at = max(self._segment_index(offset), 0)
         while at < len(self.segments):
             segment = self.segments[at]
+            if not segment.is_ready:
+                raise Unindexed(segment)
             found = segment.locate(offset, self._limit(segment))
             if found is not None:
-                return segment, found[0]
+                return segment, found[0], found[1].base_offset
             at += 1
         return None
 
@@ -200,6 +312,8 @@ class ReadableLog:
     async def _find_time(self, timestamp: int) -> TimedOffset | None:
         aside = Aside()
         for segment in list(self.segments):
+            if not segment.is_ready:
+                await self._survey(segment)
             limit = self._limit(segment)
             if limit == 0 or segment.max_timestamp < timestamp:
                 continue
@@ -207,6 +321,8 @@ class ReadableLog:
             for position, header in segment.walk_from_time(timestamp, limit):
                 if header.max_timestamp < timestamp or header.last_offset < self.start:
                     continue
+                if position == 0 and self.damage.ranges:
+                    self.damage.check(segment.base_offset - 1)  # what is lost there may be what is looked for
                 batch = self._batch(segment, file, position, header)
                 found = await aside.run(codec.find_time, batch, timestamp, self.start, check_crc=False)
                 if found is not None:
@@ -224,6 +340,8 @@ class ReadableLog:
 
     async def _newest_time(self, segment: Segment) -> int:
         """The largest timestamp of what can be read of a segment, neither trimmed nor unsynced."""
+        if not segment.is_ready:
+            await self._survey(segment)
         limit = self._limit(segment)
         if limit == segment.size and segment.base_offset >= self.start:
             return segment.max_timestamp
@@ -240,7 +358,7 @@ class ReadableLog:
     def _batch(self, segment: Segment, file: OpenFile, position: int, header: BatchHeader) -> bytes:
         """The bytes of a batch; raises where they are damaged."""
         data = os.pread(file.fd, header.size, position)
-        if sound_bytes(data, segment.base_offset, self._offset_behind(segment)) != header.size:
+        if sound_bytes(data, header.base_offset, self._offset_behind(segment), -1) != header.size:
             raise BrokenSegment(segment.path, position)
         return data
 
@@ -249,7 +367,17 @@ class ReadableLog:
         try:
             return await look
         except BrokenSegment as error:
-            self.note_broken(error)
+            await self._note_broken(error)
             raise
         except OSError as error:
-            raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.name} cannot be read: {error}") from error
+            raise self._unreadable(self.start, error) from error
+
+
+async def _in_thread(work: Callable[[A], T], argument: A) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_thread(), work, argument)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One for all logs: of many damaged ones each waits for its turn, and the machine has cores for other work."""
+    return ThreadPoolExecutor(1, "millstream-examine")

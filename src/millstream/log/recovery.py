@@ -6,6 +6,8 @@
 | bytes behind the checkpoint | walked batch by batch with checksums, written again in place, synced, checkpointed |
 | a torn or damaged batch among them | the segment is cut there; what was cut is set aside unless it is only zeros |
 | segments behind a cut, or behind a segment that lost its last batches | set aside: below them is a hole |
+| a segment below the checkpoint, missing or too short | a hole, registered as damage: reads inside it are refused |
+| the checkpoint's own segment, missing or too short | the same; lost offsets stay lost, appends get a new segment |
 | segments below the checkpoint's start | removed: their removal was under way |
 | no checkpoint, or a damaged one | the whole log is walked; a damaged one is set aside |
 | temporary files of our own (`.new`, `.cleaned`) | removed: they are written again from what they were made of |
@@ -22,13 +24,15 @@ from __future__ import annotations
 import logging
 import os
 import re
+from bisect import bisect_left
 
 from millstream.log import checkpoint as checkpoints
 from millstream.log.checkpoint import Checkpoint
+from millstream.log.damage import Cause
 from millstream.log.disk import Disk
-from millstream.log.log import Log
+from millstream.log.log import Log, Lost
 from millstream.log.producers import Producers
-from millstream.log.segment import Segment
+from millstream.log.segment import BrokenSegment, Segment, file_name
 from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, is_sound, read_header
 
 logger = logging.getLogger(__name__)
@@ -46,6 +50,7 @@ class Recovery:
         self._disk = disk
         self._set_aside = set_aside
         self._scanned: list[Segment] = []
+        self._is_end_lost = False
         self.scanned_bytes = 0
         self.cut_bytes = 0
 
@@ -58,37 +63,102 @@ class Recovery:
         bases = self._list_segments()
         self._drop_below(point.start, bases)
         producers = Producers.from_state(point.producers)
-        next_offset = point.next_offset
+        if known is None:
+            end = self._take_tail(bases, None, 0, producers)
+        else:
+            for base in bases[: bisect_left(bases, point.segment)]:
+                log.segments.append(self._segment(base))
+            end = self._take_tail(bases[len(log.segments) :], known, known.next_offset, producers)
+            self._find_holes(known, end)
+        begin = min([segment.base_offset for segment in log.segments[:1]] + list(log.lost), default=end)
+        has_begun = self._begin_behind_hole(end)
+        log.restore(min(max(point.start, begin), end), end, producers)
+        log.checkpointed_to = point.segment if known is not None else -1
+        if self.scanned_bytes or known is None or has_begun or log.start < point.start:
+            self._settle()
+
+    def _segment(self, base: int) -> Segment:
+        size = os.stat(os.path.join(self._log.directory, file_name(base))).st_size
+        return Segment(self._disk, self._log.directory, base, size)
+
+    def _take_tail(self, bases: list[int], known: Checkpoint | None, next_offset: int, producers: Producers) -> int:
+        """Takes in the segment that the checkpoint names and those behind it; answers with the end of the log."""
+        log = self._log
+        is_torn = known is not None and not (bases and bases[0] == known.segment)
         for at, base in enumerate(bases):
-            size = os.stat(os.path.join(log.directory, f"{base:020d}.log")).st_size
-            segment = Segment(self._disk, log.directory, base, size)
-            if known is not None and base < point.segment:
-                log.segments.append(segment)
-                continue
-            position = point.position if base == point.segment and known is not None else 0
-            if position > size:
-                logger.error("%s is shorter than its checkpoint says; walking all of it", segment.path)
-                position, next_offset = 0, base
-            if base != point.segment or known is None:
+            segment = self._segment(base)
+            if known is not None and base == known.segment:
+                position = known.position
+                if position > segment.size:
+                    is_torn = True
+                    log.segments.append(segment)
+                    continue
+            else:
                 if log.segments and base < next_offset:
                     self._put_aside(segment.path, "it overlaps the segment before it")
                     continue
-                if log.segments and base > next_offset and known is not None:
+                if log.segments and base > next_offset and known is not None and not is_torn:
                     # Behind a checkpoint nothing was compacted, so these offsets are lost; without one nobody can tell.
                     self._put_behind_aside(bases[at:])
                     break
-                next_offset = base
+                position, next_offset, is_torn = 0, base, False
             log.segments.append(segment)
-            sound, next_offset = self._walk(segment, position, next_offset, producers)
-            if not sound:
+            is_sound, next_offset = self._walk(segment, position, next_offset, producers)
+            if not is_sound:
                 self._put_behind_aside(bases[at + 1 :])
                 break
-        end = max(next_offset, log.segments[-1].base_offset) if log.segments else next_offset
-        start = max(point.start, log.segments[0].base_offset if log.segments else end)
-        log.restore(min(start, end), end, producers)
-        log.checkpointed_to = point.segment if known is not None else -1
-        if self.scanned_bytes or known is None or log.start < point.start:
-            self._settle()
+        return max(next_offset, log.segments[-1].base_offset) if log.segments else next_offset
+
+    # -- holes -------------------------------------------------------------------------------------------------------
+
+    def _find_holes(self, point: Checkpoint, end: int) -> None:
+        """Compares the segments with what the checkpoint says of them."""
+        log = self._log
+        found = {segment.base_offset: segment for segment in log.segments}
+        expected = {closed[0]: closed[1] for closed in point.closed or ()}
+        # A segment that was empty then may have got batches since, if others follow.
+        expected[point.segment] = point.position if point.segment in found else max(point.position, 1)
+        bounds = sorted({*found, *expected, end})
+        for base, size in expected.items():
+            segment = found.get(base)
+            if size <= (segment.size if segment is not None else 0) or base >= end:
+                continue
+            behind = bounds[bounds.index(base) + 1]
+            self._is_end_lost = self._is_end_lost or behind == end
+            first = max(base if segment is None else self._cut_short(segment), point.start)
+            if first >= behind:  # trimmed
+                continue
+            log.lost[base] = Lost(size, behind)
+            path = os.path.join(log.directory, file_name(base))
+            cause = Cause.MISSING if segment is None else Cause.TRUNCATED
+            log.damage.add(first, behind, cause, path if segment is None else f"{path}, which had {size} bytes")
+
+    def _cut_short(self, segment: Segment) -> int:
+        """Leaves a segment that lost its end with its whole batches; answers with the offset behind them."""
+        position, next_offset = 0, segment.base_offset
+        try:
+            for at, header in segment.walk(0, segment.size):
+                if at + header.size > segment.size:
+                    break
+                position, next_offset = at + header.size, header.next_offset
+        except BrokenSegment:  # the batches between this and the cut are lost with the rest
+            logger.warning("%s is damaged before the place where it was cut off", segment.path)
+        segment.cut(position)  # of the books: the file stays as it is
+        return next_offset
+
+    def _begin_behind_hole(self, end: int) -> bool:
+        """A segment for appends, where offsets up to the end are lost: they are not given out again, and a segment that
+        was cut short may end with a part of a batch.
+        """
+        log = self._log
+        if not self._is_end_lost or (log.segments and log.segments[-1].base_offset == end):
+            return False
+        segment = Segment(self._disk, log.directory, end, 0)
+        segment.create()
+        log.segments.append(segment)
+        return True
+
+    # -- the tail ----------------------------------------------------------------------------------------------------
 
     def _drop_below(self, start: int, bases: list[int]) -> None:
         while len(bases) > 1 and bases[1] <= start:
@@ -96,7 +166,7 @@ class Recovery:
 
     def _put_behind_aside(self, bases: list[int]) -> None:
         for base in bases:
-            self._put_aside(os.path.join(self._log.directory, f"{base:020d}.log"), "there is a hole below it")
+            self._put_aside(os.path.join(self._log.directory, file_name(base)), "there is a hole below it")
 
     def _walk(self, segment: Segment, position: int, next_offset: int, producers: Producers) -> tuple[bool, int]:
         """Takes in the sound batches from a position on and cuts what follows them; whether nothing had to be cut."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from millstream.log.checked import Checked
 from millstream.log.disk import Disk
-from millstream.log.index import NO_TIME, Entry, Index
+from millstream.log.index import NO_TIME, Entry, Index, pack
 from millstream.log.slice import OpenFile
+from millstream.log.soundness import Extent
 from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, is_sound, read_header
 from millstream.records.run import BatchRun, split
 
@@ -28,6 +29,12 @@ logger = logging.getLogger(__name__)
 
 RELATIVE_OFFSET_MAX = 0x7FFF_FFFF
 _CHUNK_BYTES = 16 * 1024
+_INTERVAL_BYTES = 4096
+"""Between the entries of an index that is rebuilt."""
+REBUILD_BYTES_MAX = 4 << 20
+"""Of a segment whose index a reader rebuilds on the event loop; that of a larger one is a thread's work."""
+SPARSE_BYTES = 1 << 20
+"""Between two entries of an index: more, and a look-up takes long on the event loop."""
 
 
 def file_name(base_offset: int) -> str:
@@ -82,11 +89,15 @@ class Segment:
     def append(
         self, batch: memoryview | bytes | bytearray, header: BatchHeader, base_offset: int, interval: int
     ) -> None:
+        if self._max_timestamp is None:
+            self._find_max_timestamp()  # before the write: bytes that are written and not noted would shift all others
         file = self._file
         self._disk.append(file if file is not None else self.file, batch)
         self.note(header.max_timestamp, base_offset, len(batch), interval)
 
     def append_run(self, run: BatchRun, base_offset: int, interval: int) -> None:
+        if self._max_timestamp is None:
+            self._find_max_timestamp()
         if len(run.data) < interval:
             self._disk.append(self.file, run.data)
             self.note(run.max_timestamp, base_offset, len(run.data), interval)
@@ -103,7 +114,7 @@ class Segment:
         """Takes what lies at the end of the file, one batch or several, into the index and the books."""
         newest = self._max_timestamp
         if newest is None:
-            newest = self.max_timestamp
+            newest = self._find_max_timestamp()
         position = self.size
         if position - self._indexed_to >= interval:
             self.index.add(base_offset - self.base_offset, position, newest)
@@ -115,9 +126,11 @@ class Segment:
     @property
     def max_timestamp(self) -> int:
         """The largest timestamp in the segment; after a restart found from the last index entry on."""
-        if self._max_timestamp is None:
-            self._max_timestamp = self.newest_time(self.base_offset, self.size)
-        return self._max_timestamp
+        return self._max_timestamp if self._max_timestamp is not None else self._find_max_timestamp()
+
+    def _find_max_timestamp(self) -> int:
+        self._max_timestamp = newest = self.newest_time(self.base_offset, self.size)
+        return newest
 
     def newest_ms(self, now_ms: int) -> int:
         """How old it is: by its largest timestamp, or by the file's where no record says when it was made, or one says
@@ -139,13 +152,14 @@ class Segment:
         return self._seen_ms
 
     def newest_time(self, offset: int, limit: int) -> int:
-        """The largest timestamp among the batches from an offset on and below a position."""
-        if offset > self.base_offset:
-            found = self.locate(offset, limit)
-            start, newest = (found[0] if found is not None else limit), NO_TIME
-        else:
-            _, start, newest = self._indexed(self.index.by_position, limit - 1)
+        """The largest timestamp among the batches from an offset on and below a position; never fails for damage."""
+        newest = NO_TIME
         try:
+            if offset > self.base_offset:
+                found = self.locate(offset, limit)
+                start = found[0] if found is not None else limit
+            else:
+                _, start, newest = self._indexed(self.index.by_position, limit - 1)
             for _, header in self.walk(start, limit):
                 newest = max(newest, header.max_timestamp)
         except BrokenSegment:  # damage may hide newer records, but none that are newer than the file
@@ -165,6 +179,13 @@ class Segment:
             return self._modified_ms()
         return NO_TIME
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether look-ups find an index, or one that is rebuilt soon enough; else it is to be surveyed first."""
+        if not self._is_indexed and self.size:
+            self._is_indexed = self.index.load(self.size)
+        return self._is_indexed or self.size <= REBUILD_BYTES_MAX
+
     def load_index(self) -> None:
         """Has the index ready for lookups, rebuilt if the file is missing or does not fit."""
         if self._is_indexed or self.size == 0:
@@ -172,7 +193,7 @@ class Segment:
         if self.index.load(self.size):
             self._is_indexed = True
         else:
-            self.rebuild_index(4096)
+            self.rebuild_index()
 
     def trust_index(self, position: int) -> None:
         """Takes over the entries below a position, and forgets the others: what recovery begins with."""
@@ -183,15 +204,24 @@ class Segment:
         """What a lookup in the index answers, once a look at the segment has shown that it is true."""
         self.load_index()
         entry = lookup(value)
-        if entry[1] and not self._has_batch(*entry[:2]):
-            if entry[1] in self.bad:
-                return entry
-            if not self._is_misplaced(entry[1]):
-                raise BrokenSegment(self.path, entry[1])
-            logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
-            self.rebuild_index(4096)
-            entry = lookup(value)
-        return entry
+        if not entry[1] or self._has_batch(*entry[:2]):
+            return entry
+        resumed = self._resumed(entry[1])
+        if resumed is not None:
+            return entry[0], resumed, entry[2]
+        if not self._is_misplaced(entry[1]):
+            raise BrokenSegment(self.path, entry[1])
+        logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
+        if self.size > REBUILD_BYTES_MAX:
+            self._is_indexed = False
+            self.index.clear()
+            raise BrokenSegment(self.path, entry[1])
+        self.rebuild_index()
+        return lookup(value)
+
+    def _resumed(self, position: int) -> int | None:
+        """Where reading goes on behind a position, if that lies in a place that is known to be damaged."""
+        return next((resumed for at, resumed in self.bad.items() if at <= position < resumed), None)
 
     def _has_batch(self, relative: int, position: int) -> bool:
         if position + HEADER_BYTES > self.size:
@@ -203,9 +233,21 @@ class Segment:
         return header.magic == 2 and header.base_offset == self.base_offset + relative
 
     def _is_misplaced(self, position: int) -> bool:
-        """Whether the batches show that the index is wrong about a position, and not the segment damaged there."""
-        next_offset = self.base_offset
-        for at, header in self.walk(0, self.size):
+        """Whether the batches show that the index is wrong about a position, and not the segment damaged there.
+
+        Looks at what lies between the last entry that is true and the first behind it that is not: a few kilobytes.
+        """
+        true, false = -1, self.index.number_at(position) - 1
+        while false - true > 1:
+            middle = (true + false) // 2
+            relative, at, _ = self.index.entry(middle)
+            if self._has_batch(relative, at) or self._resumed(at) is not None:
+                true = middle
+            else:
+                false = middle
+        relative, start, _ = self.index.entry(true) if true >= 0 else (0, 0, NO_TIME)
+        next_offset, position = self.base_offset + relative, self.index.entry(false)[1]
+        for at, header in self.walk(start, self.size):
             if at == position:
                 return header.base_offset == next_offset
             if at + header.size > position:
@@ -213,32 +255,47 @@ class Segment:
             next_offset = header.next_offset
         return True
 
+    def extent(self, limit: int, behind: int) -> Extent:
+        """What an examination of the segment reads."""
+        self.load_index()
+        return Extent(self.file, self.base_offset, self.index.to_bytes(), limit, behind)
+
     def entry_before(self, offset: int | None = None, position: int = 0) -> tuple[int, int]:
         """Offset and position of an indexed batch at or before an offset, or a position, that is seen to be there."""
-        self.load_index()
-        index = self.index
-        field, value = (1, position) if offset is None else (0, offset - self.base_offset)
-        at = bisect_right(range(index.count), value, key=lambda each: index.entry(each)[field])
-        for each in range(at - 1, -1, -1):
-            entry = index.entry(each)
-            if entry[field] <= value and self._has_batch(*entry[:2]):
-                return self.base_offset + entry[0], entry[1]
-        return self.base_offset, 0
+        return self.extent(self.size, 0).entry_before(offset, position)
 
-    def rebuild_index(self, interval: int) -> None:
-        self.index.clear()
-        newest, indexed_to = NO_TIME, 0
+    def rebuild_index(self) -> None:
+        self.take_survey(self.survey(self.size))
+
+    def survey(self, size: int) -> Survey:
+        """Looks at every batch below a position. A large segment takes seconds: then it is a thread's work."""
+        entries, newest, indexed_to, behind = bytearray(), NO_TIME, 0, 0
         try:
-            for position, header in self.walk(0, self.size):
-                if position - indexed_to >= interval:
-                    self.index.add(header.base_offset - self.base_offset, position, newest)
+            for position, header in self.walk(0, size):
+                if position != behind:  # the damaged records are not newer than those behind them, as far as one knows
+                    newest = max(newest, header.max_timestamp)
+                if position - indexed_to >= _INTERVAL_BYTES:
+                    entries += pack(header.base_offset - self.base_offset, position, newest)
                     indexed_to = position
                 newest = max(newest, header.max_timestamp)
-        except BrokenSegment:  # a reader that comes there reports it; what lies behind has no index
+                behind = position + header.size
+        except BrokenSegment:  # a reader that comes there reports it; what lies behind has no index until then
             newest = max(newest, self._modified_ms())
-        self._indexed_to = indexed_to
-        self._max_timestamp = newest
+        return Survey(bytes(entries), size, newest)
+
+    def take_survey(self, found: Survey) -> None:
+        """Takes over the index that a survey made; what was appended meanwhile has its entries."""
+        self.index.replace(found.entries, found.size)
         self._is_indexed = True
+        self.resume_index()
+        if self._max_timestamp is None:
+            self._max_timestamp = found.newest if found.size == self.size else None
+
+    def is_sparse_behind(self, position: int) -> bool:
+        """Whether look-ups behind a position have a long way from there."""
+        at = self.index.number_at(position)
+        following = self.index.entry(at)[1] if at < self.index.count else self.size
+        return following - position > SPARSE_BYTES
 
     def cut(self, position: int) -> None:
         """Forgets the batches from a position on, which the file no longer holds."""
@@ -307,6 +364,16 @@ class Segment:
         return end, next_offset
 
 
+class Survey(NamedTuple):
+    """What a look at every batch of a segment found."""
+
+    entries: bytes
+    """Of an index, as `index.py` has them."""
+    size: int
+    """How far it looked."""
+    newest: int
+
+
 class BrokenSegment(CorruptBatch):
     """Bytes where a batch header should be are not one. Costs the read that came upon them."""
 
@@ -314,3 +381,11 @@ class BrokenSegment(CorruptBatch):
         super().__init__(f"{path} holds no batch at position {position}")
         self.path = path
         self.position = position
+
+
+class Unindexed(Exception):
+    """A segment has no index, and is too large to make one on the event loop."""
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(f"{segment.path} has no index")
+        self.segment = segment

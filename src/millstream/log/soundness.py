@@ -3,24 +3,34 @@
 A batch is sound if its header makes sense, its checksum matches, and its offsets follow those of the batch before. The
 checksum does not cover the base offset (the broker patches it), so the order of offsets is checked as well.
 
-Damage ends where the next sound batch is known to begin: right behind a batch whose length is still true, else at the
-next batch that the index knows, else at the end of the segment. Nothing is searched for byte by byte: a record may hold
-bytes that look like a batch.
+Damage ends where the next sound batch is known to begin:
+
+1. right behind a batch whose length is still true: another sound batch, or the end, follows there;
+2. else at the next batch that the index knows;
+3. else, or where the index has nothing nearby, at the next bytes that are a sound batch with the right offsets, and are
+   followed by another one or by the end. A record may hold bytes that look like a batch, so one alone proves nothing;
+4. else at the end of the segment.
+
+An examination reads every byte on its way and may take seconds. It is a thread's work: an `Extent` holds what it needs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from millstream.log.damage import Cause
+from millstream.log.index import ENTRY_BYTES, Entry, entry_at
+from millstream.log.inspection import next_batch
+from millstream.log.slice import OpenFile
 from millstream.records.batch import CRC_START, HEADER_BYTES, PREFIX_BYTES, BatchHeader, Buffer, is_sound, read_header
 
-if TYPE_CHECKING:
-    from millstream.log.segment import Segment
+NEARBY_BYTES = 1 << 20
+"""How far behind damage the index is asked before the bytes in between are searched."""
 
 
 class Finding(NamedTuple):
@@ -46,8 +56,22 @@ class Step(NamedTuple):
     """False for a batch behind a gap: the next one tells whether its base offset is true."""
 
 
-def sound_batches(data: Buffer, first: int, behind: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches at the front that are sound, whose offsets rise and reach from `first` to below `behind`."""
+class Examined(NamedTuple):
+    """What an examination found."""
+
+    start: int
+    """The position where it began."""
+    end: int
+    """The position where it had seen enough."""
+    next_offset: int
+    findings: list[Finding]
+
+
+def sound_batches(data: Buffer, first: int, behind: int, asked: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches at the front that are sound, whose offsets rise and reach from `first` to below `behind`.
+
+    The first one reaches the offset that was asked for, or lies behind it: one that lies before it was renumbered.
+    """
     view, position = memoryview(data), 0
     size = len(view)
     while size - position >= HEADER_BYTES:
@@ -58,6 +82,7 @@ def sound_batches(data: Buffer, first: int, behind: int) -> Iterator[tuple[Batch
             header.magic != 2
             or not position + HEADER_BYTES <= end <= size
             or not first <= header.base_offset < next_offset <= behind
+            or next_offset <= asked
             or crc32c(view[position + CRC_START : end]) != header.crc
         ):
             return
@@ -65,69 +90,129 @@ def sound_batches(data: Buffer, first: int, behind: int) -> Iterator[tuple[Batch
         position, first = end, next_offset
 
 
-def sound_bytes(data: Buffer, first: int, behind: int) -> int:
+def sound_bytes(data: Buffer, first: int, behind: int, asked: int) -> int:
     """How many bytes those batches take."""
-    return sum(len(batch) for _, batch in sound_batches(data, first, behind))
+    return sum(len(batch) for _, batch in sound_batches(data, first, behind, asked))
 
 
-def examine(segment: Segment, position: int, limit: int, expected: int, behind: int) -> Iterator[Step]:
-    """Every batch of a segment from the position of one on and below `limit`, with what is damaged.
+class Extent:
+    """The part of a segment that an examination reads: everything below `limit`, which holds offsets below `behind`."""
 
-    `expected` is the lowest offset that the first one may have, `behind` the offset after all that the segment holds.
-    Reads every byte: a long way is a thread's work, and the caller ends it where it has seen enough.
-    """
-    gap: tuple[int, int] | None = None
-    while position < limit:
-        header = _sound_at(segment, position, limit, expected, behind)
-        if header is not None:
-            gap = (position, expected) if header.base_offset > expected else None
-            position, expected = position + header.size, header.next_offset
-            yield Step(position, expected, is_sure=gap is None)
-            continue
-        if gap is not None and (header := _sound_at(segment, position, limit, gap[1] + 1, behind)) is not None:
-            # The base offset of the batch before is damaged: it leaves a gap, and overlaps with this batch.
-            finding = Finding(gap[1], header.base_offset, Cause.HEADER, gap[0], position)
-        else:
-            finding = _damaged(segment, position, limit, expected, behind)
-        gap, position, expected = None, finding.resumed, finding.end
-        yield Step(position, expected, finding)
+    __slots__ = ("_count", "_entries", "base_offset", "behind", "file", "limit")
 
+    def __init__(self, file: OpenFile, base_offset: int, entries: bytes, limit: int, behind: int) -> None:
+        """Takes the bytes of the index: the index itself changes while a thread reads."""
+        self.file = file
+        self.base_offset = base_offset
+        self.limit = limit
+        self.behind = behind
+        self._entries = entries
+        self._count = len(entries) // ENTRY_BYTES
 
-def _damaged(segment: Segment, position: int, limit: int, expected: int, behind: int) -> Finding:
-    cause, resumed = _resume(segment, position, limit, expected, behind)
-    header = _sound_at(segment, resumed, limit, expected + 1, behind) if resumed < limit else None
-    end = header.base_offset if header is not None else behind
-    return Finding(expected, max(end, expected + 1), cause, position, resumed)
+    def _entry(self, at: int) -> Entry:
+        return entry_at(self._entries, at)
 
+    def _number_before(self, field: int, value: int) -> int:
+        return bisect_right(range(self._count), value, key=lambda at: self._entry(at)[field])
 
-def _resume(segment: Segment, position: int, limit: int, expected: int, behind: int) -> tuple[Cause, int]:
-    """What is wrong with the batch at a position, and the position of the next sound one; `limit` if there is none."""
-    data = os.pread(segment.file.fd, HEADER_BYTES, position)
-    if len(data) < HEADER_BYTES and position < limit:
-        return Cause.TRUNCATED, limit
-    header = read_header(data)
-    next_position = position + header.size
-    if (
-        header.magic == 2
-        and position + HEADER_BYTES <= next_position <= limit
-        and (next_position == limit or _sound_at(segment, next_position, limit, expected + 1, behind) is not None)
-    ):
-        return Cause.CHECKSUM, next_position
-    for _, next_position, _ in segment.index.behind(position):
-        if next_position < limit and _sound_at(segment, next_position, limit, expected + 1, behind) is not None:
-            return Cause.HEADER, next_position
-    return Cause.HEADER, limit
+    def entry_before(self, offset: int | None = None, position: int = 0) -> tuple[int, int]:
+        """Offset and position of an indexed batch at or before an offset, or a position, that is seen to be there."""
+        field, value = (1, position) if offset is None else (0, offset - self.base_offset)
+        for at in range(self._number_before(field, value) - 1, -1, -1):
+            relative, found, _ = self._entry(at)
+            if self._has_batch(relative, found):
+                return self.base_offset + relative, found
+        return self.base_offset, 0
 
+    def _has_batch(self, relative: int, position: int) -> bool:
+        data = os.pread(self.file.fd, HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            return False
+        header = read_header(data)
+        return header.magic == 2 and header.base_offset == self.base_offset + relative
 
-def _sound_at(segment: Segment, position: int, limit: int, first: int, behind: int) -> BatchHeader | None:
-    """The header of the batch at a position, if it is sound."""
-    fd = segment.file.fd
-    data = os.pread(fd, HEADER_BYTES, position)
-    if len(data) < HEADER_BYTES:
+    def examine(self, expected: int, position: int, is_enough: Callable[[Step], bool]) -> Examined:
+        """Looks at every batch from the position of one on, which has the expected offset or a later one."""
+        start, findings = position, []
+        for step in self._steps(expected, position):
+            position, expected = step.position, step.next_offset
+            if step.finding is not None:
+                findings.append(step.finding)
+            if is_enough(step):
+                break
+        return Examined(start, position, expected, findings)
+
+    def _steps(self, expected: int, position: int) -> Iterator[Step]:
+        gap: tuple[int, int] | None = None
+        while position < self.limit:
+            header = self._sound_at(position, expected)
+            if header is not None:
+                gap = (position, expected) if header.base_offset > expected else None
+                position, expected = position + header.size, header.next_offset
+                yield Step(position, expected, is_sure=gap is None)
+                continue
+            if gap is not None and (header := self._sound_at(position, gap[1] + 1)) is not None:
+                # The base offset of the batch before is damaged: it leaves a gap, and overlaps with this batch.
+                finding = Finding(gap[1], header.base_offset, Cause.HEADER, gap[0], position)
+            else:
+                finding = self._damaged(position, expected)
+            gap, position, expected = None, finding.resumed, finding.end
+            yield Step(position, expected, finding)
+
+    def _damaged(self, position: int, expected: int) -> Finding:
+        cause, resumed = self._resume(position, expected)
+        header = self._sound_at(resumed, expected + 1) if resumed < self.limit else None
+        end = header.base_offset if header is not None else self.behind
+        return Finding(expected, max(end, expected + 1), cause, position, resumed)
+
+    def _resume(self, position: int, expected: int) -> tuple[Cause, int]:
+        """What is wrong with the batch at a position, and the position of the next sound one; `limit` if there is
+        none.
+        """
+        data = os.pread(self.file.fd, HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            return Cause.TRUNCATED, self.limit
+        header = read_header(data)
+        cause = Cause.CHECKSUM if header.magic == 2 else Cause.HEADER
+        following = position + header.size
+        if position + HEADER_BYTES <= following <= self.limit and (
+            following == self.limit or self._sound_at(following, expected + 1) is not None
+        ):
+            return cause, following
+        indexed = self._indexed_behind(position, expected)
+        if indexed is not None and indexed - position <= NEARBY_BYTES:
+            return Cause.HEADER, indexed
+        end = self.limit if indexed is None else indexed
+        found = self._search(position + 1, end, expected)
+        return Cause.HEADER, end if found is None else found
+
+    def _indexed_behind(self, position: int, expected: int) -> int | None:
+        """The next sound batch that the index knows."""
+        for at in range(self._number_before(1, position), self._count):
+            found = self._entry(at)[1]
+            if found < self.limit and self._sound_at(found, expected + 1) is not None:
+                return found
         return None
-    header = read_header(data)
-    if header.magic != 2 or not HEADER_BYTES <= header.size <= limit - position:
+
+    def _search(self, position: int, end: int, expected: int) -> int | None:
+        """The next sound batch that is followed by another one, or by the end."""
+        while (found := next_batch(self.file.fd, position, end, expected + 1, self.behind)) is not None:
+            position, header = found
+            following = position + header.size
+            if following == end or self._sound_at(following, header.next_offset) is not None:
+                return position
+            position += 1
         return None
-    if header.base_offset < first or header.next_offset > behind:
-        return None
-    return header if is_sound(memoryview(os.pread(fd, header.size, position)), header) else None
+
+    def _sound_at(self, position: int, first: int) -> BatchHeader | None:
+        """The header of the batch at a position, if it is sound."""
+        fd = self.file.fd
+        data = os.pread(fd, HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            return None
+        header = read_header(data)
+        if header.magic != 2 or not HEADER_BYTES <= header.size <= self.limit - position:
+            return None
+        if header.base_offset < first or header.next_offset > self.behind:
+            return None
+        return header if is_sound(memoryview(os.pread(fd, header.size, position)), header) else None

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from millstream.errors import StartupError
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
@@ -161,6 +162,9 @@ class MetaStore(Protocol):
 
     def start(self) -> Awaitable[None]:
         """Called once, before anything else; raises `StartupError` where the place cannot be used."""
+
+    def unreadable(self, error: Exception) -> StartupError:
+        """What to raise where a value at start makes no sense: which file or database it is, and how to restore it."""
 
     def get(self, key: str) -> Promise[Versioned | None]: ...
 

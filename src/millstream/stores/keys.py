@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from millstream.callbacks import tell
-from millstream.errors import RevisionConflict
+from millstream.errors import RevisionConflict, StartupError
 from millstream.promise import Promise
 from millstream.stores.base import Check, Operation, Put, Versioned
 
@@ -53,6 +53,9 @@ class Keys:
 
     async def start(self) -> None:
         return None
+
+    def unreadable(self, error: Exception) -> StartupError:
+        return StartupError(f"the metadata in memory cannot be read: {error!r}")
 
     def get(self, key: str) -> Promise[Versioned | None]:
         return Promise.of(self.values.get(key))

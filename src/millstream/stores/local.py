@@ -6,6 +6,8 @@ DIR/logs/TOPIC-ID/PARTITION/    the segments of one partition (see `log/`)
 DIR/reserve                     room that is held back for a full disk (see `log/reserve.py`)
 DIR/trash/                      logs of deleted topics, on their way out; emptied at every start
 DIR/set-aside/                  what recovery found and did not understand; never touched again
+
+Directories have the mode 0700, files 0600. What an earlier version made for others to read is closed to them at start.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from millstream.clock import Clock
 from millstream.errors import StartupError, StoreInUse
 from millstream.log.compaction import compact
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
+from millstream.log.disk import DIRECTORY_MODE, FILE_MODE, Disk, restrict, restrict_tree
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
+from millstream.log.segment import BrokenSegment
 from millstream.logs import Damped
 from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
 
+OWN_DIRECTORIES = ("logs", "trash", "set-aside")
+OWN_FILES = ("lock", "meta.db", "meta.db-wal", "meta.db-shm", "reserve")
 TOPIC_LETTERS_MAX = 246
 ASIDE_LETTERS_MAX = 230
 """File systems have room for 255 bytes in a name."""
@@ -42,7 +47,7 @@ class DirectoryLock:
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "lock")
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):  # a full disk: the lock is held, and the number is only shown
@@ -84,6 +89,7 @@ class LocalLogStore:
         try:
             self._disk.make_directory(self.directory)
             self._lock = DirectoryLock(self.directory)
+            self._close_to_others()
             self._disk.make_room_if_full()
             self._disk.make_directory(self._path("logs"))
             # A process that was killed may have made them and not come to this.
@@ -91,10 +97,19 @@ class LocalLogStore:
             with contextlib.suppress(PermissionError):  # not ours to read: then this process has made nothing in it
                 self._disk.sync_directory(os.path.dirname(self.directory))
         except OSError as error:
-            self._unlock()
+            self.unlock()
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
         if os.path.isdir(self._path("trash")):
             self._disk.remove_tree(self._path("trash"))
+
+    def _close_to_others(self) -> None:
+        """What an earlier version made for others to read. The directory may be the user's, with files of theirs."""
+        for name in OWN_DIRECTORIES:
+            restrict_tree(self._path(name))
+        for name in OWN_FILES:
+            restrict(self._path(name), FILE_MODE)
+        if set(os.listdir(self.directory)) <= {*OWN_DIRECTORIES, *OWN_FILES}:
+            restrict(self.directory, DIRECTORY_MODE)
 
     def _path(self, *parts: str) -> str:
         return os.path.join(self.directory, *parts)
@@ -188,9 +203,12 @@ class LocalLogStore:
     async def _housekeep(self, log: Log) -> None:
         if log.failure is not None or log.closed:
             return
-        expire(log)
-        if log.config.compact:
-            await compact(log, self._disk)
+        try:
+            expire(log)
+            if log.config.compact:
+                await compact(log, self._disk)
+        except BrokenSegment as error:  # the next round knows of it
+            await log.note_broken(error)
         log.keep_checkpoint()
         log.let_go_of_idle_segments()
 
@@ -206,9 +224,9 @@ class LocalLogStore:
         for log in self._every_log():
             log.close()
         self._flusher.close()
-        self._unlock()
+        self.unlock()
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None

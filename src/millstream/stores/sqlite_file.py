@@ -2,17 +2,23 @@
 
 The file is opened by SQLite alone. Whoever closes a descriptor of its own for the same file loses, by the rules of
 POSIX, every lock that this process has on it: another process would then take the WAL for abandoned, and remove it.
+
+Its mode is 0600. SQLite gives the `-wal` and `-shm` files beside it the mode of the database. So the file is made
+before SQLite opens it: by `mknod`, which needs no descriptor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import sqlite3
+import stat
 import time
 
 from millstream.errors import StartupError
+from millstream.log.disk import FILE_MODE, restrict
 from millstream.stores import queries
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,7 @@ def open_file(path: str) -> sqlite3.Connection:
     if refusal is not None:
         raise StartupError(f"{path} cannot be opened as a store: {refusal}")
     try:
+        make_private(path)
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
     except sqlite3.Error as error:
         raise StartupError(f"{path} cannot be opened as a store: {sentence(error)}") from error
@@ -50,6 +57,14 @@ def open_file(path: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def make_private(path: str) -> None:
+    """Makes an empty file where there is none, for its owner alone; closes to others what an earlier version made."""
+    with contextlib.suppress(OSError):  # where it cannot be made, SQLite tries, and tells why it cannot either
+        os.mknod(path, stat.S_IFREG | FILE_MODE)
+    for suffix in ("", "-wal", "-shm"):
+        restrict(path + suffix, FILE_MODE)
 
 
 def _refusal(path: str) -> str | None:

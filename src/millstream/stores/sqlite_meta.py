@@ -6,8 +6,12 @@ disk yet.
 
 If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
 after a failed sync. What is on disk can still be read. A full disk is no such failure, as it is none for a log: nothing
-was written, those that asked are refused, and the next may find room. Before that, room that is held back for a full
-disk is given up (`make_room`), so that a topic can be deleted there.
+was written, those that asked are refused, and the next may find room. For a transaction that only deletes, room that is
+held back for a full disk is given up first (`make_room`), so that a topic can be deleted there. Others do not get it: a
+commit of offsets would use it up.
+
+SQLite checks the structure of the file when it is opened, and the broker decodes every value at start. If either fails,
+the broker does not start, and says how to restore the file. A commit to a damaged file could make it worse.
 """
 
 from __future__ import annotations
@@ -15,21 +19,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millstream.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.logs import Damped
 from millstream.promise import Promise
-from millstream.stores.base import Operation, Versioned
+from millstream.stores.base import Delete, Operation, Put, Versioned
 from millstream.stores.keys import Keys
+from millstream.stores.sqlite_file import error_name, make_private, sentence
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 SCHEMA_VERSION = 1
+DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
 
 
@@ -47,9 +54,20 @@ class SqliteMeta(Keys):
             self._load()
         except sqlite3.DatabaseError as error:
             self._database.close()
-            raise StartupError(f"{path} cannot be read: {error}") from error
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> StartupError:
+        logs = os.path.join(os.path.dirname(self._path), "logs")
+        return StartupError(
+            f"the metadata file {self._path} is damaged ({error}). Restore it from a backup; or move it away, and save "
+            f"what is left of it with: sqlite3 DAMAGED .recover | sqlite3 {self._path}. The records in {logs} are not "
+            "affected"
+        )
 
     def _load(self) -> None:
+        (state,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
         for key, value, revision in self._database.execute("SELECT key, value, revision FROM meta"):
             self.values[key] = Versioned(value, revision)
             self.revision = max(self.revision, revision)
@@ -58,6 +76,7 @@ class SqliteMeta(Keys):
 
     def _open(self, path: str) -> sqlite3.Connection:
         try:
+            make_private(path)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
@@ -68,7 +87,9 @@ class SqliteMeta(Keys):
                 database.executescript(_SCHEMA.read_text())
                 database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except sqlite3.DatabaseError as error:
-            raise StartupError(f"{path} cannot be opened as a metadata store: {error}") from error
+            if error_name(error).startswith(DAMAGED):
+                raise self.unreadable(error) from error
+            raise StartupError(f"{path} cannot be opened as a metadata store: {sentence(error)}") from error
         return database
 
     def transact(self, *operations: Operation) -> Promise[int]:
@@ -88,6 +109,7 @@ class SqliteMeta(Keys):
         changes: dict[str, Versioned | None] = {}
         accepted: list[tuple[Promise[int], int]] = []
         refused: list[tuple[Promise[int], RevisionConflict]] = []
+        is_deletion = False
         for operations, promise in queue:
             try:
                 changes.update(self.plan(operations, revision + 1, changes))
@@ -96,18 +118,19 @@ class SqliteMeta(Keys):
                 continue
             revision += 1
             accepted.append((promise, revision))
+            is_deletion = is_deletion or _only_deletes(operations)
         if not changes:
             self._finish(None, changes, revision, accepted, refused)
             return
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._thread, self._write, changes, revision)
+        writing = loop.run_in_executor(self._thread, self._write, changes, revision, is_deletion)
         writing.add_done_callback(lambda done: self._finish(done.exception(), changes, revision, accepted, refused))
 
-    def _write(self, changes: dict[str, Versioned | None], revision: int) -> None:
+    def _write(self, changes: dict[str, Versioned | None], revision: int, is_deletion: bool) -> None:
         try:
             self._write_once(changes, revision)
         except sqlite3.Error as error:
-            if not (_is_full(error) and self._make_room()):
+            if not (is_deletion and _is_full(error) and self._make_room()):
                 raise
             self._write_once(changes, revision)
 
@@ -167,6 +190,12 @@ class SqliteMeta(Keys):
             await last  # an empty transaction is answered after all that queued before it
         self._thread.shutdown()
         self._database.close()
+
+
+def _only_deletes(operations: Sequence[Operation]) -> bool:
+    return any(isinstance(each, Delete) for each in operations) and not any(
+        isinstance(each, Put) for each in operations
+    )
 
 
 def _is_full(error: BaseException | None) -> bool:

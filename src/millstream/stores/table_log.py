@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from millstream.log.config import LogConfig
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.log.soundness import sound_bytes
+from millstream.log.soundness import sound_batches
 from millstream.promise import Promise, promised
 from millstream.records import codec
 from millstream.records.aside import Aside
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 EXPIRE_ROWS = 500
 """How many batches retention looks at, and removes, at a time."""
+CHECK_BYTES_MAX = 256 << 10
+"""What is checked on the event loop. More is a thread's work: as many small batches would take too long."""
 DAMAGE_ROWS = 500
 """How many batches are looked at, at a time, to find a damaged one."""
 
@@ -188,8 +191,11 @@ class TableLog:
         data, next_offset = await self._store.database.read(self.id, offset, below, bytes_max)
         if not data and offset < self.start:  # trimmed meanwhile
             raise self._out_of_range(offset)
-        sound = sound_bytes(data, 0, next_offset)
+        sound = await _sound_bytes(data, next_offset, offset)
         if sound < len(data):
+            await self._refresh()  # another broker may have trimmed the batch that holds the offset
+            if offset < self.start:
+                raise self._out_of_range(offset)
             data, next_offset = data[:sound], await self._note_damage(offset, sound)
             self.damage.check(offset)
         return Slice(len(data), next_offset, data=data)
@@ -211,6 +217,12 @@ class TableLog:
         return promised(self._inspect(offset))
 
     async def _inspect(self, offset: int) -> DamagedRange | None:
+        known = self.damage.at(offset)
+        if known is not None:
+            data, next_offset = await self._store.database.read(self.id, offset, known.end, 1)
+            if not data or await _sound_bytes(data, next_offset, offset) < len(data):
+                return known
+            self.damage.heal(offset, next_offset)
         try:
             await self._read(offset, 1)
         except DamagedOffset as error:
@@ -310,3 +322,21 @@ class TableLog:
             if is_done:
                 return
             count = EXPIRE_ROWS
+
+
+async def _sound_bytes(data: bytes, behind: int, asked: int) -> int:
+    if len(data) <= CHECK_BYTES_MAX:
+        return _dense_bytes(data, behind, asked)
+    return await asyncio.to_thread(_dense_bytes, data, behind, asked)
+
+
+def _dense_bytes(data: bytes, behind: int, asked: int) -> int:
+    """How many bytes at the front of a read are sound batches without a gap, from the one that holds an offset on:
+    nothing is compacted here.
+    """
+    size, expected = 0, -1
+    for header, batch in sound_batches(data, 0, behind, asked):
+        if header.base_offset > asked if expected < 0 else header.base_offset != expected:
+            break
+        size, expected = size + len(batch), header.next_offset
+    return size

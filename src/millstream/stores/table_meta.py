@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from millstream.callbacks import tell
-from millstream.errors import Code, RequestError
+from millstream.errors import Code, RequestError, StartupError
 from millstream.logs import Damped
 from millstream.promise import Promise, promised
 from millstream.stores.base import Operation, Versioned
@@ -53,6 +53,11 @@ class TableMeta:
     async def start(self) -> None:
         await self._database.start()
         self._told = await self._database.revision()
+
+    def unreadable(self, error: Exception) -> StartupError:
+        return StartupError(
+            f"the metadata in {self._database.location} is damaged ({error!r}): restore the database from a backup"
+        )
 
     def get(self, key: str) -> Promise[Versioned | None]:
         return promised(self._database.get(key))

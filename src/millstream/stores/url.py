@@ -30,7 +30,11 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
         disk = ReservingDisk(os.path.abspath(rest))
         logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync), disk)
         logs.lock()
-        return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"), disk.make_room)
+        try:
+            return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"), disk.make_room)
+        except StartupError:
+            logs.unlock()
+            raise
     if (scheme == "sqlite" and rest) or scheme in ("postgresql", "postgres"):
         from millstream.stores.table_store import TableLogStore  # most brokers have files, and start the sooner
 

@@ -37,6 +37,7 @@ cdef enum:
     CRC_AT = 17
     ATTRIBUTES_AT = 21
     LAST_DELTA_AT = 23
+    BASE_TIMESTAMP_AT = 27
     MAX_TIMESTAMP_AT = 35
     PRODUCER_AT = 43
     COUNT_AT = 57
@@ -142,7 +143,7 @@ cdef class Part:
         if get_i64(batch + PRODUCER_AT) != -1 or self.offsets + count > INT32_MAX:
             return False
         max_timestamp = get_i64(batch + MAX_TIMESTAMP_AT)
-        if max_timestamp > self.timestamp_max:
+        if max_timestamp > self.timestamp_max or get_i64(batch + BASE_TIMESTAMP_AT) > self.timestamp_max:
             return False
         if not is_whole(batch, size):
             return False

@@ -108,7 +108,9 @@ class Part:
         attributes = header.attributes
         if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX or header.producer_id != NO_PRODUCER:
             return None
-        if self.offsets + header.count > OFFSETS_MAX or header.max_timestamp > self._timestamp_max:
+        if self.offsets + header.count > OFFSETS_MAX:
+            return None
+        if header.max_timestamp > self._timestamp_max or header.base_timestamp > self._timestamp_max:
             return None
         self.data += batch
         self.count += 1

@@ -1,0 +1,120 @@
+"""A damaged metadata file: the broker does not start, and says which file it is and how to restore it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import millstream
+import millstream.sync
+from millstream.errors import StartupError
+from tests.compat import raw
+from tests.serving import MILLSTREAM, ServedBroker
+
+PAGE_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a broker that had topics, settings, groups, and values of several pages."""
+    directory = tmp_path_factory.mktemp("stored") / "data"
+    with ServedBroker(directory) as broker:
+        for number in range(30):
+            raw.create_topic(broker.address, f"topic-{number}", 1, **{"retention.ms": "100000"})
+        producer = Producer({"bootstrap.servers": broker.address})
+        producer.produce("topic-0", b"value", partition=0)
+        assert producer.flush(20) == 0
+        for number in range(20):
+            consumer = Consumer({"bootstrap.servers": broker.address, "group.id": f"group-{number}"})
+            place = TopicPartition("topic-0", 0, 1, metadata="m" * 4000)
+            consumer.commit(offsets=[place], asynchronous=False)
+            consumer.close()
+        member = {"bootstrap.servers": broker.address, "group.id": "joined", "auto.offset.reset": "earliest"}
+        consumer = Consumer(member)
+        consumer.subscribe(["topic-0"])
+        assert consumer.poll(20) is not None
+        consumer.close()
+        with millstream.sync.connect(broker.address) as ms, ms.queue("topic-0", group="workers") as jobs:
+            next(iter(jobs)).accept()
+        broker.stop()
+    return directory
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def pages(directory: Path) -> int:
+    return (directory / "meta.db").stat().st_size // PAGE_BYTES
+
+
+def zero(directory: Path, page: int) -> None:
+    with (directory / "meta.db").open("r+b") as file:
+        file.seek(page * PAGE_BYTES)
+        file.write(bytes(PAGE_BYTES))
+
+
+async def start(directory: Path) -> str | None:
+    """The sentence with which a start is refused."""
+    try:
+        async with millstream.open(f"file:{directory}"):
+            return None
+    except StartupError as error:
+        return str(error)
+
+
+def check(sentence: str, directory: Path) -> None:
+    assert f"the metadata file {directory / 'meta.db'} is damaged" in sentence
+    assert "Restore it from a backup" in sentence and ".recover" in sentence
+    assert f"The records in {directory / 'logs'} are not affected" in sentence
+
+
+async def test_every_zeroed_page_is_told_with_the_file_and_the_remedy(stored: Path, tmp_path: Path) -> None:
+    count = pages(stored)
+    assert count > 20
+    with sqlite3.connect(stored / "meta.db") as database:
+        (free,) = database.execute("PRAGMA freelist_count").fetchone()
+    database.close()
+    refused = 0
+    for page in range(count):
+        directory = tmp_path / str(page)
+        shutil.copytree(stored, directory)
+        zero(directory, page)
+        sentence = await start(directory)
+        if sentence is not None:
+            refused += 1
+            check(sentence, directory)
+            assert names(directory / "logs") == names(stored / "logs"), "logs are where they were"
+    assert refused >= count - free, "only a page without content may go unnoticed"
+
+
+@pytest.mark.parametrize("prefix", ["topics/", "offsets/", "groups/", "queues/"])
+@pytest.mark.parametrize("value", [b"\0" * 40, b'{"id', b"[1, 2]", b"\xff"], ids=repr)
+async def test_so_is_a_value_that_makes_no_sense(stored: Path, tmp_path: Path, prefix: str, value: bytes) -> None:
+    directory = tmp_path / "data"
+    shutil.copytree(stored, directory)
+    with sqlite3.connect(directory / "meta.db") as database:
+        keys = [key for (key,) in database.execute("SELECT key FROM meta WHERE key LIKE ?", (f"{prefix}%",))]
+        assert keys
+        database.execute("UPDATE meta SET value = ? WHERE key = ?", (value, keys[0]))
+    database.close()
+    sentence = await start(directory)
+    assert sentence is not None
+    check(sentence, directory)
+
+
+def test_the_command_prints_it(stored: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    shutil.copytree(stored, directory)
+    zero(directory, pages(directory) // 2)
+    done = subprocess.run(
+        [MILLSTREAM, "serve", "--data", directory, "--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "bug" not in done.stderr
+    check(" ".join(done.stderr.split()), directory)
