@@ -6,7 +6,7 @@ import pytest
 
 from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.record import decode_group, group_key
-from millstream.errors import Code
+from millstream.errors import Code, RequestError
 from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 
@@ -407,6 +407,51 @@ async def test_one_address_makes_no_more_groups_than_its_share() -> None:
     later = bench.join(group_id="more", client_host="192.0.2.1")
     await turn()
     assert later.result().generation == 1, "an unused group gives its place away"
+
+
+async def used_and_left(bench: Bench, group_id: str, client_host: str) -> None:
+    joined = await bench.join(group_id=group_id, client_host=client_host)
+    bench.groups.leave(group_id, [(joined.member_id, None)])
+
+
+def names(bench: Bench) -> list[str]:
+    return [each.group_id for each in bench.groups.list()]
+
+
+async def test_an_address_at_its_share_drops_no_groups_of_others() -> None:
+    bench = Bench(GroupSettings(groups_max=10, groups_per_peer_max=2))
+    await used_and_left(bench, "others", "192.0.2.2")
+    await used_and_left(bench, "mine", "192.0.2.1")
+    for number in range(2):
+        await bench.join(group_id=f"taken-{number}", client_host="192.0.2.1")
+    assert names(bench) == ["others", "taken-0", "taken-1"]
+    assert await code_of(bench.join(group_id="more", client_host="192.0.2.1")) == Code.POLICY_VIOLATION
+    assert names(bench) == ["others", "taken-0", "taken-1"]
+    assert "groups/others" in bench.meta.values
+
+
+async def test_a_group_that_another_address_makes_again_counts_for_that_one() -> None:
+    bench = Bench(GroupSettings(groups_max=10, groups_per_peer_max=2))
+    await used_and_left(bench, "moved", "192.0.2.1")
+    await bench.groups.delete("moved")
+    await bench.join(group_id="moved", client_host="192.0.2.2")
+    for number in range(2):
+        await bench.join(group_id=f"taken-{number}", client_host="192.0.2.1")
+    await bench.join(group_id="second", client_host="192.0.2.2")
+    assert await code_of(bench.join(group_id="third", client_host="192.0.2.2")) == Code.POLICY_VIOLATION
+
+
+async def test_clients_of_loopback_share_the_whole_bound_unless_a_share_is_set() -> None:
+    bench = Bench(GroupSettings(groups_max=4))
+    for number in range(4):
+        await bench.join(group_id=f"g-{number}", client_host="127.0.0.1" if number % 2 else "::1")
+    with pytest.raises(RequestError, match="the broker keeps 4 groups already"):
+        await bench.join(group_id="more", client_host="127.0.0.1")
+    bench = Bench(GroupSettings(groups_max=4))
+    for number in range(2):
+        await bench.join(group_id=f"g-{number}", client_host="192.0.2.1")
+    with pytest.raises(RequestError, match="has made 2 groups, the share of one address"):
+        await bench.join(group_id="more", client_host="192.0.2.1")
 
 
 async def test_offsets_of_groups_count_for_the_address_that_made_them() -> None:

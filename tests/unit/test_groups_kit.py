@@ -90,6 +90,12 @@ class HeldMeta(MemoryMeta):
     def lose(self) -> None:
         self.held.pop(0)[1].fail(OSError("disk full"))
 
+    def break_at_commit(self) -> None:
+        """The write lands and fails: the connection to the database broke before its answer came."""
+        operations, promise = self.held.pop(0)
+        assert super().transact(*operations).error is None
+        promise.fail(OSError("connection lost"))
+
 
 class Bench:
     def __init__(self, settings: GroupSettings | None = None, **topics: int) -> None:

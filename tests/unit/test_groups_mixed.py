@@ -199,6 +199,52 @@ async def test_commits_are_fenced_by_the_member_epoch() -> None:
     assert bench.heartbeat("a", newer.epoch) == Code.UNKNOWN_MEMBER_ID, "it does not use the classic protocol"
 
 
+async def downgraded_behind(bench: Bench) -> ClassicClient:
+    """Two members of the consumer protocol leave between two heartbeats of a classic one."""
+    (classic,) = await classic_group(bench, 1)
+    newer = [Client(bench, "a"), Client(bench, "b")]
+    await run(classic, *newer)
+    for each in newer:
+        await each.leave()
+    assert kind_of(bench) == "Classic"
+    assert classic.generation < bench.groups._groups["g"].epoch
+    return classic
+
+
+async def test_a_member_below_the_groups_epoch_is_not_fenced_by_a_downgrade() -> None:
+    bench = Bench()
+    classic = await downgraded_behind(bench)
+    before = classic.generation
+    assert await classic.commit(7) == Code.NONE
+    assert bench.heartbeat(classic.member_id, before) == Code.REBALANCE_IN_PROGRESS
+    assert bench.heartbeat(classic.member_id, before - 1) == Code.ILLEGAL_GENERATION
+    await run(classic)
+    assert Code.ILLEGAL_GENERATION not in classic.errors and classic.numbers == [0, 1, 2, 3]
+    assert bench.heartbeat(classic.member_id, before) == Code.ILLEGAL_GENERATION
+    assert bench.committed() == 7
+
+
+async def test_a_member_below_the_groups_epoch_is_not_fenced_by_another_upgrade() -> None:
+    bench = Bench()
+    classic = await downgraded_behind(bench)
+    back = Client(bench, "c")
+    await back.beat()
+    assert kind_of(bench) == "Consumer"
+    assert await classic.commit(7) == Code.NONE
+    assert bench.heartbeat(classic.member_id, classic.generation) == Code.REBALANCE_IN_PROGRESS
+    await run(classic, back)
+    assert Code.ILLEGAL_GENERATION not in classic.errors
+    assert numbers_of([classic, back]) == [0, 1, 2, 3]
+
+
+async def test_a_planned_member_in_a_downgraded_group_does_not_fence_the_members_that_have_not_rejoined() -> None:
+    bench = Bench()
+    classic = await downgraded_behind(bench)
+    await bench.join(planned=True)
+    assert bench.heartbeat(classic.member_id, classic.generation) == Code.REBALANCE_IN_PROGRESS
+    assert await classic.commit(7) == Code.REBALANCE_IN_PROGRESS, "the plan may have given it to the other"
+
+
 async def test_epochs_are_durable_before_classic_members_hear_of_them_and_go_on_after_a_restart() -> None:
     bench = Bench()
     (classic,) = await classic_group(bench, 1)

@@ -80,16 +80,13 @@ def test_a_pattern_with_too_many_states_is_refused_with_the_reason() -> None:
     assert raised.value.code == Code.INVALID_REGULAR_EXPRESSION
 
 
-def test_a_costly_pattern_costs_a_millisecond_a_name_and_is_matched_once() -> None:
+def test_a_costly_pattern_costs_a_millisecond_a_name_and_counts_its_steps() -> None:
     names = ["".join(random.Random(at).choices("abcdefgh-.", k=249)) for at in range(100)]
     pattern = Pattern(COSTLY, 256)
     started = time.thread_time()
     assert not any(map(pattern.matches, names))
     assert time.thread_time() - started < 1.0
     assert pattern.spent > 100 * 200
-    pattern.spent = 0
-    assert not any(map(pattern.matches, names))
-    assert pattern.spent == 0
 
 
 def test_members_with_the_same_text_share_a_pattern() -> None:

@@ -154,7 +154,9 @@ async def test_a_kafka_consumer_that_is_behind_is_told_to_join_and_dropped_if_it
     await bench.sync(joined.member_id, 1)
     planned = await join(bench, rebalance_ms=20_000)
     assert planned.generation == 2 and len(planned.members) == 2, "no join waits for a Kafka consumer either"
-    assert await code_of(bench.commit(1, joined.member_id, 1)) == Code.ILLEGAL_GENERATION
+    assert await code_of(bench.commit(1, joined.member_id, 1)) == Code.REBALANCE_IN_PROGRESS
+    sync = bench.sync(joined.member_id, 1)
+    assert await code_of(sync) == Code.REBALANCE_IN_PROGRESS, "the plan is another generation's"
     for _ in range(4):
         assert bench.heartbeat(joined.member_id, 1) == Code.REBALANCE_IN_PROGRESS
         bench.heartbeat(planned.member_id, 2)
@@ -162,6 +164,32 @@ async def test_a_kafka_consumer_that_is_behind_is_told_to_join_and_dropped_if_it
         await turn()
     assert bench.heartbeat(joined.member_id, 1) == Code.UNKNOWN_MEMBER_ID
     assert list(assignments(bench)) == [planned.member_id]
+
+
+async def test_a_kafka_consumer_stays_behind_when_the_last_planned_member_leaves() -> None:
+    """ILLEGAL_GENERATION would make a Java client give up its partitions as lost."""
+    bench = Bench(orders=4)
+    joined = await bench.join()
+    await bench.sync(joined.member_id, 1)
+    planned = await join(bench)
+    bench.groups.leave("g", [(planned.member_id, None)])
+    assert bench.heartbeat(joined.member_id, 1) == Code.REBALANCE_IN_PROGRESS
+    assert await code_of(bench.commit(1, joined.member_id, 1)) == Code.REBALANCE_IN_PROGRESS
+    again = await bench.join(joined.member_id)
+    assert again.generation == 3 and again.leader == joined.member_id
+    assert bench.heartbeat(joined.member_id, 2) == Code.ILLEGAL_GENERATION
+
+
+async def test_a_planned_member_that_is_current_commits_nothing_that_is_another_members() -> None:
+    bench = Bench(orders=3)
+    first = await join(bench)
+    second = await join(bench)
+    current = await join(bench, first.member_id)
+    assert current.generation == second.generation == 2
+    assert await commit(bench, current, 1) == await commit(bench, second, 2) == [[Code.NONE]]
+    assert await code_of(commit(bench, current, 2)) == Code.REBALANCE_IN_PROGRESS
+    assert await code_of(commit(bench, second, 0)) == Code.REBALANCE_IN_PROGRESS
+    assert bench.heartbeat(second.member_id, 2) == Code.NONE
 
 
 def commit(bench: Bench, member: Joined, partition: int) -> Any:

@@ -69,6 +69,52 @@ async def test_a_refused_answer_is_refused_after_a_crash_as_well(shares: share_k
     assert (again.available, again.done, again.low) == (1, 1, 0)
 
 
+async def last_delivery(shares: share_kit.Kit) -> tuple[QueuePartition, Member]:
+    """Of record 0: one more failure gives it up."""
+    await shares.put(b"1", b"2")
+    partition = await shares.partition()
+    member = shares.broker.queues.open("g").join("one")
+    for _ in range(partition.settings.attempts_max - 1):
+        await take(partition, member)
+        await partition.answer(member, [Answer(0, 0, Verb.RELEASE)])
+    await take(partition, member)
+    await partition.save()
+    shares.meta.holding = True
+    return partition, member
+
+
+def graves(shares: share_kit.Kit) -> list[str]:
+    return [key for key in shares.meta.values if key.startswith("queues/g/jobs/0/d")]
+
+
+@pytest.mark.parametrize("verb", [Verb.REJECT, Verb.RELEASE])
+async def test_a_refused_rejection_that_reached_the_store_leaves_no_dead_letter_of_an_accepted_record(
+    shares: share_kit.Kit, verb: Verb
+) -> None:
+    partition, member = await last_delivery(shares)
+    answered = partition.answer(member, [Answer(0, 0, verb)])
+    shares.meta.break_at_commit()
+    assert isinstance(answered.error, RequestError) and len(graves(shares)) == 1
+    shares.meta.holding = False
+    await partition.answer(member, [Answer(0, 1, Verb.ACCEPT)])
+    assert graves(shares) == []
+    await shares.restart()
+    await turn()
+    figures = (await shares.partition()).figures()
+    assert (figures.done, figures.dead, figures.low) == (2, 0, 2)
+    assert shares.broker.topics.get("__dlq__") is None
+
+
+async def test_a_rejection_that_is_repeated_after_its_write_failed_gives_the_record_up(shares: share_kit.Kit) -> None:
+    partition, member = await last_delivery(shares)
+    partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    shares.meta.break_at_commit()
+    again = partition.answer(member, [Answer(0, 0, Verb.REJECT)])
+    shares.meta.land()
+    assert again.done and again.error is None
+    assert len(graves(shares)) == 1, "its deletion comes before it, in the same write"
+
+
 async def test_of_several_answers_of_one_request_none_stands(shares: share_kit.Kit) -> None:
     partition, member = await leased(shares, b"1", b"2", b"3")
     shares.clock.advance(LEASE_SECONDS - 1)

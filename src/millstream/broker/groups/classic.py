@@ -21,9 +21,13 @@ Rules
 7. Members of doors whose protocol has no plan (`planned`) do not sync, and need not join again: Flume's own consumer
    never does. Where one is in the group, the broker plans, and the leader is the first of them in alphabetical order.
    Every change begins the next generation at once, with a plan for all members, and no join waits for others. A member
-   that has not joined since is behind. Its heartbeat is taken, and answered with the need to join again.
-8. A planned member that is behind may commit what the current plan leaves to it, or gives to no member. Partitions that
-   the plan gives to another member are refused to it, and so is everything under a generation before its last join.
+   that has not joined since is behind until it does, whichever members leave meanwhile. Its heartbeat is taken, and
+   answered with the need to join again.
+8. A planned member, behind or not, may commit what the current plan leaves to it, or gives to no member: Flume's commit
+   names neither member nor generation, so ownership is the only fence. Partitions that the plan gives to another member
+   are refused to it, and so is everything under a generation before its last join. A Kafka member that is behind joins
+   first (REBALANCE_IN_PROGRESS): ILLEGAL_GENERATION would make it give up its partitions as lost.
+9. A member that came with a downgrade (`migration.py`) goes by the epoch that it had until it joins again.
 """
 
 from __future__ import annotations
@@ -131,7 +135,7 @@ class ClassicGroup:
         for said, known in zip(protocol, (self.protocol_type, self.protocol_name), strict=True):
             if said is not None and said != known:
                 raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL)
-        if self.state == PREPARING:
+        if self._must_rejoin(member):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
         member.unsynced = False
         if self.state == STABLE:
@@ -143,12 +147,9 @@ class ClassicGroup:
         return promise
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
-        member = self._find(member_id, instance_id)
-        is_behind = self._is_behind(member, generation)
-        if generation != self.generation and not is_behind:
-            raise RequestError(Code.ILLEGAL_GENERATION)
+        member = self._find_current(member_id, instance_id, generation)
         member.touch()
-        if is_behind or self.state == PREPARING:
+        if self._must_rejoin(member):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
@@ -167,16 +168,14 @@ class ClassicGroup:
             return  # whoever assigns partitions to itself may say its member or instance id all the same
         if generation < 0 and not member_id and instance_id is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
-        member = self._find(member_id, instance_id)
-        if member.planned and self._is_behind(member, generation):
-            self._fence_behind(member, commits)
-        elif generation != self.generation:
-            raise RequestError(Code.ILLEGAL_GENERATION)
+        member = self._find_current(member_id, instance_id, generation)
+        if member.planned:
+            self._fence_by_plan(member, commits)
         member.touch()
-        if self.state == COMPLETING:
+        if self.state == COMPLETING or (member.is_behind and not member.planned):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
 
-    def _fence_behind(self, member: Member, commits: Sequence[TopicCommit]) -> None:
+    def _fence_by_plan(self, member: Member, commits: Sequence[TopicCommit]) -> None:
         owner = owners(self.members.values())
         for commit in commits:
             for each in commit.partitions:
@@ -193,7 +192,7 @@ class ClassicGroup:
         return any(topics is None or topic in topics for topics in wanted)
 
     def topics_changed(self) -> None:
-        """Nobody but the broker would notice for planned members that there is more, or less, to read."""
+        """Only the broker notices for planned members that there is more, or less, to read."""
         if self.state == STABLE and self._is_planned:
             plan = self._plan(list(self.members.values()))
             if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
@@ -217,7 +216,7 @@ class ClassicGroup:
         """Starts with the classic members of a consumer group, their assignments and their epochs; they rebalance."""
         for join, assignment, epoch in members:
             member = Member(join.member_id, join, self._clock, self._remove)
-            member.assignment, member.generation = assignment, epoch
+            member.assignment, member.generation, member.told = assignment, epoch, epoch
             self.members[member.id] = member
             if member.instance_id is not None:
                 self._static[member.instance_id] = member.id
@@ -246,17 +245,19 @@ class ClassicGroup:
 
     def _find_current(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         member = self._find(member_id, instance_id)
-        if generation != (self.generation if member.generation is None else member.generation):
+        if generation != self.generation_of(member):
             raise RequestError(Code.ILLEGAL_GENERATION)
         return member
+
+    def generation_of(self, member: Member) -> int:
+        return self.generation if member.generation is None else member.generation
+
+    def _must_rejoin(self, member: Member) -> bool:
+        return self.state == PREPARING or member.generation is not None
 
     @property
     def _is_planned(self) -> bool:
         return any(member.planned for member in self.members.values())
-
-    def _is_behind(self, member: Member, generation: int) -> bool:
-        """Whether the member speaks of the generation that it joined last, and the broker has planned another since."""
-        return generation == member.told < self.generation and self._is_planned
 
     def _check_room(self) -> None:
         if len(self.members) + len(self._pending) >= self._settings.members_max:
@@ -407,7 +408,7 @@ class ClassicGroup:
         self._rebalance.stop()
         generation = self.generation + 1
         record, emptied = GroupRecord(self.type, generation, self.protocol_type), self._emptied
-        self._journal.submit(Entry(lambda: [record.put(self.id)])).then(
+        self._journal.submit(Entry(lambda: [record.put(self.id)] if self.state != DEAD else [])).then(
             lambda done: self._reserved(generation, done) if emptied == self._emptied else None
         )
 
@@ -434,7 +435,8 @@ class ClassicGroup:
         self.state = COMPLETING
         self._rebalance.push(self._longest_rebalance_ms())
         for member in self.members.values():
-            member.generation = None
+            member.is_behind = bool(planned)  # those that joined are told below
+            member.generation = member.told if planned else None
             if planned:
                 member.unsynced = not member.planned
         answers = []
@@ -465,7 +467,7 @@ class ClassicGroup:
         return max(member.rebalance_ms for member in self.members.values())
 
     def _joined(self, member: Member) -> Joined:
-        member.told = self.generation
+        member.told, member.generation, member.is_behind = self.generation, None, False
         is_leader = member.id == self.leader_id
         members = self.members.values() if is_leader or member.planned else ()
         return Joined(

@@ -70,6 +70,7 @@ class Member:
         "generation",
         "id",
         "instance_id",
+        "is_behind",
         "joining",
         "planned",
         "protocols",
@@ -87,7 +88,11 @@ class Member:
         self.assignment = b""
         """The last one that it was given. A rebalance does not end it: a cooperative member goes on reading."""
         self.generation: int | None = None
-        """The member epoch that it had in a consumer group, until it rejoins. None: the group's generation counts."""
+        """What it goes by until it rejoins: its epoch in a consumer group that was downgraded, or, where it is behind,
+        the generation of its last join. None: the group's generation counts.
+        """
+        self.is_behind = False
+        """The broker has planned a generation since its last join."""
         self.joining: Promise[Joined] | None = None
         self.syncing: Promise[Synced] | None = None
         self.told = -1

@@ -17,13 +17,14 @@ Rules
 4. A member is fenced when it is silent for the session timeout, or does not give up in its own rebalance timeout.
 5. Whoever joins (epoch 0) owns nothing, whatever the broker believed.
 6. A commit must carry the member's current epoch.
+7. A group that is closed (dropped, converted, or lost to another broker) takes no member and writes nothing: another
+   group may have its name, and its record, by now.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from uuid import UUID, uuid4
 
 from millstream.broker.groups.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Assignor, Partition, Target, Wants
@@ -37,10 +38,11 @@ from millstream.broker.groups.consumer_member import (
 )
 from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.pattern import Pattern, pattern_of
+from millstream.broker.groups.pattern import Pattern
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.view import TopicsView
+from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.view import TopicLike, TopicsView
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -48,8 +50,7 @@ from millstream.stores.base import Put
 
 PATTERNS_MAX = 50
 """Different topic patterns in one group: each is matched with every new topic."""
-STEPS_A_TURN = 4_000
-"""Of matching, before the event loop runs again: some 20 ms at worst."""
+Subscribed = tuple[frozenset[str], Pattern | None]
 
 
 class ConsumerGroup:
@@ -62,6 +63,7 @@ class ConsumerGroup:
         journal: Journal,
         clock: Clock,
         topics: TopicsView,
+        matches: TopicMatches,
         settings: GroupSettings,
         assignors: Mapping[str, Assignor],
         record: GroupRecord | None = None,
@@ -81,6 +83,9 @@ class ConsumerGroup:
         self._journal = journal
         self._clock = clock
         self._topics = topics
+        self._matches = matches
+        self._closed: RequestError | None = None
+        """Why it takes no members any more."""
         self._settings = settings
         self._assignors = assignors
 
@@ -99,11 +104,14 @@ class ConsumerGroup:
 
     # Verbs of the protocol
 
-    async def beat(self, beat: Beat) -> BeatAnswer:
+    async def beat(self, beat: Beat, pattern: Pattern | None) -> BeatAnswer:
+        """`pattern` is the beat's, matched with all topics."""
+        self._check_open()
         self.check(beat)
-        pattern = await self._matched(beat) if beat.pattern else None
         if beat.epoch < JOINING:
             return self._leave(beat)
+        if pattern is not None:
+            self._check_patterns(beat, pattern)
         member = self._join(beat) if beat.epoch == JOINING else self._known(beat)
         member.session.push(self._settings.consumer_session_ms(self.id))
         if member.update(beat, pattern):
@@ -117,29 +125,22 @@ class ConsumerGroup:
         return self._answer(member, beat)
 
     def check(self, beat: Beat) -> None:
-        """Raises for an assignor or a pattern that the broker cannot use."""
+        """Raises for an assignor that the broker does not have."""
         if beat.assignor is not None and beat.assignor not in self._assignors:
             known = ", ".join(sorted(self._assignors))
             raise RequestError(Code.UNSUPPORTED_ASSIGNOR, f"the broker's assignors are {known}, not {beat.assignor}")
-        if beat.pattern:
-            pattern_of(beat.pattern, self._settings.pattern_chars_max)
 
-    async def _matched(self, beat: Beat) -> Pattern:
-        """The pattern of a member, matched with every topic before anything waits for that; some at a time."""
-        assert beat.pattern
-        pattern = pattern_of(beat.pattern, self._settings.pattern_chars_max)
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise RequestError(self._closed.code, self._closed.detail)
+
+    def _check_patterns(self, beat: Beat, pattern: Pattern) -> None:
         others = {member.pattern for member in self.members.values() if member.id != beat.member_id and member.pattern}
         if pattern not in others and len(others) >= PATTERNS_MAX:
             raise RequestError(
                 Code.INVALID_REGULAR_EXPRESSION,
                 f"the members of group {self.id} have {PATTERNS_MAX} different topic patterns already",
             )
-        for name in list(self._topics.names()):
-            pattern.matches(name)
-            if pattern.spent >= STEPS_A_TURN:
-                pattern.spent = 0
-                await asyncio.sleep(0)
-        return pattern
 
     def remove(self, member_id: str, instance_id: str | None) -> None:
         """A LeaveGroup: of a classic member, or of an administrator that names a member or its instance."""
@@ -170,15 +171,18 @@ class ConsumerGroup:
 
     def subscribes(self, topic: str) -> bool:
         return any(
-            topic in member.topics or (member.pattern is not None and member.pattern.matches(topic))
+            topic in member.topics or (member.pattern is not None and topic in self._matches.names(member.pattern))
             for member in self.members.values()
         )
 
-    def topics_changed(self) -> None:
-        if self.members and self._wanted_topics()[1] != self._read:
-            self._change()
+    def topics_changed(self) -> Promise[None] | None:
+        """The write that the next target waits for, where one is needed."""
+        if self.members and _counts(self._named(self._subscriptions().values())) != self._read:
+            return self._change()
+        return None
 
     def close(self, error: RequestError) -> None:
+        self._closed = error
         members, self.members = self.members, {}
         for member in members.values():
             member.stop()
@@ -289,10 +293,10 @@ class ConsumerGroup:
 
     # Epochs and targets
 
-    def _change(self) -> None:
-        """A new epoch is needed, and nobody waits for it. Should the write fail, the next beat tries again."""
+    def _change(self) -> Promise[None]:
+        """A new epoch is needed, and no member waits for it. Should the write fail, the next beat tries again."""
         self._stale = True
-        self._advance()
+        return self._advance()
 
     def _advance(self) -> Promise[None]:
         """Changes that wait for the same write share an epoch."""
@@ -304,6 +308,8 @@ class ConsumerGroup:
 
     def _reserve(self) -> Iterable[Put]:
         self._queued = None
+        if self._closed is not None:
+            return []
         self._stale = False
         self.epoch += 1
         return [GroupRecord(self.type, self.epoch, self.protocol_type, self.emptied_ms).put(self.id)]
@@ -314,32 +320,41 @@ class ConsumerGroup:
             self._queued = None
 
     def _retarget(self) -> None:
-        wanted, self._read = self._wanted_topics()
+        if self._closed is not None:
+            return
+        subscriptions = self._subscriptions()
+        topics = self._named(subscriptions.values())
+        self._read = _counts(topics)
+        wanted = {
+            subscribed: frozenset([topics[name].id for name in names if name in topics])
+            for subscribed, names in subscriptions.items()
+        }
         members = {
-            member.id: Wants(wanted[member.id], self.target.get(member.id, set()), member.instance_id or member.id)
+            member.id: Wants(
+                wanted[member.topics, member.pattern],
+                self.target.get(member.id, set()),
+                member.instance_id or member.id,
+            )
             for member in self.members.values()
         }
         self.target = self._assignors[self._assignor_name()](members, self._read)
         self.target_epoch = self.epoch
         for member in self.members.values():
-            if member.epoch == LEAVING_FOR_A_WHILE:  # it reads nothing now, so nobody needs to wait for it
+            if member.epoch == LEAVING_FOR_A_WHILE:  # it reads nothing now, so no member needs to wait for it
                 self._release(member, member.assigned - self.target[member.id])
 
-    def _wanted_topics(self) -> tuple[dict[str, frozenset[UUID]], dict[UUID, int]]:
-        """The topics of each member, and the partition counts of all of them."""
-        wanted: dict[str, frozenset[UUID]] = {}
-        counts: dict[UUID, int] = {}
-        matched: dict[Pattern, list[str]] = {}
-        for member in self.members.values():
-            names = set(member.topics)
-            if member.pattern is not None:
-                if member.pattern not in matched:
-                    matched[member.pattern] = [each for each in self._topics.names() if member.pattern.matches(each)]
-                names.update(matched[member.pattern])
-            found = [topic for topic in map(self._topics.get, names) if topic is not None]
-            counts.update((topic.id, topic.partition_count) for topic in found)
-            wanted[member.id] = frozenset(topic.id for topic in found)
-        return wanted, counts
+    def _subscriptions(self) -> dict[Subscribed, Set[str]]:
+        """The topic names of each subscription; members with the same one share it."""
+        different = dict.fromkeys((member.topics, member.pattern) for member in self.members.values())
+        return {
+            (topics, pattern): topics if pattern is None else topics | self._matches.names(pattern)
+            for topics, pattern in different
+        }
+
+    def _named(self, names: Iterable[Set[str]]) -> dict[str, TopicLike]:
+        """Those that exist, by name."""
+        found = map(self._topics.get, set[str]().union(*names))
+        return {topic.name: topic for topic in found if topic is not None}
 
     def _assignor_name(self) -> str:
         votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
@@ -388,3 +403,7 @@ class ConsumerGroup:
         if member.waiting or (member.assignor == EXCLUSIVE and not member.assigned):  # to take over at once
             interval_ms = min(interval_ms, self._settings.consumer_waiting_interval_ms)
         return BeatAnswer(member.id, member.epoch, interval_ms, assignment)
+
+
+def _counts(topics: Mapping[str, TopicLike]) -> dict[UUID, int]:
+    return {topic.id: topic.partition_count for topic in topics.values()}

@@ -79,7 +79,7 @@ class Cursors:
         self._cursors: dict[tuple[str, str], _Cursor] = {}
         """By fanout id and topic name."""
         self._founders = Founders[tuple[str, str]](
-            "cursors", CURSORS_MAX // 2, lambda place: place in self._cursors, "use fewer fanout ids"
+            "cursors", 0, CURSORS_MAX, lambda place: place in self._cursors, "use fewer fanout ids"
         )
         self._rounds: set[asyncio.Task[None]] = set()
         self._unwatch = topics.watch(self._drop_orphans)

@@ -1,24 +1,78 @@
 """Retention of what every group is done with: `millstream.retention.done.ms` of a topic.
 
-Every so often it is noted how far all groups are done with a partition. What they were done with that long ago goes. A
-group is done up to its lowest open record (queues), its committed offset (streams, exclusive groups) or its position
-(cursors). Nothing goes while no group reads the partition, and other retention goes on beside it. A private queue keeps
-what it is not done with as well, but began somewhere: what lies before that waits for a group.
+Every `CHECK_MS` the broker notes how far each partition is done. Records below a note that is old enough are trimmed.
+Other retention goes on beside it.
+
+Rules
+-----
+1. A reader is done up to its lowest open record (queues), its committed offset (streams, exclusive groups) or its
+   position (cursors). The partition is done up to the lowest of its readers.
+2. A private queue began somewhere. Records below that are not its own: they are done only if another reader was done
+   with them.
+3. A note outlives its readers. A private queue that goes leaves behind how far it was done, and that ages as if the
+   queue were still there. Records that it left open, and records that came later, wait for another reader.
+4. A reader below a note removes it: a group that is new, or was moved back, has these records before it.
+5. Notes belong to a topic's id, not to its name: a topic that is created again begins without any.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.exclusive import PREFIX, State
 from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.topics import Topics
+from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock
 from millstream.stores.base import MetaStore, Versioned
 
 CHECK_MS = 5_000
+Place = tuple[uuid.UUID, int]
+"""Topic id, partition."""
+
+
+class Reader(NamedTuple):
+    first: int
+    """Where it began: it says nothing about records below."""
+    low: int
+    """All records from there to here are done."""
+
+
+class Progress:
+    """How far one partition is done, and since when."""
+
+    __slots__ = ("done", "notes")
+
+    def __init__(self, start: int) -> None:
+        self.done = start
+        self.notes: deque[tuple[int, int]] = deque()
+        """Time and offset, oldest first."""
+
+    def leave(self, reader: Reader, start: int) -> None:
+        """A reader goes. The readers that stay are asked at the next check."""
+        done = max(self.done, start)
+        if reader.first <= done:
+            self.done = max(done, reader.low)
+
+    def note(self, readers: Sequence[Reader], start: int, now_ms: int) -> None:
+        self.done = max(self.done, start)
+        if any(reader.first <= self.done for reader in readers):
+            self.done = min(reader.low for reader in readers)
+        notes = self.notes
+        while notes and notes[-1][1] > self.done:
+            notes.pop()
+        if self.done > (notes[-1][1] if notes else start):
+            notes.append((now_ms, self.done))
+
+    def take_expired(self, noted_ms: int) -> int:
+        """The offset that was done at that time; 0 if there is no note so old."""
+        reached = 0
+        while self.notes and self.notes[0][0] <= noted_ms:
+            reached = self.notes.popleft()[1]
+        return reached
 
 
 class DoneRetention:
@@ -35,8 +89,8 @@ class DoneRetention:
         self._clock = clock
         self._partitions = partitions
         self._committed = committed
-        self._notes: dict[tuple[str, int], deque[tuple[int, int]]] = {}
-        """Time and offset, oldest first."""
+        self._progress: dict[Place, Progress] = {}
+        self._is_running = False
         self._exclusive: dict[str, bytes] = {}
         """The states of exclusive groups, as they are stored: their members may be anybody's."""
         self._unwatch: Callable[[], None] = lambda: None
@@ -46,9 +100,11 @@ class DoneRetention:
         self._unwatch = self._meta.watch(PREFIX, self._heard)
         for key, stored in await self._meta.list(PREFIX):
             self._exclusive.setdefault(key, stored.value)
+        self._is_running = True
         self._alarm.push(CHECK_MS)
 
     def stop(self) -> None:
+        self._is_running = False
         self._unwatch()
         self._alarm.stop()
 
@@ -58,47 +114,44 @@ class DoneRetention:
         else:
             self._exclusive[key] = versioned.value
 
+    def leave(self, partition: QueuePartition) -> None:
+        """A private queue goes: clients subscribe, acknowledge and disconnect between two checks."""
+        topic, log = partition.topic, partition.log
+        if not self._is_running or topic.settings.done_retention_ms < 0 or self._topics.get(topic.name) is not topic:
+            return
+        progress = self._progress.setdefault((topic.id, partition.index), Progress(log.start))
+        progress.leave(Reader(partition.first, partition.low), log.start)
+
     def _check(self) -> None:
         self._alarm.push(CHECK_MS)
-        kept_ms = {topic.name: topic.settings.done_retention_ms for topic in self._topics}
-        done: dict[tuple[str, int], int] = {}
-        read_from_the_start: set[tuple[str, int]] = set()
-        for topic, index, offset, is_from_start in (
-            self._positions() if any(kept >= 0 for kept in kept_ms.values()) else ()
-        ):
-            if kept_ms.get(topic, -1) >= 0:
-                done[topic, index] = min(done.get((topic, index), offset), offset)
-                if is_from_start:
-                    read_from_the_start.add((topic, index))
-        done = {place: offset for place, offset in done.items() if place in read_from_the_start}
-        now = self._clock.now_ms()
-        self._notes = {place: notes for place, notes in self._notes.items() if place in done}
-        for place, offset in done.items():
-            self._note(place, offset, now, kept_ms[place[0]])
+        topics = {topic.id: topic for topic in self._topics if topic.settings.done_retention_ms >= 0}
+        readers: dict[Place, list[Reader]] = {place: [] for place in self._progress}
+        for topic, index, reader in self._readers() if topics else ():
+            readers.setdefault((topic.id, index), []).append(reader)
+        now_ms = self._clock.now_ms()
+        before, self._progress = self._progress, {}
+        for place, reading in readers.items():
+            found = topics.get(place[0])
+            if found is None or place[1] >= found.partition_count:
+                continue
+            log = found.partitions[place[1]].log
+            progress = before.get(place) or Progress(log.start)
+            progress.note(reading, log.start, now_ms)
+            reached = progress.take_expired(now_ms - found.settings.done_retention_ms)
+            if reached > log.start:
+                log.trim(min(reached, log.durable))
+            if progress.notes:
+                self._progress[place] = progress
 
-    def _positions(self) -> Iterator[tuple[str, int, int, bool]]:
+    def _readers(self) -> Iterator[tuple[Topic, int, Reader]]:
         for each in self._partitions():
-            yield each.topic.name, each.index, each.low, each.first <= each.log.start
-        for _, topic, index, offset in self._committed():
-            yield topic, index, offset, True
+            if self._topics.get(each.topic.name) is each.topic:
+                yield each.topic, each.index, Reader(each.first, each.low)
+        for _, name, index, offset in self._committed():
+            if (topic := self._topics.get(name)) is not None:
+                yield topic, index, Reader(0, offset)
         by_id = {topic.id.hex: topic for topic in self._topics}
         for state in map(State.decode, self._exclusive.values()):
             if (reads := by_id.get(state.topic_id)) is not None:
-                yield from (
-                    (reads.name, index, state.positions.get(index, 0), True) for index in range(len(reads.partitions))
-                )
-
-    def _note(self, place: tuple[str, int], offset: int, now: int, kept_ms: int) -> None:
-        notes = self._notes.setdefault(place, deque())
-        while notes and notes[-1][1] > offset:  # a group was moved back
-            notes.pop()
-        if not notes or notes[-1][1] < offset:
-            notes.append((now, offset))
-        reached = 0
-        while notes and notes[0][0] <= now - kept_ms:
-            reached = notes.popleft()[1]
-        topic = self._topics.get(place[0])
-        if topic is not None and place[1] < topic.partition_count:
-            log = topic.partitions[place[1]].log
-            if reached > log.start:
-                log.trim(min(reached, log.durable))
+                for index in range(len(reads.partitions)):
+                    yield reads, index, Reader(0, state.positions.get(index, 0))

@@ -14,7 +14,7 @@ another door made is a share group here as well.
 Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty; while the
 group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
 place is needed; one that never had any, within two minutes. The clients of one address make `groups_per_peer_max` at
-most.
+most (`founders.py`), and the next one then takes the place of an unused group of that address.
 
 Where brokers share a store each looks after some of the groups (`cluster/`). It takes them up when the cluster says so
 and drops them when it loses them; a request for any other is refused with NOT_COORDINATOR.
@@ -24,6 +24,7 @@ Methods raise `RequestError` for what concerns the whole request and answer with
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
@@ -40,6 +41,7 @@ from millstream.broker.groups.kinds import Group, Kinds
 from millstream.broker.groups.migration import Migration
 from millstream.broker.groups.mixed import MixedGroup
 from millstream.broker.groups.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.pattern import Pattern, pattern_of
 from millstream.broker.groups.record import (
     GROUPS_PREFIX,
     OFFSETS_PREFIX,
@@ -53,10 +55,14 @@ from millstream.broker.groups.record import (
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.share import ShareGroup
 from millstream.broker.groups.share_member import ShareBeat
+from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.turns import Turns
 from millstream.broker.groups.view import NoQueues, QueuesView, TopicLike, TopicsView
 from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Owns, Solo
 from millstream.errors import Code, RequestError
+from millstream.peer import peer_of
+from millstream.promise import begin
 from millstream.stores.base import Delete, MetaStore
 
 __all__ = [
@@ -75,6 +81,8 @@ __all__ = [
     "TopicsView",
 ]
 LOOK_MS = 1_000
+LOOK_UPS_A_STEP, NAMES_A_STEP = 16, 256
+"""Topics of a member, while a target is made, and while it is found that none is needed, in one step (`turns.py`)."""
 G = TypeVar("G", ClassicGroup, MixedGroup, ShareGroup)
 
 
@@ -97,14 +105,26 @@ class Groups:
         self._settings = settings or GroupSettings()
         self._queues = queues or NoQueues()
         self._journal = Journal(meta, self._settings.writes_waiting_max, self._cluster)
-        self._kinds = Kinds(self._journal, clock, topics, self._settings, assignors, self._queues, self._downgrade)
+        self._turns = Turns()
+        self._matches = TopicMatches(topics, self._turns)
+        self._kinds = Kinds(
+            self._journal, clock, topics, self._matches, self._settings, assignors, self._queues, self._downgrade
+        )
         self._migration = Migration(self._kinds, self._settings)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
-        self._look_again_ms = 0
+        self._look_again_ms: dict[str, int] = {}
+        """When room is looked for again among the groups of an address (empty: among all), after none was found."""
         self._founders = Founders[str](
-            "groups", self._settings.groups_per_peer_max, lambda group_id: group_id in self._groups
+            "groups",
+            self._settings.groups_per_peer_max,
+            self._settings.groups_max,
+            lambda group_id: group_id in self._groups,
         )
+        self._is_closed = False
+        self._has_new_topics = False
+        self._is_following = False
+        """Whether groups are being told of topics that came, grew or went."""
         self._sweeper = Deadline(clock, self._sweep)
         self._unused_sweeper = Deadline(clock, self._drop_never_used)
         self._unwatch = topics.watch(self._topics_changed)
@@ -143,6 +163,7 @@ class Groups:
 
     def close(self) -> None:
         """Answers all who wait; they look for their coordinator again."""
+        self._is_closed = True
         self._unwatch()
         self._sweeper.stop()
         self._unused_sweeper.stop()
@@ -196,6 +217,8 @@ class Groups:
         self._check_id(beat.group_id)
         beat.check()
         self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
+        # Before the group is found: while this waits, it may be dropped, converted or lost to another broker.
+        pattern = await self._matched(beat)
         group = self._find(beat.group_id)
         if isinstance(group, ShareGroup) and not group.vacant:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is a share group")
@@ -207,7 +230,16 @@ class Groups:
                 group = self._groups[beat.group_id] = self._migration.upgrade(group, beat)
             else:
                 group = self._make(self._kinds.consumer, beat.group_id, beat.client_host)
-        return await group.beat(beat)
+        return await group.beat(beat, pattern)
+
+    async def _matched(self, beat: Beat) -> Pattern | None:
+        """The pattern of a member that joins or stays, matched with all topics; raises if it is none."""
+        if not beat.pattern or beat.epoch < JOINING:
+            return None
+        pattern = pattern_of(beat.pattern, self._settings.pattern_chars_max)
+        await self._matches.prepare(pattern)
+        self._cluster.check(beat.group_id)
+        return pattern
 
     def _downgrade(self, group: MixedGroup) -> bool:
         classic = self._migration.downgrade(group) if self._groups.get(group.id) is group else None
@@ -450,9 +482,11 @@ class Groups:
             group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
             protocol_type = "" if isinstance(group, ShareGroup) else group.protocol_type
             return GroupRecord(group.type, group.epoch, protocol_type, group.emptied_ms)
-        if len(self._groups) >= self._settings.groups_max or not self._founders.have_room(client_host):
-            self._make_room()
+        if not self._founders.have_room(client_host):
+            self._make_room(client_host)
         self._founders.check(client_host)
+        if len(self._groups) >= self._settings.groups_max:
+            self._make_room()
         if len(self._groups) >= self._settings.groups_max:
             text = f"the broker keeps {self._settings.groups_max} groups already; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, text)
@@ -481,8 +515,35 @@ class Groups:
     def _topics_changed(self) -> None:
         if self._offsets.lost_a_topic():
             self._offsets.remove(self._offsets.left_behind)
+        self._matches.topics_changed()
+        self._has_new_topics = True
+        if not self._is_following:
+            begin(self._follow_topics())
+
+    async def _follow_topics(self) -> None:
+        """Tells every group: at once where that is little work, else some at a time."""
+        self._is_following = True
+        try:
+            while self._has_new_topics and not self._is_closed:
+                self._has_new_topics = False
+                await self._matches.catch_up()
+                await self._tell_groups()
+        finally:
+            self._is_following = False
+
+    async def _tell_groups(self) -> None:
+        """Groups that change are given targets when their epochs are durable: no more at once than fit a turn."""
+        topics = sum(1 for _ in self._topics.names())
         for group in list(self._groups.values()):
-            group.topics_changed()
+            if self._groups.get(group.id) is not group or not group.members:
+                continue
+            change = group.topics_changed()
+            names = len(group.members) * topics
+            if self._turns.spend(1 + names // (NAMES_A_STEP if change is None else LOOK_UPS_A_STEP)):
+                if change is not None:
+                    with contextlib.suppress(RequestError):  # the members' next beats try again
+                        await change
+                await self._turns.next()
 
     def _sweep(self) -> None:
         self._sweeper.push(self._settings.offsets_check_ms)
@@ -496,23 +557,31 @@ class Groups:
                     if committed.committed_ms <= limit_ms:
                         yield place
 
-    def _make_room(self) -> None:
-        """Looks at all groups; where that brought nothing, not again within a second."""
-        now_ms, count = self._clock.now_ms(), len(self._groups)
-        if now_ms >= self._look_again_ms:
-            self._drop_unused(even_if_recent=True)
-            self._look_again_ms = now_ms + (LOOK_MS if len(self._groups) == count else 0)
+    def _make_room(self, client_host: str = "") -> None:
+        """Drops unused groups, however recent: all, or those that one address made where its share is used up. Where
+        that brought nothing, it looks again after a second.
+        """
+        now_ms, peer = self._clock.now_ms(), peer_of(client_host)
+        if now_ms < self._look_again_ms.get(peer, 0):
+            return
+        made = self._founders.made_by(client_host) if client_host else self._groups
+        unused = list(self._unused(made))
+        self._drop(unused)
+        self._look_again_ms = {each: at_ms for each, at_ms in self._look_again_ms.items() if at_ms > now_ms}
+        if not unused:
+            self._look_again_ms[peer] = now_ms + LOOK_MS
 
-    def _drop_unused(self, *, even_if_recent: bool = False) -> None:
+    def _drop_unused(self) -> None:
         limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
-        self._drop([each for each in self._unused() if even_if_recent or (each.emptied_ms or 0) <= limit_ms])
+        self._drop([each for each in self._unused(self._groups) if (each.emptied_ms or 0) <= limit_ms])
 
     def _drop_never_used(self) -> None:
         self._unused_sweeper.push(self._settings.unused_check_ms)
-        self._drop([each for each in self._unused() if each.emptied_ms is None and not each.epoch])
+        self._drop([each for each in self._unused(self._groups) if each.emptied_ms is None and not each.epoch])
 
-    def _unused(self) -> Iterator[Group]:
-        return (group for group in self._groups.values() if group.vacant and not self._offsets.of(group.id))
+    def _unused(self, group_ids: Iterable[str]) -> Iterator[Group]:
+        groups = (self._groups[each] for each in group_ids if each in self._groups)
+        return (group for group in groups if group.vacant and not self._offsets.of(group.id))
 
     def _drop(self, groups: Sequence[Group]) -> None:
         dropped = [group.id for group in groups]

@@ -12,6 +12,7 @@ from millstream.broker.groups.plan import plan_range
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.share import ShareGroup
+from millstream.broker.groups.topic_matches import TopicMatches
 from millstream.broker.groups.view import QueuesView, TopicsView
 from millstream.clock import Clock
 
@@ -24,6 +25,7 @@ class Kinds:
         journal: Journal,
         clock: Clock,
         topics: TopicsView,
+        matches: TopicMatches,
         settings: GroupSettings,
         assignors: Mapping[str, Assignor],
         queues: QueuesView,
@@ -32,6 +34,7 @@ class Kinds:
         self._journal = journal
         self._clock = clock
         self._topics = topics
+        self._matches = matches
         self._settings = settings
         self._assignors = assignors
         self._queues = queues
@@ -53,6 +56,7 @@ class Kinds:
             self._journal,
             self._clock,
             self._topics,
+            self._matches,
             self._settings,
             self._assignors,
             record,

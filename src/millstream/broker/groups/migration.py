@@ -16,8 +16,9 @@ downgrade they stay members of the consumer group.
 
 Rules
 -----
-1. Numbers go on: a generation becomes the group's epoch and every member's epoch, and the epoch becomes the generation.
-   So a commit that left before the conversion is still fenced by what its member was told, and no epoch is given twice:
+1. Numbers go on: a generation becomes the group's epoch and its members' epochs, and the epoch becomes the generation.
+   A member that was told an earlier number and has not rejoined since keeps that one, through several conversions. So
+   a commit that left before the conversion is still fenced by what its member was told, and no epoch is given twice:
    the next one is made durable before a member hears of it, as always.
 2. Ownership goes on. A classic member holds the partitions that its leader gave it last, and those that it listed as
    owned in its last JoinGroup: a cooperative member may still be revoking them.
@@ -28,7 +29,7 @@ Rules
    Streams needs its own), and no member is planned (`plan.py`). Otherwise the group stays as it is, and the newcomer
    is told GROUP_ID_NOT_FOUND. So is one that asks for the assignor `exclusive`: it would leave the others nothing.
 5. A group that is downgraded rebalances at once: its leader assigns from then on. Until its members rejoin each may
-   commit with the epoch that it has.
+   commit with the epoch that it has, and is told REBALANCE_IN_PROGRESS by its heartbeat.
 
 A conversion is not stored by itself. The record of the group's next epoch has the new type; a crash before it leaves a
 group of the old type, without members, that converts again when they are back.
@@ -44,11 +45,11 @@ from millstream.broker.groups.classic import CONSUMER, ClassicGroup
 from millstream.broker.groups.classic_member import Converted, Join, Member
 from millstream.broker.groups.consumer_member import Beat
 from millstream.broker.groups.kinds import Kinds
-from millstream.broker.groups.mixed import MixedGroup
+from millstream.broker.groups.mixed import MixedGroup, Seat
 from millstream.broker.groups.plan import decode_assignment
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.subscription import Subscription, decode_subscription
+from millstream.broker.groups.subscription import decode_subscription
 from millstream.errors import Code, RequestError
 
 _STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
@@ -110,9 +111,8 @@ class Migration:
         return classic
 
 
-def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[tuple[Join, Subscription, set[Partition], set[Partition]]]:
-    """Each member's JoinGroup and subscription, with what it is assigned and what it may still be reading."""
-    seats = []
+def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[Seat]:
+    seats: list[Seat] = []
     taken: set[Partition] = set()
     for member in classic.members.values():
         subscription = decode_subscription(member.protocols[0][1])
@@ -123,11 +123,12 @@ def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[tuple[Join, Subscri
         if (assignment[1] and classic.protocol_name not in _STANDARD_ASSIGNORS) or assigned & taken:
             raise _refused(classic, "its assignments are a custom assignor's")
         taken |= assigned
-        seats.append((_join(classic, member), subscription, assigned, mixed.partitions(subscription.owned)))
+        owned, epoch = mixed.partitions(subscription.owned), classic.generation_of(member)
+        seats.append(Seat(_join(classic, member), subscription, epoch, assigned, owned))
     unfinished = []
-    for request, subscription, assigned, owned in seats:
-        unfinished.append((request, subscription, assigned, owned - taken))
-        taken |= owned
+    for seat in seats:
+        unfinished.append(seat._replace(revoking=seat.revoking - taken))
+        taken |= seat.revoking
     return unfinished
 
 

@@ -30,6 +30,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from millstream.broker.groups.assignors import EXCLUSIVE, Assignor, Partition
 from millstream.broker.groups.classic_member import Converted, Join, Joined, Synced, new_member_id
@@ -40,10 +41,23 @@ from millstream.broker.groups.plan import encode_assignment
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.subscription import Subscription, decode_subscription
+from millstream.broker.groups.topic_matches import TopicMatches
 from millstream.broker.groups.view import TopicsView
 from millstream.clock import Clock
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
+
+
+class Seat(NamedTuple):
+    """A member of a classic group as a consumer group takes it over."""
+
+    request: Join
+    subscription: Subscription
+    epoch: int
+    """The generation that it goes by."""
+    assigned: set[Partition]
+    revoking: set[Partition]
+    """What else it may still be reading."""
 
 
 class MixedGroup(ConsumerGroup):
@@ -53,12 +67,13 @@ class MixedGroup(ConsumerGroup):
         journal: Journal,
         clock: Clock,
         topics: TopicsView,
+        matches: TopicMatches,
         settings: GroupSettings,
         assignors: Mapping[str, Assignor],
         record: GroupRecord | None,
         downgrade: Callable[[MixedGroup], bool],
     ) -> None:
-        super().__init__(group_id, journal, clock, topics, settings, assignors, record)
+        super().__init__(group_id, journal, clock, topics, matches, settings, assignors, record)
         self._downgrade = downgrade
         """Makes a classic group of this one where the policy allows it; says whether it did."""
         self.is_converted = False
@@ -66,6 +81,7 @@ class MixedGroup(ConsumerGroup):
     # Verbs of the classic protocol
 
     async def join(self, request: Join) -> Joined:
+        self._check_open()
         subscription = self._check_join(request)
         if not request.member_id and request.instance_id is None and request.id_required:
             return Joined(new_member_id(request.client_id), error=Code.MEMBER_ID_REQUIRED)
@@ -121,12 +137,12 @@ class MixedGroup(ConsumerGroup):
 
     # Conversion
 
-    def take_over(self, members: Iterable[tuple[Join, Subscription, set[Partition], set[Partition]]]) -> None:
-        """Starts with the members of a classic group: what each is assigned, and what else it may still be reading."""
-        for request, subscription, assigned, revoking in members:
+    def take_over(self, seats: Iterable[Seat]) -> None:
+        """Starts with the members of a classic group."""
+        for request, subscription, epoch, assigned, revoking in seats:
             member = self._new_member(request.member_id, request.instance_id)
             self._update(member, request, subscription)
-            member.epoch = member.previous_epoch = self.epoch
+            member.epoch = member.previous_epoch = epoch
             member.assigned, member.revoking = assigned, revoking
             self.target[member.id] = set(assigned)
             self.owners.update(dict.fromkeys(assigned | revoking, member.id))

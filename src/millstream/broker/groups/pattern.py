@@ -17,8 +17,8 @@ How it is bounded
 2. A set of states is an int, a bit for each state that reads a character. A step from one set to the next is looked up
    if it was taken before; else it takes a look-up for every eight states. A name of 249 characters costs about a
    millisecond at worst, a few microseconds mostly.
-3. A name that was costly to match is remembered with the answer, so a new topic costs only its own match. One pattern
-   object serves all members that give the same text.
+3. `topic_matches.py` matches each name once, some steps at a time. One pattern object serves all members that give the
+   same text.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _REPEAT_MAX = 1_000
 _BUILD_MAX = 5_000
 """Steps of compilation: repetitions of nothing add no states, and would multiply all the same."""
 _REMEMBERED_MAX = 10_000
-_COSTLY_STEPS = 16
-"""Steps of one name that were never taken before, from which on its answer is remembered."""
+_CHEAP_STEPS = 32
+"""Steps that were taken before, and are looked up, in the time of one that must be worked out."""
 _START, _END, _EMPTY = "start", "end", "empty"
 
 # A node of the parsed pattern: a set of characters, one of the words above, or ("cat" | "or" | "repeat", …).
@@ -52,7 +52,7 @@ class Pattern:
     """`matches(name)`; equal when the text is."""
 
     __slots__ = (
-        "__weakref__", "_accept", "_after", "_can", "_ends", "_first", "_jumps", "_known", "_matches_empty",
+        "__weakref__", "_accept", "_after", "_can", "_ends", "_first", "_jumps", "_matches_empty",
         "_remembered", "_sets", "_steps", "_unions", "spent", "text",
     )  # fmt: skip
 
@@ -77,9 +77,8 @@ class Pattern:
         self._matches_empty = self._accept in self._reach({first}, at_start=True, at_end=True)
         self._unions: dict[tuple[int, int], int] = {}
         self._remembered: dict[tuple[int, str], int] = {}
-        self._known: dict[str, bool] = {}
         self.spent = 0
-        """Steps that had to be worked out; the caller may set it back."""
+        """Steps that matching took; the caller may set it back."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pattern) and other.text == self.text
@@ -88,9 +87,6 @@ class Pattern:
         return hash(self.text)
 
     def matches(self, name: str) -> bool:
-        known = self._known.get(name)
-        if known is not None:
-            return known
         if not name:
             return self._matches_empty
         states, costly = self._first, 0
@@ -104,13 +100,8 @@ class Pattern:
             states = following
             if not states:
                 break
-        found = bool(states & self._can.get(name[-1], 0) & self._ends)
-        self.spent += costly
-        if costly >= _COSTLY_STEPS:
-            if len(self._known) >= _REMEMBERED_MAX:
-                self._known.clear()
-            self._known[name] = found
-        return found
+        self.spent += costly + 1 + len(name) // _CHEAP_STEPS
+        return bool(states & self._can.get(name[-1], 0) & self._ends)
 
     def _union(self, states: int) -> int:
         """All states that follow some, eight at a time."""

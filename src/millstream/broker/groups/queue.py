@@ -35,6 +35,7 @@ class Queue:
         overrides: Mapping[str, str],
         *,
         durable: bool,
+        door_defaults: Mapping[str, str] | None = None,
         on_member_left: Callable[[Queue], None] | None = None,
     ) -> None:
         self.id = group_id
@@ -45,8 +46,10 @@ class Queue:
         self.is_stopping = False
         """Whether the broker is: what its workers have not answered by then is not their fault."""
         self.overrides = clean(overrides)
-        self.door_defaults: Mapping[str, str] = {}
-        """Of a door that works on this group: for settings that neither the group nor the topic has."""
+        self.door_defaults = clean(door_defaults or {})
+        """Of the door that made this group: for settings that neither the group nor the topic has. They stay, whichever
+        doors work on it later.
+        """
         self.leases = 0
         self.members: dict[int, Member] = {}
         self._numbers = itertools.count(1)
@@ -141,10 +144,6 @@ class Queue:
                 QueueSettings.of(self.overrides, topic.settings, self.door_defaults),
             )
         return found[1]
-
-    def fall_back_on(self, door_defaults: Mapping[str, str]) -> None:
-        self.door_defaults = door_defaults
-        self._settings.clear()
 
     def configured(self, overrides: dict[str, str]) -> None:
         self.overrides = overrides

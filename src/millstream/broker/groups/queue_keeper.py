@@ -5,7 +5,9 @@ Rules
 1. A write takes everything that changed since the last one, as it is when the write leaves: one waits at a time, and
    whoever asks meanwhile shares it.
 2. What failed to be written goes with the next write. A grave that is not durable is not acted on. Answers of members
-   do not: they are settled one way or the other with the write they left with, before a member is told.
+   do not: they are settled one way or the other with the write they left with, before a member is told. A write that
+   failed may have reached the store (PostgreSQL can lose its connection at the commit), so the next one deletes the
+   graves of refused answers: the member may accept the record yet.
 3. A private queue has no shelf: it keeps nothing, and every write is done at once.
 4. Once it has ended (another broker has the queue, or it was deleted) every write fails: nobody may take for durable
    what was never written.
@@ -98,9 +100,15 @@ class Keeper:
         return [grave for grave in self.graves.values() if self._shelf is None or grave.after >= 0]
 
     def forget_grave(self, offset: int) -> None:
-        if self.graves.pop(offset, None) is not None and self._shelf is not None:
-            key = self._shelf.grave_key(offset)
-            self._grave_deletes[key] = Delete(key)
+        grave = self.graves.pop(offset, None)
+        if grave is not None:
+            self._delete_graves([grave])
+
+    def _delete_graves(self, graves: Sequence[Grave]) -> None:
+        """With the next write; a grave that it writes for the same record comes behind."""
+        if self._shelf is not None:
+            for key in (self._shelf.grave_key(grave.offset) for grave in graves):
+                self._grave_deletes[key] = Delete(key)
 
     def save_soon(self) -> None:
         if self._shelf is not None and self.ended is None and not self._saver.armed:
@@ -165,6 +173,8 @@ class Keeper:
             self._kept |= write.changed
             self.changed |= write.changed
             self._grave_deletes = {**write.deletes, **self._grave_deletes}
+            for settlement in write.settlements:
+                self._delete_graves(settlement.graves)
         if write.settlements:
             self._place.settle(write.settlements, done.error is None)
 

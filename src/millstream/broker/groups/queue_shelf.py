@@ -1,6 +1,6 @@
 """Where a queue keeps its place in one partition.
 
-    queues/<group>/settings                        the group's own settings
+    queues/<group>/settings                        the group's own settings, and the defaults of the door that made it
     queues/<group>/<topic>/<partition>/head        where it has read up to, and its counts
     queues/<group>/<topic>/<partition>/b<number>   the states of 128 records, while one of them is not done
     queues/<group>/<topic>/<partition>/d<offset>   a record that was given up and is not a dead letter yet
@@ -11,6 +11,7 @@ What lies before the head and in no block is done, so ten million done records c
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -19,6 +20,8 @@ from millstream.stores.base import Put
 
 QUEUES_PREFIX = "queues/"
 SETTINGS = "settings"
+_DEFAULTS = "defaults"
+"""Among the settings, whose names all have dots."""
 
 
 class Head(NamedTuple):
@@ -84,12 +87,20 @@ class Stored:
             self.graves.append(Grave(**json.loads(value)))
 
 
-def settings_put(group: str, overrides: dict[str, str]) -> Put:
-    return Put(f"{QUEUES_PREFIX}{quote(group, safe='')}/{SETTINGS}", _json(overrides))
+class StoredSettings(NamedTuple):
+    overrides: Mapping[str, str] = {}
+    defaults: Mapping[str, str] = {}
 
 
-def read_settings(value: bytes) -> dict[str, str]:
-    return dict(json.loads(value))
+def settings_put(group: str, settings: StoredSettings) -> Put:
+    defaults = {_DEFAULTS: dict(settings.defaults)} if settings.defaults else {}
+    return Put(f"{QUEUES_PREFIX}{quote(group, safe='')}/{SETTINGS}", _json({**settings.overrides, **defaults}))
+
+
+def read_settings(value: bytes) -> StoredSettings:
+    overrides = dict(json.loads(value))
+    defaults = overrides.pop(_DEFAULTS, {})
+    return StoredSettings(overrides, defaults)
 
 
 def group_prefix(group: str) -> str:

@@ -16,6 +16,7 @@ from millstream.broker.groups.queue_settings import clean
 from millstream.broker.groups.queue_shelf import (
     QUEUES_PREFIX,
     Stored,
+    StoredSettings,
     group_prefix,
     read_settings,
     settings_put,
@@ -55,7 +56,9 @@ class Queues:
         self._topics = topics
         self._settings = settings
         self._journal = Journal(meta, settings.writes_waiting_max, self._cluster)
-        self._founders = Founders[str]("queues", settings.groups_per_peer_max, lambda name: name in self._queues)
+        self._founders = Founders[str](
+            "queues", settings.groups_per_peer_max, settings.groups_max, lambda name: name in self._queues
+        )
         self._queues: dict[str, Queue] = {}
         self._deleting: set[str] = set()
         self._era = 0
@@ -83,19 +86,19 @@ class Queues:
 
     def _open_stored(self, listed: Iterable[tuple[str, Versioned]], owns: Owns) -> None:
         found: dict[Place, Stored] = {}
-        settings: dict[str, dict[str, str]] = {}
+        settings: dict[str, StoredSettings] = {}
         for key, stored in listed:
             group_id, rest = split_key(key)
             if not owns(group_id):
                 continue
-            settings.setdefault(group_id, {})
+            settings.setdefault(group_id, StoredSettings())
             if rest is None:
                 settings[group_id] = read_settings(stored.value)
             else:
                 name, index, part = rest
                 found.setdefault((group_id, name, index), Stored()).take(key, part, stored.value)
-        for group_id, overrides in settings.items():
-            self._make(group_id, overrides, durable=True)
+        for group_id, kept_settings in settings.items():
+            self._make(group_id, kept_settings, durable=True)
         orphans: dict[Place, Callable[[], list[str]]] = {}
         for (group_id, name, index), kept in found.items():
             topic = self._topics.get(name)
@@ -145,9 +148,12 @@ class Queues:
         *,
         durable: bool = True,
         settings: Mapping[str, str] | None = None,
+        door_defaults: Mapping[str, str] | None = None,
         client_host: str = "",
     ) -> Queue:
-        """The group, made if it is new; `settings` are those of a new one, `client_host` is where its client is."""
+        """The group, made if it is new. `settings` are those of a new one, `door_defaults` what the door that makes it
+        has for settings that are not set, `client_host` is where its client is.
+        """
         if durable:
             self._cluster.check(group_id)
         queue = self._queues.get(group_id)
@@ -167,7 +173,7 @@ class Queues:
             raise RequestError(Code.POLICY_VIOLATION, detail)
         self._founders.check(client_host)
         self._founders.add(group_id, client_host)
-        queue = self._make(group_id, clean(settings or {}), durable=durable)
+        queue = self._make(group_id, StoredSettings(settings or {}, door_defaults or {}), durable=durable)
         if durable:
             self._keep_settings(queue)
         return queue
@@ -176,7 +182,8 @@ class Queues:
         """Of a new queue, until they are kept: without them it would begin elsewhere after a restart."""
 
         def prepare() -> list[Put]:
-            return [settings_put(queue.id, queue.overrides)] if self._queues.get(queue.id) is queue else []
+            is_there = self._queues.get(queue.id) is queue
+            return [settings_put(queue.id, StoredSettings(queue.overrides, queue.door_defaults))] if is_there else []
 
         def kept(done: Promise[None]) -> None:
             if done.error is not None and self._queues.get(queue.id) is queue and not self._is_closed:
@@ -184,7 +191,7 @@ class Queues:
 
         self._journal.submit(Entry(prepare)).then(kept)
 
-    def _make(self, group_id: str, overrides: Mapping[str, str], *, durable: bool) -> Queue:
+    def _make(self, group_id: str, settings: StoredSettings, *, durable: bool) -> Queue:
         old = self._queues.get(group_id)
         if old is not None:  # what loaded it before failed half-way, and began again
             old.close()
@@ -193,8 +200,9 @@ class Queues:
             self._journal,
             self._clock,
             self._dead_letters,
-            overrides,
+            settings.overrides,
             durable=durable,
+            door_defaults=settings.defaults,
             on_member_left=None if durable else self._drop_if_empty,
         )
         return queue
@@ -282,7 +290,8 @@ class Queues:
         """Replaces all of a group's own settings; the group is made if it is new."""
         cleaned = clean(overrides)
         queue = self.open(group_id, settings=cleaned)
-        await self._journal.submit(Entry(lambda: [settings_put(group_id, cleaned)], lambda: queue.configured(cleaned)))
+        put = settings_put(group_id, StoredSettings(cleaned, queue.door_defaults))
+        await self._journal.submit(Entry(lambda: [put], lambda: queue.configured(cleaned)))
 
     def overrides(self, group_id: str) -> Mapping[str, str]:
         queue = self._queues.get(group_id)
@@ -293,6 +302,7 @@ class Queues:
         if not queue.members:
             del self._queues[queue.id]
             for partition in queue.partitions():
+                self._retention.leave(partition)
                 partition.stop()
 
     def _topics_changed(self) -> None:

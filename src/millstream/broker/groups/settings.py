@@ -11,8 +11,8 @@ from millstream.broker.groups.group_configs import HEARTBEAT, SESSION
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     groups_max: int = 10_000
-    groups_per_peer_max: int = 5_000
-    """Of those, how many the clients of one address may make."""
+    groups_per_peer_max: int = 0
+    """Of those, how many the clients of one address may make. 0: half of them, from loopback all."""
     group_id_bytes_max: int = 512
     """Escaped it is three times that at most, which still fits the keys of every store."""
     members_max: int = 10_000

@@ -72,6 +72,7 @@ class ShareGroup:
         self._read: Assigned = {}
         """All that the members read, as of the last epoch."""
         self._stale = False
+        self._is_closed = False
         self._queued: Entry | None = None
         self._journal = journal
         self._clock = clock
@@ -120,11 +121,14 @@ class ShareGroup:
     def subscribes(self, topic: str) -> bool:
         return any(topic in member.topics for member in self.members.values())
 
-    def topics_changed(self) -> None:
+    def topics_changed(self) -> Promise[None] | None:
+        """The write of the next epoch, where one is needed."""
         if self.members and self._wanted() != self._read:
-            self._change()
+            return self._change()
+        return None
 
     def close(self, error: RequestError) -> None:
+        self._is_closed = True
         members, self.members = self.members, {}
         for member in members.values():
             member.session.stop()
@@ -231,10 +235,10 @@ class ShareGroup:
 
     # Epochs
 
-    def _change(self) -> None:
-        """A new epoch is needed, and nobody waits for it. Should the write fail, the next beat tries again."""
+    def _change(self) -> Promise[None]:
+        """A new epoch is needed, and no member waits for it. Should the write fail, the next beat tries again."""
         self._stale = True
-        self._advance()
+        return self._advance()
 
     def _advance(self) -> Promise[None]:
         """Changes that wait for the same write share an epoch."""
@@ -246,6 +250,8 @@ class ShareGroup:
 
     def _reserve(self) -> Iterable[Put]:
         self._queued = None
+        if self._is_closed:  # another group may have its name, and its record, by now
+            return []
         self._stale = False
         self.epoch += 1
         self._read = self._wanted()

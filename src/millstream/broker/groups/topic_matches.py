@@ -1,0 +1,73 @@
+"""Which topics the patterns of members match, kept up to date as topics come and go.
+
+Rules
+-----
+1. A pattern is matched with every topic once, before its first member joins (`prepare`). From then on it is matched
+   with names that are new (`catch_up`), never again with those that it knows.
+2. Names that are gone are taken out at once. A new name counts when it has been matched: `names` only looks up, so no
+   target waits for a pattern.
+3. Matching takes turns with the event loop (`turns.py`), whichever group the patterns belong to.
+4. Members of all groups that give the same text share a pattern and its names. They go with the last member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from weakref import WeakKeyDictionary
+
+from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.turns import Turns
+from millstream.broker.groups.view import TopicsView
+
+
+class _Matched:
+    __slots__ = ("names", "unmatched")
+
+    def __init__(self, unmatched: list[str]) -> None:
+        self.names: set[str] = set()
+        self.unmatched = unmatched
+
+
+class TopicMatches:
+    def __init__(self, topics: TopicsView, turns: Turns) -> None:
+        self._topics = topics
+        self._turns = turns
+        self._known: set[str] = set()
+        self._patterns: WeakKeyDictionary[Pattern, _Matched] = WeakKeyDictionary()
+
+    def names(self, pattern: Pattern) -> Set[str]:
+        matched = self._patterns.get(pattern)
+        return matched.names if matched is not None else frozenset()
+
+    async def prepare(self, pattern: Pattern) -> None:
+        """Every topic that exists when this returns has been matched with the pattern."""
+        matched = self._patterns.get(pattern)
+        if matched is None:
+            self.topics_changed()
+            matched = self._patterns[pattern] = _Matched(list(self._known))
+        await self._match(pattern, matched)
+
+    def topics_changed(self) -> None:
+        """Notes what is new, to be matched later, and forgets what is gone."""
+        names = set(self._topics.names())
+        gone, new = self._known - names, names - self._known
+        self._known = names
+        for matched in self._patterns.values():
+            matched.unmatched.extend(new)
+            matched.names -= gone
+
+    async def catch_up(self) -> None:
+        """Matches all patterns with the names that are new."""
+        for pattern, matched in list(self._patterns.items()):
+            await self._match(pattern, matched)
+
+    async def _match(self, pattern: Pattern, matched: _Matched) -> None:
+        if matched.unmatched and self._turns.is_taken:
+            await self._turns.next()
+        while matched.unmatched:
+            name = matched.unmatched.pop()
+            if self._topics.get(name) is not None and pattern.matches(name):
+                matched.names.add(name)
+            steps, pattern.spent = pattern.spent, 0
+            if self._turns.spend(steps):
+                await self._turns.next()
