@@ -14,6 +14,7 @@ from millstream.log.slice import Slice
 from millstream.promise import Promise
 from millstream.server import Server
 from tests.compat.client_flowmq import ACK, NACK, FlowmqClient, FlowmqError
+from tests.compat.clients import wait_for
 from tests.in_thread import BrokerInThread
 
 Connect = Callable[[], FlowmqClient]
@@ -360,6 +361,119 @@ def test_what_all_spectators_have_answered_goes_where_there_is_no_group(
     for _ in range(14):
         broker.advance(5)
     assert _start(broker, "news") == 2
+
+
+def _pass(broker: BrokerInThread, seconds: int) -> None:
+    for _ in range(seconds // 5):
+        broker.advance(5)
+
+
+def _disconnect(broker: BrokerInThread, client: FlowmqClient) -> None:
+    """Returns when the broker has noticed."""
+    before = broker.ask(lambda server: server.metrics.connections_active)
+    client.close()
+    wait_for(lambda: broker.ask(lambda server: server.metrics.connections_active) < before, "a connection less")
+
+
+@pytest.mark.parametrize("seconds", [0, 20], ids=["at once", "after 20 seconds"])
+def test_what_a_subscriber_without_a_group_acknowledged_goes_60_seconds_later_although_it_disconnected(
+    broker: BrokerInThread, connect: Connect, seconds: int
+) -> None:
+    client, reader = connect(), connect()
+    reader.subscribe("news")
+    for number in range(3):
+        client.publish("news", b"%d" % number)
+    for message in reader.take(3):
+        reader.ack(message)
+    _pass(broker, seconds)
+    _disconnect(broker, reader)
+    _pass(broker, 55 - seconds)
+    assert _start(broker, "news") == 0
+    _pass(broker, 15)
+    assert _start(broker, "news") == 3
+
+
+def test_what_a_group_has_not_read_stays_when_a_subscriber_without_one_acknowledged_it_and_left(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, reader, worker = connect(), connect(), connect()
+    worker.subscribe("news", "workers")
+    reader.subscribe("news")
+    for number in range(3):
+        client.publish("news", b"%d" % number)
+    for message in reader.take(3):
+        reader.ack(message)
+    worker.ack(worker.next())
+    _disconnect(broker, reader)
+    _disconnect(broker, worker)
+    _pass(broker, 300)
+    assert _start(broker, "news") == 1
+    again = connect()
+    again.subscribe("news", "workers")
+    assert [message.payload for message in again.take(2)] == [b"1", b"2"]
+
+
+def test_a_group_that_comes_within_the_60_seconds_still_gets_everything(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, reader, worker = connect(), connect(), connect()
+    reader.subscribe("news")
+    for number in range(2):
+        client.publish("news", b"%d" % number)
+    for message in reader.take(2):
+        reader.ack(message)
+    _disconnect(broker, reader)
+    _pass(broker, 40)
+    worker.subscribe("news", "workers")
+    assert [message.payload for message in worker.take(2)] == [b"0", b"1"]
+    _disconnect(broker, worker)
+    _pass(broker, 300)
+    assert _start(broker, "news") == 0
+
+
+def test_what_a_subscriber_left_unanswered_or_was_not_sent_stays(broker: BrokerInThread, connect: Connect) -> None:
+    client, reader = connect(), connect()
+    reader.subscribe("news")
+    for number in range(3):
+        client.publish("news", b"%d" % number)
+    first, second, _ = reader.take(3)
+    reader.ack(first)
+    reader.ack(second)
+    _disconnect(broker, reader)
+    client.publish("news", b"3")
+    late = connect()
+    late.subscribe("news")
+    client.publish("news", b"4")
+    late.ack(late.next())
+    _disconnect(broker, late)
+    _pass(broker, 300)
+    assert _start(broker, "news") == 2
+
+
+def test_subscribers_one_after_the_other_leave_nothing_behind(broker: BrokerInThread, connect: Connect) -> None:
+    client = connect()
+    for number in range(4):
+        reader = connect()
+        reader.subscribe("news")
+        client.publish("news", b"%d" % number)
+        reader.ack(reader.next())
+        _disconnect(broker, reader)
+        broker.advance(2)
+    _pass(broker, 70)
+    assert _start(broker, "news") == 4
+
+
+def test_a_topic_that_is_made_again_keeps_what_nobody_has_read(broker: BrokerInThread, connect: Connect) -> None:
+    client, reader = connect(), connect()
+    reader.subscribe("news")
+    client.publish("news", b"old")
+    reader.ack(reader.next())
+    _disconnect(broker, reader)
+    _pass(broker, 10)
+    client.delete_topic("news")
+    client.publish("news", b"new")
+    _pass(broker, 300)
+    assert _start(broker, "news") == 0
 
 
 def _start(broker: BrokerInThread, topic: str) -> int:

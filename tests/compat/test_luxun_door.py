@@ -19,11 +19,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from thrift.Thrift import TApplicationException
 
-from millstream.records.compression import Codec
+from millstream.records.compression import Codec, compress
 from millstream.wire import luxun
 from tests.compat.client_luxun import Luxun, generate
 from tests.compat.clients import wait_for
 from tests.compat.raw import create_topic
+from tests.in_thread import BrokerInThread
 from tests.serving import MILLSTREAM, ServedBroker
 
 Unique = Callable[[str], str]
@@ -95,6 +96,68 @@ def test_an_item_larger_than_the_fetch_size_comes_alone(client: Luxun, unique: U
     assert client.consume(topic, fanout="f", size=1).itemList == [b"a" * 1000]
 
 
+MEBIBYTE = 1_048_576
+
+
+@pytest.mark.parametrize("first", ["produce", "asyncProduce"])
+def test_an_item_of_exactly_one_mebibyte_is_accepted(open_client: Open, unique: Unique, first: str) -> None:
+    """Whichever call creates the topic; Luxun's default limit, `ILog.DEFAULT_MESSAGE_SIZE`, is this number."""
+    producer, consumer, topic = open_client(), open_client(), unique("mebibyte")
+    items = [bytes([number]) * MEBIBYTE for number in range(4)]
+    if first == "asyncProduce":
+        producer.async_produce(topic, items[0])
+    else:
+        produced = producer.produce(topic, items[0])
+        assert code(producer, produced) == SUCCESS and produced.index == 0
+    assert producer.produce(topic, items[1]).index == 1
+    for item in items[2:]:
+        producer.async_produce(topic, item)
+    assert consumer.size(topic).size == 4
+    assert [consumer.consume(topic, index=number).itemList for number in range(4)] == [[item] for item in items]
+    assert consumer.consume(topic, index=0, size=2 * MEBIBYTE).itemList == items[:2]
+    assert consumer.consume(topic, "small", size=1).itemList == items[:1]
+    assert consumer.consume(topic, "large", size=4 * MEBIBYTE).itemList == items
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.SNAPPY])
+def test_a_pack_of_one_mebibyte_is_accepted(open_client: Open, unique: Unique, codec: Codec) -> None:
+    """As Luxun's `MessageList.toThriftBuffer` serialises it: no checksum, the messages compressed together."""
+    producer, consumer, topic = open_client(), open_client(), unique("pack")
+    item = _pack_of(MEBIBYTE, codec)
+    assert len(item) == MEBIBYTE
+    producer.async_produce(topic, item)
+    assert consumer.consume(topic, "fanout", size=MEBIBYTE).itemList == [item]
+    [fetched] = consumer.consume(topic, index=0, size=1).itemList
+    assert len(luxun.unpack(fetched)) == 2
+
+
+def _pack_of(size: int, codec: Codec) -> bytes:
+    """A pack of exactly so many bytes: noise, which compresses to about its own length, and one byte more or less."""
+    noise = random.Random(1).randbytes(size)
+    low, high = 0, size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(_pack([b"head", noise[:middle]], codec)) <= size:
+            low = middle
+        else:
+            high = middle - 1
+    for more in range(low, low - 200, -1):  # what the compressor makes of one byte more is not always one byte more
+        for head in range(200):
+            item = _pack([bytes(head), noise[:more]], codec)
+            if len(item) == size:
+                return item
+    raise AssertionError(f"no pack of {size} bytes")
+
+
+def _pack(messages: list[bytes], codec: Codec) -> bytes:
+    content = compress(codec, b"\x0f\0\1\x0b" + struct.pack(">i", len(messages)) + _strings(messages) + b"\0")
+    return b"\x03\0\1\1\x03\0\2" + bytes([codec]) + b"\x0b\0\4" + struct.pack(">i", len(content)) + content + b"\0"
+
+
+def _strings(messages: list[bytes]) -> bytes:
+    return b"".join(struct.pack(">i", len(each)) + each for each in messages)
+
+
 def test_asynchronous_items_need_no_answer_and_are_there_for_the_next_call(client: Luxun, unique: Unique) -> None:
     topic = unique("oneway")
     for number in range(200):
@@ -152,7 +215,6 @@ def test_every_error_code_says_what_is_wrong(served: ServedBroker, client: Luxun
     assert code(client, client.consume(missing, "f")) == not_there
     assert code(client, client.consume(missing, index=0)) == not_there
     assert code(client, client.size(missing)) == not_there
-    assert code(client, client.delete(missing, PASSWORD)) == not_there
     invalid = ("FAILURE", "INVALID_TOPIC")
     for name in ("", "no spaces", "x" * 300):
         assert code(client, client.produce(name, b"x")) == invalid
@@ -185,6 +247,22 @@ def test_a_deleted_topic_takes_its_cursors_along(client: Luxun, unique: Unique) 
     assert code(client, client.size(topic)) == ("FAILURE", "TOPIC_NOT_EXIST")
     assert client.produce(topic, b"new").index == 0
     assert client.consume(topic, "f").itemList == [b"new"]
+
+
+@pytest.mark.parametrize("name", ["missing", "no spaces", "", "x" * 300], ids=["missing", "invalid", "empty", "long"])
+def test_deleting_a_topic_that_does_not_exist_succeeds(client: Luxun, name: str) -> None:
+    """As Luxun's `LogManager.deleteLog` does it, which finds nothing to remove and answers that it is done."""
+    assert code(client, client.delete(name, PASSWORD)) == SUCCESS
+    assert code(client, client.delete(name, "wrong")) == ("FAILURE", "AUTHENTICATION_FAILURE")
+
+
+def test_two_clients_that_delete_a_topic_at_once_both_succeed(open_client: Open, unique: Unique) -> None:
+    clients, topic = [open_client() for _ in range(4)], unique("twice")
+    for _ in range(10):
+        clients[0].produce(topic, b"x")
+        for client in clients:
+            client.calls.send_deleteTopic(client.types.DeleteTopicRequest(topic=topic, password=PASSWORD))
+        assert [code(client, client.calls.recv_deleteTopic()) for client in clients] == [SUCCESS] * 4
 
 
 def test_old_clients_without_the_strict_header_are_understood(open_client: Open, unique: Unique) -> None:
@@ -262,7 +340,6 @@ def test_cursors_survive_a_restart(tmp_path: Path, generated: tuple[Any, Any]) -
             for number in range(10):
                 client.produce("t", b"%d" % number)
             assert client.consume("t", "f", size=3).itemList == [b"0", b"1", b"2"]
-            assert code(client, client.delete("t", "")) == ("FAILURE", "AUTHENTICATION_FAILURE"), "no password is set"
         broker.stop()
         broker.start()
         with Luxun(broker.doors["luxun"], generated) as client:
@@ -283,6 +360,43 @@ def test_a_hashed_password_admits_who_knows_it(tmp_path: Path, generated: tuple[
         client.produce("t", b"x")
         assert code(client, client.delete("t", hashed)) == ("FAILURE", "AUTHENTICATION_FAILURE")
         assert code(client, client.delete("t", PASSWORD)) == SUCCESS
+
+
+@pytest.mark.parametrize("setting", ["plain:luxun", "md5: 3a8cb419bf0d34f5fa091ce416627f82", "crc32: 1688323579"])
+def test_passwords_are_configured_as_luxuns_server_has_them(
+    tmp_path: Path, generated: tuple[Any, Any], setting: str
+) -> None:
+    with (
+        BrokerInThread(tmp_path, luxun="127.0.0.1:0", luxun_password=setting) as broker,
+        Luxun(broker.address("luxun"), generated) as client,
+    ):
+        client.produce("t", b"x")
+        for wrong in ("", "hello", setting):
+            assert code(client, client.delete("t", wrong)) == ("FAILURE", "AUTHENTICATION_FAILURE")
+        assert client.size("t").size == 1
+        assert code(client, client.delete("t", "luxun")) == SUCCESS
+        assert code(client, client.size("t")) == ("FAILURE", "TOPIC_NOT_EXIST")
+
+
+def test_without_a_password_every_client_may_delete(tmp_path: Path, generated: tuple[Any, Any]) -> None:
+    with (
+        BrokerInThread(tmp_path, luxun="127.0.0.1:0") as broker,
+        Luxun(broker.address("luxun"), generated) as client,
+    ):
+        for password in ("", "anything"):
+            client.produce("t", b"x")
+            assert code(client, client.delete("t", password)) == SUCCESS
+            assert code(client, client.size("t")) == ("FAILURE", "TOPIC_NOT_EXIST")
+
+
+def test_a_password_of_an_unknown_form_stops_the_start(tmp_path: Path) -> None:
+    config = tmp_path / "millstream.toml"
+    config.write_text('luxun_password = "sha256:abc"\n')
+    command = [MILLSTREAM, "serve", "--data", str(tmp_path / "data"), "--kafka", "127.0.0.1:0"]
+    flags = ["--luxun", "127.0.0.1:0", "--http", "off", "--config", str(config)]
+    refused = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1 and "luxun_password" in refused.stderr and "write plain: before it" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 # -- packs and the command line ----------------------------------------------------------------------------------------

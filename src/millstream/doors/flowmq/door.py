@@ -30,7 +30,7 @@ CLOSE_SECONDS_MAX = 2.0
 EARLIEST = {"share.auto.offset.reset": "earliest"}
 """A new group begins with what is there: jobs that were published before the first worker came are done too."""
 DEFAULTS = {"share.delivery.count.limit": "3"}
-"""As FlowMQ's document has it; Kafka's share groups have 5."""
+"""Of queues that are made here, as FlowMQ's document has it. Share groups that Kafka's protocol made have 5."""
 
 
 class FlowmqDoor:
@@ -88,9 +88,12 @@ class FlowmqDoor:
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None or dispatcher.queue is not self.broker.queues.get(name):
             queue = self.broker.queues.open(
-                name, durable=bool(group), settings=EARLIEST if group else None, client_host=peer
+                name,
+                durable=bool(group),
+                settings=EARLIEST if group else None,
+                door_defaults=DEFAULTS,
+                client_host=peer,
             )
-            queue.fall_back_on(DEFAULTS)
             dispatcher = self._dispatchers[key] = Dispatcher(self, queue, topic)
         dispatcher.users += 1
         try:

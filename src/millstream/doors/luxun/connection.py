@@ -135,7 +135,7 @@ class LuxunConnection(FramedConnection):
 
         try:
             inlet = self._broker.inlet(_single(topic).partitions[0])
-        except RequestError as error:
+        except Exception as error:  # whatever it is, no read may wait for this item
             settled(-1, error)
             return
         inlet.put_then(settled, item)
@@ -156,7 +156,8 @@ class LuxunConnection(FramedConnection):
             return self._consume_now(sequence_id, request)
 
         async def work() -> bytes:
-            await self._barrier.passed(request.topic, self)
+            if not await self._pass_barrier(request.topic):
+                return b""
             answer = self._consume_now(sequence_id, request)
             made = answer.make() if isinstance(answer, Large) else answer
             return await made if isinstance(made, Promise) else made
@@ -218,7 +219,8 @@ class LuxunConnection(FramedConnection):
 
     def _find(self, sequence_id: int, request: luxun.Find) -> Answer:
         async def work() -> bytes:
-            await self._pass_barrier(request.topic)
+            if not await self._pass_barrier(request.topic):
+                return b""
             try:
                 log = self._topic(request.topic).partitions[0].log
                 index, timestamp = await self._closest(log, request.timestamp)
@@ -258,7 +260,8 @@ class LuxunConnection(FramedConnection):
 
     def _get_size(self, sequence_id: int, request: luxun.GetSize) -> Answer:
         async def work() -> bytes:
-            await self._pass_barrier(request.topic)
+            if not await self._pass_barrier(request.topic):
+                return b""
             try:
                 topic = self._topic(request.topic)
                 first = topic.partitions[0].log.start
@@ -273,9 +276,15 @@ class LuxunConnection(FramedConnection):
 
     # -- the read barrier --------------------------------------------------------------------------------------------
 
-    async def _pass_barrier(self, topic: str) -> None:
-        if not self._barrier.is_clear(topic, self):
-            await self._barrier.passed(topic, self)
+    async def _pass_barrier(self, topic: str) -> bool:
+        """Whether an answer is still wanted: a read that its client does not wait for must not move a fanout id.
+
+        A client that hangs up may still take its answer, so the read goes on. Behind a barrier that it could not pass
+        the connection closes: every request behind that one would wait as long again.
+        """
+        if not self._barrier.is_clear(topic, self) and not await self._barrier.passed(topic, self) and self.hung_up:
+            self.close()
+        return not self.closed
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -336,17 +345,18 @@ class LuxunConnection(FramedConnection):
     def _delete_topic(self, sequence_id: int, request: luxun.DeleteTopic) -> Answer:
         async def work() -> bytes:
             if not await self._password.admits(request.password):
-                text = (
-                    "the password is wrong" if self._password.is_set else "deletion is off: luxun_password is not set"
-                )
-                failure = Failure(ErrorCode.AUTHENTICATION_FAILURE, text)
+                failure = Failure(ErrorCode.AUTHENTICATION_FAILURE, "the password is wrong")
                 self._broker.metrics.request_errors += 1
                 return luxun.encode_failure(luxun.DELETE_TOPIC, sequence_id, failure)
-            await self._pass_barrier(request.topic)
+            if not await self._pass_barrier(request.topic):
+                return b""
             try:
-                await self._broker.delete_topic(self._topic(request.topic).name)
+                topic = self._broker.topics.get(request.topic)
+                if topic is not None:  # one that is not there is as good as deleted: Luxun answers SUCCESS
+                    await self._broker.delete_topic(_single(topic).name)
             except RequestError as error:
-                return self._refused(luxun.DELETE_TOPIC, sequence_id, error)
+                if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # another client was faster
+                    return self._refused(luxun.DELETE_TOPIC, sequence_id, error)
             return luxun.encode_deleted(sequence_id)
 
         return self.run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 from millstream.broker.broker import Broker
@@ -10,6 +11,8 @@ from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.connection import LuxunConnection
 from millstream.doors.luxun.password import Password
 from millstream.doors.luxun.read_barrier import ReadBarrier
+
+logger = logging.getLogger(__name__)
 
 
 class LuxunDoor(FramedDoor):
@@ -23,6 +26,8 @@ class LuxunDoor(FramedDoor):
     def start(self, address: Address) -> Address:
         bound = super().start(address)
         self.barrier.listen()
+        if not self.password.is_set:
+            logger.warning("luxun_password is not set: every Luxun client may delete topics with one partition")
         return bound
 
     def welcome(self, connected: socket.socket, peer: str) -> LuxunConnection:

@@ -1,7 +1,18 @@
-"""The administrator's password: as it is, or hashed as `scrypt$COST$SALT$HASH` (hexadecimal).
+"""The administrator's password, in the forms of Luxun's own configuration (its `Authentication.build`) and in ours.
 
-Comparing takes the same time wherever the two differ. Checking a hash costs memory and tens of milliseconds on
-purpose, so it runs in a thread, one at a time: guessing is slow and costs nobody else.
+    setting                   admits
+    (empty)                   everybody, as in Luxun
+    plain:PASSWORD            the password
+    md5:HASH                  a password with this MD5 hash (32 hexadecimal digits)
+    crc32:NUMBER              a password with this CRC-32 (decimal): two billion guesses find one
+    scrypt$COST$SALT$HASH     the password that `millstream doors luxun --hash-password` was told
+    PASSWORD                  the password, where nothing before a colon looks like the name of a form
+
+Spaces around a form and its value do not count, as in Luxun. A setting that cannot be one of these stops the start:
+taken for a password it would refuse every administrator.
+
+Comparing takes the same time wherever the two differ. Checking scrypt costs memory and tens of milliseconds on
+purpose, so it runs in a thread, one at a time: guessing is slow and delays no other client.
 """
 
 from __future__ import annotations
@@ -9,7 +20,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import secrets
+import zlib
+from collections.abc import Callable
 
 from millstream.errors import StartupError
 
@@ -21,21 +35,26 @@ SALT_BYTES = 16
 GIVEN_BYTES_MAX = 1024
 
 
+_FORM = re.compile(r"\s*([A-Za-z][A-Za-z0-9._-]*)\s*:(.*)", re.DOTALL)
+
+
 class Password:
     def __init__(self, setting: str) -> None:
-        """Raises `StartupError` for a hash that cannot be one; an empty setting refuses everybody."""
+        """Raises `StartupError` for a setting that no password could satisfy."""
         self.is_set = bool(setting)
-        self._plain = b"" if setting.startswith(PREFIX) else setting.encode()
-        self._hashed = _parse(setting) if setting.startswith(PREFIX) else None
+        self._scrypt = _parse(setting) if setting.startswith(PREFIX) else None
+        self._digest, self._wanted = _form("" if self._scrypt is not None else setting)
         self._turn = asyncio.Lock()
 
     async def admits(self, given: str) -> bool:
+        if not self.is_set:
+            return True
         said = given.encode()
-        if not self.is_set or len(said) > GIVEN_BYTES_MAX:
+        if len(said) > GIVEN_BYTES_MAX:
             return False
-        if self._hashed is None:
-            return hmac.compare_digest(hashlib.sha256(said).digest(), hashlib.sha256(self._plain).digest())
-        cost, salt, wanted = self._hashed
+        if self._scrypt is None:
+            return hmac.compare_digest(self._digest(said), self._wanted)
+        cost, salt, wanted = self._scrypt
         async with self._turn:
             loop = asyncio.get_running_loop()
             return hmac.compare_digest(await loop.run_in_executor(None, _scrypt, said, cost, salt), wanted)
@@ -45,6 +64,42 @@ def hash_password(password: str) -> str:
     """What to put into the setting instead of the password."""
     salt = secrets.token_bytes(SALT_BYTES)
     return f"{PREFIX}{COST}${salt.hex()}${_scrypt(password.encode(), COST, salt).hex()}"
+
+
+def _sha256(password: bytes) -> bytes:
+    return hashlib.sha256(password).digest()
+
+
+def _md5(password: bytes) -> bytes:
+    return hashlib.md5(password, usedforsecurity=False).digest()
+
+
+def _crc32(password: bytes) -> bytes:
+    return zlib.crc32(password).to_bytes(4, "big")
+
+
+def _form(setting: str) -> tuple[Callable[[bytes], bytes], bytes]:
+    """What to make of a password that is given, and what that must be."""
+    named = _FORM.fullmatch(setting)
+    if named is None:
+        return _sha256, _sha256(setting.encode())
+    form, value = named[1], named[2].strip()
+    if form == "plain" and value:
+        return _sha256, _sha256(value.encode())
+    if form == "md5" and re.fullmatch(r"[0-9A-Fa-f]{32}", value):
+        return _md5, bytes.fromhex(value)
+    if form == "crc32" and re.fullmatch(r"[0-9]{1,10}", value) and int(value) < 1 << 32:
+        return _crc32, int(value).to_bytes(4, "big")
+    if form in ("plain", "md5", "crc32"):
+        raise StartupError(
+            f"luxun_password: what follows {form}: is no value of that form; they are plain:PASSWORD, md5:HASH (32 "
+            "hexadecimal digits) and crc32:NUMBER (decimal, below 2^32)"
+        )
+    # The name may be part of a secret, so it is not shown.
+    raise StartupError(
+        "luxun_password begins with a name and a colon, and the name is none of plain, md5 and crc32; if that is the "
+        "password itself, write plain: before it"
+    )
 
 
 def _scrypt(password: bytes, cost: int, salt: bytes) -> bytes:

@@ -17,7 +17,9 @@ Rules
    for while the frame is younger than `ARRIVAL_SECONDS`, so that a producer that stops in the middle delays no reader
    for longer. TCP's window was closed, because the socket was full: it is read until it is empty, or has given as much
    more as a send buffer holds, for `DRAIN_SECONDS_MAX`.
-5. A read waits `WAIT_SECONDS_MAX` at most and then answers with what is there.
+5. A read waits `WAIT_SECONDS_MAX` at most and then answers with what is there. If its connection closes it stops.
+6. A read stops waiting for an item that is refused or whose append fails, and for bytes whose connection closes. An
+   append in flight is waited for even if its producer is gone: the item may become visible.
 
 Where nothing is on its way, which is the usual case, a read costs one poll without a timeout.
 """
@@ -149,8 +151,8 @@ class ReadBarrier:
         ready = self._selector.select(0)
         return not ready or (len(ready) == 1 and ready[0][0].data is reader)
 
-    async def passed(self, topic: str, reader: LuxunConnection) -> None:
-        """Returns when everything is visible that the door has received for the topic."""
+    async def passed(self, topic: str, reader: LuxunConnection) -> bool:
+        """Returns when everything is visible that the door has received for the topic; False: it took too long."""
         late = False
 
         def give_up() -> None:
@@ -160,16 +162,17 @@ class ReadBarrier:
 
         timer = self._clock.call_later(WAIT_SECONDS_MAX, give_up)
         try:
-            await self._receive(reader, lambda: late)
+            await self._receive(reader, lambda: late or reader.closed)
             batches = list(self._in_flight.get(topic, ()))
             for appends in batches:
                 appends.is_closed = True
-            while any(appends.count for appends in batches) and not late:
+            while any(appends.count for appends in batches) and not (late or reader.closed):
                 await self._change()
         finally:
             timer.cancel()
         if late:
             delays.warning("a read of %s by %s did not wait longer for items in flight", topic, reader.peer)
+        return not late
 
     async def _receive(self, reader: LuxunConnection, is_late: Callable[[], bool]) -> None:
         """Has the other connections handle what they are sent."""
@@ -210,10 +213,10 @@ class ReadBarrier:
         return {each: unread_bytes(each) for each in ready if each is not None and each is not reader}
 
     async def _reach(self, marks: dict[LuxunConnection, int], is_late: Callable[[], bool]) -> None:
-        while marks := await self._behind(marks):
-            await self._change()
-            if is_late():
+        while not is_late() and (marks := await self._behind(marks)):
+            if is_late():  # nothing wakes a read whose timer has fired
                 return
+            await self._change()
 
     async def _behind(self, marks: dict[LuxunConnection, int]) -> dict[LuxunConnection, int]:
         """Reads and handles what can be; answers with the connections that wait for something."""
