@@ -143,7 +143,8 @@ class Config:
     flume_partitions: int = _setting(3, "partitions of a topic that a Flume client's first record creates", low=1)
     luxun_password: str = _setting(
         "",
-        "what deleteTopic must say: plain, or as `millstream doors luxun --hash-password` prints it; empty: refused",
+        "what deleteTopic must say: plain:PASSWORD, md5:HASH, crc32:NUMBER, or as `millstream doors luxun "
+        "--hash-password` prints it; empty: every Luxun client may delete topics",
         secret=True,
     )
     connections_max: int = _setting(
@@ -170,7 +171,7 @@ class Config:
     partitions_max: int = _setting(20_000, "partitions over all topics", low=1)
     groups_max: int = _setting(10_000, "groups, and queues, that the broker keeps", low=1)
     groups_per_peer_max: int = _setting(
-        0, "of those, how many the clients of one address may make; 0: half of groups_max", low=0
+        0, "of those, how many the clients of one address may make; 0: half of groups_max, all from loopback", low=0
     )
     session_timeout_min_ms: int = _setting(1000, "shortest session timeout that a group member may ask for", low=1)
     session_timeout_max_ms: int = _setting(1_800_000, "longest session timeout that a member may ask for", low=1)

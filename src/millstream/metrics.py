@@ -26,19 +26,26 @@ API_KEYS = 128
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+_BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
 class Histogram:
     """Counts in fixed buckets from 50 µs to 10 s: a sync on an NVMe disk up to one on a disk that is about to fail."""
 
-    BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
     __slots__ = ("counts", "sum")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.counts = [0] * (len(_BOUNDS) + 1)
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.BOUNDS, seconds)] += 1
+        self.counts[bisect_left(_BOUNDS, seconds)] += 1
         self.sum += seconds
+
+    def observe_all(self, seconds: float, count: int) -> None:
+        """So many that took the same time."""
+        self.counts[bisect_left(_BOUNDS, seconds)] += count
+        self.sum += seconds * count
 
     @property
     def count(self) -> int:
@@ -47,7 +54,7 @@ class Histogram:
     def buckets(self) -> Iterator[tuple[str, float]]:
         """Cumulative, as Prometheus wants them."""
         total = 0
-        for bound, count in zip((*map(str, self.BOUNDS), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self.counts, strict=True):
             total += count
             yield bound, total
 
@@ -59,12 +66,15 @@ class Metrics:
         "batches_in",
         "bytes_in",
         "bytes_out",
+        "commit_seconds",
         "connections_active",
         "connections_closed",
         "connections_evicted",
         "connections_opened",
         "connections_refused",
+        "fetch_seconds",
         "fetch_waits",
+        "latencies",
         "loop_busy_seconds_max",
         "produce_seconds",
         "records_in",
@@ -100,7 +110,15 @@ class Metrics:
         self.syncs = 0
         self.sync_seconds = Histogram()
         self.produce_seconds = Histogram()
-        """From the decoded request to the answer, the wait for the sync included."""
+        """From the whole request to its answer, the wait for the sync included."""
+        self.fetch_seconds = Histogram()
+        """The same, without the wait for records: a long poll says how quiet a topic is, not how slow the broker."""
+        self.commit_seconds = Histogram()
+        """Of offsets, until they are durable."""
+        self.latencies: list[Histogram | None] = [None] * API_KEYS
+        """Indexed by API key."""
+        for key, histogram in ((0, self.produce_seconds), (1, self.fetch_seconds), (8, self.commit_seconds)):
+            self.latencies[key] = histogram
         self.stall_seconds = Histogram()
         """By how much beats of the event loop were late (`loop_watch.py`)."""
         self.loop_busy_seconds_max = 0.0
@@ -293,7 +311,21 @@ class _Collector:
         yield requests
         for name, text, histogram in (
             ("sync_seconds", "Time a sync of a log file took.", metrics.sync_seconds),
-            ("produce_seconds", "Time from a produce request to its answer.", metrics.produce_seconds),
+            (
+                "produce_seconds",
+                "Time from a whole Produce request to its answer, its sync included.",
+                metrics.produce_seconds,
+            ),
+            (
+                "fetch_seconds",
+                "Time from a whole Fetch request to its answer, without its wait for records.",
+                metrics.fetch_seconds,
+            ),
+            (
+                "commit_seconds",
+                "Time from a whole OffsetCommit request to its answer, its sync included.",
+                metrics.commit_seconds,
+            ),
             (
                 "event_loop_stall_seconds",
                 "Time by which a 20 ms beat of the event loop was late.",

@@ -148,8 +148,9 @@ class Server:
     def _http_names(self) -> list[str]:
         """The names of this machine under which its pages are asked for."""
         advertised = self.config.advertised_address
-        names = [socket.gethostname(), *self.config.http_hosts.split(",")]
-        return [*names, advertised.host] if advertised is not None else names
+        given = [name.strip() for name in self.config.http_hosts.split(",")]
+        names = [socket.gethostname(), *given, advertised.host if advertised is not None else ""]
+        return [name for name in names if name]
 
     def _open_others(self) -> None:
         for name in DOOR_PORTS:

@@ -9,13 +9,24 @@ import contextlib
 import resource
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream.config import Config
+from millstream.doors.connections import Connections
+from millstream.doors.kafka import connection as kafka_connection
+from millstream.doors.keepalive import KEEPALIVE
 from millstream.errors import Code
+from millstream.log.disk import Disk
+from millstream.log.slice import OpenFile
+from millstream.metrics import Metrics
 from millstream.server import Server
+from millstream.stores.sqlite_meta import SqliteMeta
+from millstream.testing.clock import VirtualClock
 from millstream.wire.flowmq import Command
 from millstream.wire.flowmq import frame as flowmq_frame
 from tests.compat import client_flume as flume
@@ -108,6 +119,38 @@ def test_an_abandoned_fetch_is_noticed_although_a_request_waits_behind_it(broker
     until_open(broker, before)
 
 
+def test_a_fetch_behind_a_produce_request_is_noticed_when_it_is_abandoned(
+    broker: BrokerInThread, held_syncs: threading.Event
+) -> None:
+    """Sarama shares a connection between its producer and its consumer: the answer to the produce request, which comes
+    while the fetch waits, does not end the fetch.
+    """
+    raw.create_topic(broker.address("kafka"), "written")
+    before = open_connections(broker)
+    for how in ("with bytes that wait", "without"):
+        held_syncs.clear()
+        client = Raw(broker.address("kafka"))
+        client.send(raw.produce("written", raw.batch(b"one")) + raw.fetch("quiet", 0, wait_ms=60_000))
+        wait_for(lambda: fetches(broker) == 1, "a fetch behind a produce request")
+        held_syncs.set()
+        assert client.answer(0, 9).responses[0].partition_responses[0].error_code == 0
+        if how == "with bytes that wait":
+            client.send(API_VERSIONS)
+        client.close()
+        until_open(broker, before)
+        assert broker.ask(lambda server: wakers(server, "quiet")) == 0, "the fetch waits no more"
+
+
+def fetches(broker: BrokerInThread) -> int:
+    """How many wait for records."""
+    return broker.ask(lambda server: wakers(server, "quiet"))
+
+
+def wakers(server: Server, topic: str) -> int:
+    log = server.broker.topics.find(topic).partitions[0].log  # type: ignore[union-attr]
+    return len(log._wakers or ())  # type: ignore[attr-defined]
+
+
 def test_an_abandoned_join_is_noticed_although_a_request_waits_behind_it(broker: BrokerInThread) -> None:
     before = open_connections(broker)
     with Raw(broker.address("kafka")) as first:
@@ -150,10 +193,20 @@ def test_records_without_acknowledgement_are_stored_although_their_producer_hung
     wait_for(lambda: broker.ask(lambda server: log.durable) == 3, "three records")
 
 
-def test_an_abandoned_flume_join_is_closed_within_twenty_seconds(broker: BrokerInThread) -> None:
+def test_an_abandoned_flume_join_is_closed_within_twenty_seconds(
+    broker: BrokerInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joins of Flume's clients wait for no other client, but for the metadata: here for a disk that hangs."""
+    may_go_on, write = threading.Event(), SqliteMeta._write
+
+    def held(meta: SqliteMeta, *arguments: Any) -> None:
+        assert may_go_on.wait(60)
+        write(meta, *arguments)
+
     before = open_connections(broker)
     with flume.Flume(broker.address("flume")) as first:
         assert first.join("flumes", ["quiet"], session_ms=300_000).error == 0
+        monkeypatch.setattr(SqliteMeta, "_write", held)
         join = flume.request(flume.JOIN_GROUP, 1, flume.join_payload("flumes", ["quiet"], session_ms=300_000))
         abandon(broker, [connected(broker.address("flume")) for _ in range(COUNT)], join, "flume")
 
@@ -164,6 +217,7 @@ def test_an_abandoned_flume_join_is_closed_within_twenty_seconds(broker: BrokerI
         start = broker.clock.monotonic()
         wait_for(are_gone, "connections that are closed")
         assert broker.clock.monotonic() - start <= 20.5
+        may_go_on.set()
     until_open(broker, before)
 
 
@@ -214,6 +268,172 @@ def test_a_client_that_takes_all_connections_makes_room_for_others(tmp_path: Pat
         assert [client.receive() for client in greedy[:5]] == [b""] * 5, "the oldest went"
         assert answers(other), "a client with one connection keeps it"
         assert broker.ask(lambda server: server.metrics.connections_evicted) == 5
+
+
+@contextlib.contextmanager
+def unread(broker: BrokerInThread, topic: str, count: int) -> Iterator[list[socket.socket]]:
+    """Clients that ask for more than their sockets hold, and read nothing."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(small_socket(broker.address("kafka"))) for _ in range(count)]
+        for client in clients:
+            client.sendall(raw.fetch(topic, 0, bytes_max=50 << 20))
+        wait_for(lambda: broker.ask(unread_connections) == count, "answers that wait for their readers")
+        yield clients
+
+
+def small_socket(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((host, int(port)))
+    return client
+
+
+def unread_connections(server: Server) -> int:
+    return sum(each.is_unread for each in server._kafka._connections)  # type: ignore[union-attr]
+
+
+def test_clients_that_read_no_answers_make_room_for_others(tmp_path: Path) -> None:
+    with BrokerInThread(tmp_path, connections_max=5, message_bytes_max=8 << 20, flush="os") as broker:
+        address = broker.address("kafka")
+        raw.create_topic(address, "large", max_message_bytes=str(8 << 20))
+        with Raw(address) as producer:
+            for _ in range(3):
+                answer = producer.ask(raw.produce("large", raw.batch(bytes(7 << 20))))
+                assert answer.responses[0].partition_responses[0].error_code == 0
+        until_open(broker, 0)
+        with unread(broker, "large", 5), contextlib.ExitStack() as stack:
+            for _ in range(5):
+                assert answers(stack.enter_context(from_address(address, "127.0.0.2")))
+            assert broker.ask(lambda server: server.metrics.connections_evicted) == 5
+
+
+@pytest.fixture
+def held_syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this is not set, no sync of a log ends."""
+    may_go_on = threading.Event()
+    may_go_on.set()
+    sync = Disk.sync
+
+    def held(disk: Disk, file: OpenFile) -> None:
+        assert may_go_on.wait(60)
+        sync(disk, file)
+
+    monkeypatch.setattr(Disk, "sync", held)
+    yield may_go_on
+    may_go_on.set()
+
+
+HELD_BACK = {
+    "too much unsynced": {"partition_unsynced_bytes_max": 1024},
+    "too many in line": {},
+    "another request behind": {},
+    "a fetch behind": {},
+}
+
+
+@contextlib.contextmanager
+def producing(
+    tmp_path: Path, held_syncs: threading.Event, monkeypatch: pytest.MonkeyPatch, why: str, **settings: int
+) -> Iterator[tuple[BrokerInThread, Raw]]:
+    """A producer whose connection is parked while its records wait for their sync."""
+    if why == "too many in line":
+        monkeypatch.setattr(kafka_connection, "IN_LINE_MAX", 0)
+    with BrokerInThread(tmp_path, **HELD_BACK[why], **settings) as broker:
+        raw.create_topic(broker.address("kafka"), "written")
+        until_open(broker, 0)
+        held_syncs.clear()
+        with Raw(broker.address("kafka")) as producer:
+            behind = {"another request behind": API_VERSIONS, "a fetch behind": raw.fetch("written", 9, wait_ms=60_000)}
+            producer.send(raw.produce("written", raw.batch(bytes(2000))) + behind.get(why, b""))
+            wait_for(lambda: broker.ask(parked) == 1, "a parked producer")
+            try:
+                yield broker, producer
+            finally:
+                held_syncs.set()
+
+
+def parked(server: Server) -> int:
+    return sum(each._is_parked for each in server._kafka._connections)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("why", HELD_BACK)
+def test_a_producer_that_is_held_back_is_owed_its_answer_and_makes_no_room(
+    tmp_path: Path, held_syncs: threading.Event, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    with producing(tmp_path, held_syncs, monkeypatch, why, connections_max=1) as (broker, producer):
+        with from_address(broker.address("kafka"), "127.0.0.2") as refused, contextlib.suppress(ConnectionError):
+            assert not answers(refused)
+        assert broker.ask(lambda server: server.metrics.connections_evicted) == 0
+        held_syncs.set()
+        assert producer.answer(0, 9).responses[0].partition_responses[0].error_code == 0
+
+
+@pytest.mark.parametrize("why", HELD_BACK)
+def test_a_door_that_closes_waits_for_the_answers_of_producers_that_are_held_back(
+    tmp_path: Path, held_syncs: threading.Event, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    with producing(tmp_path, held_syncs, monkeypatch, why) as (broker, producer):
+        door = broker.ask(lambda server: server._kafka)
+        closing = threading.Thread(target=broker._wait, args=(door.close(),))  # type: ignore[union-attr]
+        closing.start()
+        wait_for(lambda: broker.ask(lambda server: door._listener.fileno()) == -1, "a door that closes")  # type: ignore[union-attr]
+        held_syncs.set()
+        assert producer.answer(0, 9).responses[0].partition_responses[0].error_code == 0
+        closing.join()
+
+
+def test_where_all_connections_of_a_peer_are_owed_answers_another_peer_makes_room(
+    tmp_path: Path, held_syncs: threading.Event
+) -> None:
+    with BrokerInThread(tmp_path, connections_max=5) as broker, contextlib.ExitStack() as stack:
+        address = broker.address("kafka")
+        raw.create_topic(address, "written")
+        until_open(broker, 0)
+        held_syncs.clear()
+        stack.callback(held_syncs.set)
+        idle = stack.enter_context(from_address(address, "127.0.0.2"))
+        assert answers(idle)
+        producers = [stack.enter_context(Raw(address)) for _ in range(4)]
+        for producer in producers:
+            producer.send(raw.produce("written", raw.batch(b"kept")))
+        wait_for(lambda: waiting(broker) == 4, "producers that wait")
+        with from_address(address, "127.0.0.3") as newcomer:
+            assert answers(newcomer)
+        assert idle.receive() == b""
+        held_syncs.set()
+        for producer in producers:
+            assert producer.answer(0, 9).responses[0].partition_responses[0].error_code == 0
+
+
+def test_kafka_clients_that_are_gone_without_a_word_are_detected(broker: BrokerInThread) -> None:
+    def options(server: Server) -> list[list[int]]:
+        assert server._kafka is not None
+        return [
+            [each._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+            + [each._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
+            for each in server._kafka._connections
+        ]
+
+    with Raw(broker.address("kafka")) as client:
+        assert answers(client)
+        assert broker.ask(options) == [[1, *(value for _, value in KEEPALIVE)]]
+
+
+@pytest.mark.parametrize(
+    ("doors", "share"),
+    [
+        ({"http": "off"}, 750),
+        ({"http": "127.0.0.1:0"}, 375),
+        ({"http": "127.0.0.1:0", "flume": "127.0.0.1:0", "luxun": "127.0.0.1:0", "flowmq": "127.0.0.1:0"}, 150),
+    ],
+)
+def test_the_open_doors_share_three_quarters_of_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch, doors: dict[str, str], share: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    config = Config(**doors)  # type: ignore[arg-type]
+    assert Connections(config, Metrics(), VirtualClock())._limit == share
 
 
 def test_of_too_many_flowmq_connections_the_quietest_makes_room(tmp_path: Path) -> None:

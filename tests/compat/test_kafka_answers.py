@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from millstream.errors import Code
+from millstream.records import codec
 from tests.compat import raw
 from tests.compat.raw import Raw
 from tests.serving import ServedBroker
@@ -311,6 +312,24 @@ def test_an_api_that_is_not_served_is_answered_where_its_errors_go(link: Raw, to
     features = ask(link, 57, 1, timeout=1000, feature_updates=[], validate_only=True)
     assert quota.error_code == user.error_code == features.error_code == Code.UNSUPPORTED_VERSION
     assert quota.error_message and features.error_message
+
+
+def test_of_many_bad_records_the_first_hundred_are_named(broker: ServedBroker, link: Raw, unique: Unique) -> None:
+    """The answer to a small request has a bound. A producer sends what is not named again, and hears of the next."""
+    name = unique("compacted")
+    raw.create_topic(broker.address, name, cleanup_policy="compact")
+    good = [(0, 1_700_000_000_000, b"key", b"value")]
+    bad = [(0, 1_700_000_000_000, None, b"value")]
+    for records, indexes in (
+        (good * 2 + bad * 250, range(2, 102)),
+        (bad * 100 + good, range(100)),
+        (good * 200 + bad, [200]),
+    ):
+        answer = link.ask(raw.produce(name, bytes(codec.encode(records)))).responses[0].partition_responses[0]
+        assert answer.error_code == Code.INVALID_RECORD and "without a key" in answer.error_message
+        assert [each.batch_index for each in answer.record_errors] == list(indexes)
+        assert all("without a key" in each.batch_index_error_message for each in answer.record_errors)
+    assert not link.ask(raw.fetch(name, 0)).responses[0].partitions[0].records
 
 
 def test_records_of_a_topic_that_is_only_compacted_cannot_be_deleted(

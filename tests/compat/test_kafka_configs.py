@@ -122,6 +122,39 @@ def test_a_topics_settings_are_kafkas_and_those_that_are_set(broker: ServedBroke
     assert set(configs(link, TOPIC, plain, ["flush", "retention.ms"])) == {"flush", "retention.ms"}
 
 
+@pytest.mark.parametrize("kind", [TOPIC, BROKER, LOGGER, GROUP])
+def test_an_empty_list_of_names_asks_for_all_settings(link: Raw, topic: str, kind: int) -> None:
+    """Clients that are made from the protocol's schema send an empty list where others send null."""
+    name = {TOPIC: topic, GROUP: "a group"}.get(kind, "1")
+    everything = configs(link, kind, name)
+    assert everything and configs(link, kind, name, []).keys() == everything.keys()
+
+
+def test_a_setting_without_a_value_is_refused(link: Raw, topic: str, unique: Unique) -> None:
+    """As Kafka's controller does when a topic is made, and its brokers when one is altered."""
+    missing = "leader.replication.throttled.replicas"
+    name = unique("null")
+    wanted = {
+        "name": name,
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [{"name": missing, "value": None}, {"name": "retention.ms", "value": "1000"}],
+    }
+    request = raw.request(19, 5, {"topics": [wanted], "timeout": 10_000, "validate_only": False})
+    made = link.ask(request).topics[0]
+    assert (made.error_code, made.error_message) == (
+        Code.INVALID_CONFIG,
+        f"null value not supported for topic configs: {missing}",
+    )
+    assert describe(link, TOPIC, name).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    told = alter(link, TOPIC, topic, (missing, 0, None))
+    assert (told.error_code, told.error_message) == (Code.INVALID_REQUEST, f"null value not supported for: {missing}")
+    resource = {"resource_type": TOPIC, "resource_name": topic, "configs": [{"name": missing, "value": None}]}
+    (told,) = link.ask(raw.request(33, 1, {"resources": [resource], "validate_only": False})).responses
+    assert (told.error_code, told.error_message) == (Code.INVALID_REQUEST, f"null value not supported for: {missing}")
+
+
 def test_a_created_topic_comes_with_the_settings_that_describing_it_shows(link: Raw, unique: Unique) -> None:
     wanted = {
         "name": unique("made"),

@@ -477,6 +477,18 @@ async def test_a_connection_that_is_owed_an_answer_makes_no_room() -> None:
     await bench.door.close()
 
 
+async def test_a_client_that_does_not_read_its_answer_makes_room() -> None:
+    bench = Bench(connections_max=1)
+    _, unread = await bench.connect()
+    unread.write(frame("m", b"50000000"))
+    await bench.until_stuck()
+    reader, writer = await bench.connect()
+    writer.write(frame("e", b"in"))
+    assert await asyncio.wait_for(reader.readexactly(2), 20) == b"in"
+    assert bench.broker.metrics.connections_evicted == 1
+    await bench.door.close()
+
+
 async def test_a_port_in_use_stops_the_start_and_names_the_flag(bench: Bench) -> None:
     with pytest.raises(StartupError, match="--toy HOST:PORT"):
         ToyDoor(bench.broker).start(bench.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from millstream.doors.http.door import (
     CONNECTIONS_MAX,
     HEADER_BYTES_MAX,
     URGENT_CONNECTIONS_MAX,
+    YOUNG_SECONDS,
     _Connection,
 )
 from millstream.errors import StartupError
@@ -261,7 +263,7 @@ async def until_connected(door: HttpDoor, count: int) -> None:
 
 
 async def test_health_answers_while_more_clients_drip_than_there_are_connections() -> None:
-    async with opened() as door:
+    async with opened(young_seconds=0) as door:
         dripping = await connect(door, CONNECTIONS_MAX, b"GET /healthz HTTP/1.1\r\nX: ")
         await until_connected(door, CONNECTIONS_MAX)
         for path in ("/healthz", "/readyz", "/metrics"):
@@ -280,7 +282,7 @@ async def connect(door: HttpDoor, count: int, data: bytes = b"") -> list[asyncio
 
 
 async def test_the_oldest_incomplete_request_makes_room_and_not_a_client_between_requests() -> None:
-    async with opened(connections_max=2) as door:
+    async with opened(connections_max=2, young_seconds=0) as door:
         scraper, scrapes = await asyncio.open_connection(door.host, door.port)
         scrapes.write(KEPT)
         assert b"200 OK" in await scraper.readuntil(b"ok")
@@ -294,6 +296,34 @@ async def test_the_oldest_incomplete_request_makes_room_and_not_a_client_between
         assert b"200 OK" in await asyncio.wait_for(scraper.read(), 20)
         drips.close()
         scrapes.close()
+
+
+async def test_a_probe_is_answered_although_more_clients_connect_behind_it_before_it_is_read() -> None:
+    """All of them in one turn of the event loop, as a backlog is accepted."""
+    async with opened() as door:
+        loop = asyncio.get_running_loop()
+        with socket.create_connection((door.host, door.port), 20) as probe, contextlib.ExitStack() as stack:
+            for _ in range(CONNECTIONS_MAX + URGENT_CONNECTIONS_MAX + 50):
+                dripping = stack.enter_context(socket.create_connection((door.host, door.port), 20))
+                dripping.send(b"GET /healthz HTTP/1.1\r\nX: ")
+            await until_connected(door, CONNECTIONS_MAX + URGENT_CONNECTIONS_MAX)
+            probe.setblocking(False)
+            await loop.sock_sendall(probe, get("/healthz"))
+            assert (await asyncio.wait_for(loop.sock_recv(probe, 1000), 20)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_makes_room_when_its_request_has_been_incomplete_for_a_second() -> None:
+    async with opened(connections_max=1) as door:
+        dripping, drips = await asyncio.open_connection(door.host, door.port)
+        drips.write(b"GET")
+        await until_connected(door, 1)
+        assert (await talk(door, get("/metrics")))[0] == 503
+        (connection,) = door.connections
+        connection.waits_since -= YOUNG_SECONDS
+        assert (await talk(door, get("/metrics")))[0] == 200
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(dripping.read(), 5) == b""
+        drips.close()
 
 
 async def test_health_has_room_of_its_own_while_all_connections_wait_for_pages() -> None:

@@ -31,6 +31,24 @@ async def page(server: Server, path: str) -> tuple[int, str]:
     return await asyncio.to_thread(read)
 
 
+@pytest.mark.parametrize(("host", "status"), [("", 421), ("rebound.example", 421), ("pages.test", 200)])
+@pytest.mark.parametrize("http_hosts", ["", "pages.test, "])
+async def test_a_server_serves_its_pages_under_the_names_that_it_was_given(
+    tmp_path: Path, http_hosts: str, host: str, status: int
+) -> None:
+    config = Config(store=f"file:{tmp_path}", kafka="127.0.0.1:0", http="127.0.0.1:0", http_hosts=http_hosts)
+    server = Server(config)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection(*server.addresses["http"])
+        writer.write(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        told = int((await asyncio.wait_for(reader.read(), 20)).split()[1])
+        writer.close()
+    finally:
+        await server.stop()
+    assert told == (421 if host == "pages.test" and not http_hosts else status)
+
+
 async def test_the_brokers_of_a_store_are_counted(tmp_path: Path) -> None:
     config = Config(store=f"sqlite:{tmp_path}/app.db", kafka="127.0.0.1:0", http="127.0.0.1:0")
     first, second = Server(config), Server(dataclasses.replace(config, node_id=2))

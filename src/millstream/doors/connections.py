@@ -5,8 +5,12 @@
     `connections_max`, and what descriptors allow    another is closed for it, as in Kafka (KIP-402), or it is
 
 The peer with most connections makes room: with the one of which nothing was heard for longest, those that hung up
-first. A connection that is owed the answer to a write never does. So a client that leaves thousands of idle or waiting
-connections behind costs other clients nothing.
+first. A connection that is owed the answer to a write never does; where all connections of a peer are, the next largest
+peer makes room. An answer that its client does not read is not owed. So a client that leaves thousands of idle, waiting
+or unread connections behind costs other clients nothing.
+
+Three quarters of the process's descriptors are for clients, in equal shares for the open doors: a client cannot take
+those of another door, nor those that the logs need.
 
 A connection waits for one answer at a time, so a limit of connections is a limit of waits as well.
 
@@ -22,7 +26,7 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from millstream.clock import Clock
-from millstream.config import Config
+from millstream.config import DOOR_PORTS, Config
 from millstream.logs import Damped
 from millstream.metrics import Metrics
 from millstream.peer import is_loopback, peer_of
@@ -54,7 +58,7 @@ class Connections(Generic[C]):
     def __init__(self, config: Config, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._limit = min(config.connections_max, _descriptors())
+        self._limit = min(config.connections_max, _descriptors(config))
         self._peer_limit = config.connections_per_peer_max
         self._peers: dict[C, str] = {}
         self._by_peer: dict[str, dict[C, None]] = {}
@@ -119,9 +123,13 @@ class Connections(Generic[C]):
         return True
 
     def _choose(self) -> None:
-        greediest = max(self._by_peer.values(), key=len, default={})
-        quiet = (each for each in greediest if not each.is_owed)
-        found = heapq.nsmallest(CHOSEN_AT_ONCE, quiet, key=lambda each: (not each.hung_up, each.last_used))
+        peers = self._by_peer.values()
+        found = _quietest(max(peers, key=len), CHOSEN_AT_ONCE) if peers else []
+        if not found:
+            for of_peer in sorted(peers, key=len, reverse=True):
+                found += _quietest(of_peer, CHOSEN_AT_ONCE - len(found))
+                if len(found) == CHOSEN_AT_ONCE:
+                    break
         self._chosen.extend((each, each.last_used) for each in found)
 
     def _next_chosen(self) -> C | None:
@@ -132,7 +140,15 @@ class Connections(Generic[C]):
         return None
 
 
-def _descriptors() -> int:
-    """What a door may use of the descriptors that this process may have; the logs need some as well."""
+def _quietest(of_peer: dict[C, None], count: int) -> list[C]:
+    quiet = (each for each in of_peer if not each.is_owed)
+    return heapq.nsmallest(count, quiet, key=lambda each: (not each.hung_up, each.last_used))
+
+
+def _descriptors(config: Config) -> int:
+    """The share of one door in the descriptors that this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(soft * 3 // 4, 1) if soft != resource.RLIM_INFINITY else 1 << 31
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 31
+    others = [*map(config.door_address, DOOR_PORTS), config.http_address]
+    return max(soft * 3 // 4 // (1 + sum(each is not None for each in others)), 1)

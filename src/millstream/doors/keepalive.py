@@ -4,6 +4,9 @@ Producers of Luxun and Flume hold one connection for as long as they live. A one
 over a connection which the broker has closed is lost without an error. So idleness closes no connection: TCP's
 keep-alive detects clients that are gone. Only where the door is full does a new client take the place of a quiet one
 (`connections.py`).
+
+Kafka's clients reconnect, so that door closes what is idle. But a client that is gone may have a request that waits for
+minutes, and only the keep-alive notices.
 """
 
 from __future__ import annotations

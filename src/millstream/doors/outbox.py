@@ -39,8 +39,18 @@ class Outbox:
     def send(self) -> int:
         """Sends what the socket takes and answers with how much; raises OSError if the peer is gone."""
         chunks = self._chunks
-        if len(chunks) == 1 and type(chunks[0]) is bytes:
-            return self._send_one(chunks[0])
+        if len(chunks) == 1 and type(data := chunks[0]) is bytes:
+            # The common case, in as few steps as there are: one answer, and room for it in the socket.
+            try:
+                count = self.socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                return 0
+            if count == len(data):
+                chunks.clear()
+                self.size = 0
+            else:
+                chunks[0] = memoryview(data)[count:]
+            return count
         sent = 0
         while chunks:
             first = chunks[0]
@@ -50,19 +60,6 @@ class Outbox:
             sent += count
         self.size = 0
         return sent
-
-    def _send_one(self, data: bytes) -> int:
-        """The common case, in as few steps as there are: one answer, and room for it in the socket."""
-        try:
-            count = self.socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        if count == len(data):
-            self._chunks.clear()
-            self.size = 0
-        else:
-            self._chunks[0] = memoryview(data)[count:]
-        return count
 
     def _send_bytes(self) -> int:
         """The run of byte chunks at the front as one send; -1 if the socket is full."""

@@ -465,7 +465,7 @@ class FramedConnection(ABC):
             self._start_reading()
 
     def _start_reading(self) -> None:
-        if not self._is_read:
+        if not self._is_read and not self._door.is_closing:
             self._is_read = True
             self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
 
@@ -506,8 +506,15 @@ class FramedConnection(ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Whether requests that only append wait for their answers. Others wait for something else."""
-        return bool(self._outbox) or (bool(self._in_line) and self._only_overlapping)
+        """Whether requests that only append wait for their answers. Others wait for something else, and answers that
+        are there for their reader.
+        """
+        return bool(self._in_line) and self._only_overlapping
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether answers wait for the client to read them."""
+        return self._is_written
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class FramedDoor(ABC):
         self._connections: Connections[FramedConnection] = Connections(broker.config, self.metrics, self.clock)
         self._listener = Listener(self.name, self.name.capitalize(), self._let_in, self._connections.make_room)
         self._sweeper: Timer | None = None
+        self.is_closing = False
+        """No connection is read any more."""
         self.now = self.clock.monotonic()
         """The time as of the last sweep or newcomer: exact enough for connections to note when they were last used."""
 
@@ -122,10 +124,11 @@ class FramedDoor(ABC):
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()
+        self.is_closing = True
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
-        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
+        while any(each.is_owed or each.is_unread for each in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()

@@ -7,8 +7,9 @@ is a path and a callable that takes the query; POST is served, unless a web page
 Bounds
 ------
 - `CONNECTIONS_MAX` connections. For one more the oldest one goes whose client has yet to complete its request, else the
-  oldest one that is idle. Where all wait for pages that are being made, `URGENT_CONNECTIONS_MAX` more are let in for
-  `/healthz` and `/readyz` alone; others get a 503.
+  oldest one that is idle. A client that connected, or began its request, within `YOUNG_SECONDS` does not go: a burst of
+  connections would cost a health probe its own before its request is read. Where no connection may go,
+  `URGENT_CONNECTIONS_MAX` more are let in for `/healthz` and `/readyz` alone; others get a 503.
 - A request is complete within `REQUEST_SECONDS` of its first byte.
 - A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
 - A request must begin, and an answer be taken, within `IDLE_SECONDS`. Further bytes restart neither timer, so neither a
@@ -45,6 +46,7 @@ HEADER_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 IDLE_SECONDS = 30.0
 REQUEST_SECONDS = 10.0
+YOUNG_SECONDS = 1.0
 
 log = Log(__name__)
 refusals = Damped(__name__)
@@ -62,6 +64,7 @@ class HttpDoor:
         connections_max: int = CONNECTIONS_MAX,
         idle_seconds: float = IDLE_SECONDS,
         request_seconds: float = REQUEST_SECONDS,
+        young_seconds: float = YOUNG_SECONDS,
     ) -> None:
         """`names` are those that `Host` may say besides `host`."""
         self.host = host
@@ -71,6 +74,7 @@ class HttpDoor:
         self.connections_max = connections_max
         self.idle_seconds = idle_seconds
         self.request_seconds = request_seconds
+        self.young_seconds = young_seconds
         self.hosts = Hosts((host, *names))
         self.connections: dict[_Connection, None] = {}
         """The one first that was answered longest ago."""
@@ -102,14 +106,22 @@ class HttpDoor:
         mine = [each for each in self.connections if each.is_urgent == urgent]
         if len(mine) < (URGENT_CONNECTIONS_MAX if urgent else self.connections_max):
             return True
-        idle = [each for each in mine if each.waits_for_client]
-        oldest = next((each for each in idle if not each.is_between_requests), idle[0] if idle else None)
+        # The few urgent ones have to be there again for the next probe, however many others come.
+        oldest = self._oldest(mine, asyncio.get_running_loop().time() - (0.0 if urgent else self.young_seconds))
         if oldest is None:
             return False
         refusals.warning("closing the oldest idle http connection: %d are open", len(self.connections))
         del self.connections[oldest]
         oldest.abort()
         return True
+
+    def _oldest(self, connections: list[_Connection], latest: float) -> _Connection | None:
+        """The one that makes room. A request that is incomplete does only if it is no younger than `latest`."""
+        idle = [each for each in connections if each.waits_for_client]
+        incomplete = [each for each in idle if not each.is_between_requests]
+        if not incomplete:
+            return idle[0] if idle else None
+        return next((each for each in incomplete if each.waits_since <= latest), None)
 
     def answer(self, request: h11.Request) -> Response | Awaitable[Response]:
         method, target = (text.decode("ascii", "replace") for text in (request.method, request.target))
@@ -144,6 +156,8 @@ class _Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._has_begun = False
         """A request: some of it is there."""
+        self.waits_since = 0.0
+        """When the client connected, or began its request."""
         self._answered = 0
         self.is_urgent = False
         """It is for urgent pages alone."""
@@ -156,6 +170,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.waits_since = asyncio.get_running_loop().time()
         self.is_urgent = not self._door.make_room()
         if self.is_urgent and not self._door.make_room(urgent=True):
             self._refuse(Response.text(503, "too many connections; try again later"))
@@ -184,6 +199,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._has_begun and self._page is None:
             self._has_begun = True
+            self.waits_since = asyncio.get_running_loop().time()
             self._restart_timer(min(self._door.request_seconds, self._door.idle_seconds))
         self._http.receive_data(data)
         if self._page is None and self._next is None:

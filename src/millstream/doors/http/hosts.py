@@ -17,7 +17,7 @@ ANY = "*"
 
 class Hosts:
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset({"localhost", *(_plain(name) for name in names)})
+        self._names = frozenset({"localhost", *(_plain(name) for name in names)} - {""})
 
     def allow(self, host: str) -> bool:
         """Of a `Host` header, with or without a port."""

@@ -7,6 +7,7 @@ Gaps: no transactions, so both isolation levels read the same; no rack-aware rea
 
 from __future__ import annotations
 
+from time import monotonic
 from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
@@ -52,7 +53,12 @@ def _fetch(
     broker.metrics.fetch_waits += 1
     parked: Promise[list[Chunk]] = Promise()
     context.wait = Wait(work.cancel, work.finish)
-    work.answer.then(lambda done: parked.settle(_encode(done.value(), session, is_full, version)))
+
+    def wake(done: Promise[list[Fetched]]) -> None:
+        context.began = monotonic()
+        parked.settle(_encode(done.value(), session, is_full, version))
+
+    work.answer.then(wake)
     return parked
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from millstream.broker.fetch import LEADER_EPOCH
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.logs import Damped
 from millstream.stores.base import PartitionLog
@@ -26,8 +27,11 @@ async def handle(request: Message, context: Context) -> Fields:
     return {
         "throttle_time": 0,
         "topics": [
-            {"name": topic.name, "partitions": [await _find(topic.name, one, context) for one in topic.partitions]}
-            for topic in request.topics
+            {
+                "name": topic.name,
+                "partitions": [await _find(topic.name, one, context) async for one in in_turns(topic.partitions)],
+            }
+            async for topic in in_turns(request.topics)
         ],
     }
 

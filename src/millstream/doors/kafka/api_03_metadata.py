@@ -12,6 +12,7 @@ from uuid import UUID
 
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import LIGHT_ITEMS, aside, in_turns
 from millstream.doors.outbox import Chunk
 from millstream.errors import Code, RequestError
 from millstream.promise import Promise
@@ -35,8 +36,13 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
         for topic_id, name in request.topics or ()
         if name is not None and topic_id == NO_ID and topics.get(name) is None and name not in INTERNAL_TOPICS
     ]
-    if not (missing and request.allow_auto_create and topics.auto_create):
-        return [_encode(request, context, context.version, {})]
+    if not (request.allow_auto_create and topics.auto_create):
+        missing = []
+    if not missing and len(request.topics or ()) <= LIGHT_ITEMS:
+        entries = [_find(*each, context, {}) for each in request.topics or ()]
+        if request.topics is None:
+            entries = [_entry(topic) for topic in topics]
+        return [_encode(request, context, context.version, entries)]
     created: Promise[list[Chunk]] = Promise()
     context.broker.in_background(_create_and_answer(request, missing, context, context.version, created))
     return created
@@ -46,20 +52,17 @@ async def _create_and_answer(
     request: MetadataRequest, missing: list[str], context: Context, version: int, created: Promise[list[Chunk]]
 ) -> None:
     refused: dict[str, Code] = {}
-    for name in missing:
+    async for name in in_turns(missing):
         try:
             await context.broker.topics.ensure(name)
         except RequestError as error:
             refused[name] = error.code
-    created.settle([_encode(request, context, version, refused)])
+    entries = [_find(*each, context, refused) async for each in in_turns(request.topics or ())]
+    created.settle([await aside(_encode, request, context, version, entries)])
 
 
-def _encode(request: MetadataRequest, context: Context, version: int, refused: dict[str, Code]) -> bytes:
+def _encode(request: MetadataRequest, context: Context, version: int, entries: list[TopicEntry]) -> bytes:
     broker = context.broker
-    if request.topics is None:
-        entries = [_entry(topic) for topic in broker.topics]
-    else:
-        entries = [_find(topic_id, name, context, refused) for topic_id, name in request.topics]
     brokers = [BrokerEntry(*node) for node in broker.nodes(context.local_host, context.local_port)]
     asked = request.cluster_operations, request.topic_operations
     return metadata.encode(version, brokers, broker.cluster_id, brokers[0].node_id, entries, *asked)

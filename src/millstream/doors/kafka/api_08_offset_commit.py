@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millstream.broker.groups.groups import PartitionCommit, TopicCommit
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -16,7 +17,7 @@ VERSIONS = (2, 10)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    commits = [_commit(topic, context.version) for topic in request.topics]
+    commits = [await _commit(topic, context.version) async for topic in in_turns(request.topics)]
     try:
         codes = await context.broker.groups.commit(
             request.group_id,
@@ -36,15 +37,15 @@ async def handle(request: Message, context: Context) -> Fields:
                 "topic_id": commit.topic,
                 "partitions": [
                     {"partition_index": partition.partition, "error_code": code}
-                    for partition, code in zip(commit.partitions, answers, strict=True)
+                    async for partition, code in in_turns(zip(commit.partitions, answers, strict=True))
                 ],
             }
-            for commit, answers in zip(commits, codes, strict=True)
+            async for commit, answers in in_turns(zip(commits, codes, strict=True))
         ],
     }
 
 
-def _commit(topic: Message, version: int) -> TopicCommit:
+async def _commit(topic: Message, version: int) -> TopicCommit:
     partitions = [
         PartitionCommit(
             each.partition_index,
@@ -52,6 +53,6 @@ def _commit(topic: Message, version: int) -> TopicCommit:
             -1 if each.committed_leader_epoch is None else each.committed_leader_epoch,
             each.committed_metadata or "",
         )
-        for each in topic.partitions
+        async for each in in_turns(topic.partitions)
     ]
     return TopicCommit(topic.topic_id if version >= 10 else topic.name, partitions)

@@ -7,6 +7,7 @@ group is "Dead", and from version 6 an error. Gaps: none.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
@@ -15,9 +16,9 @@ KEY = 15
 VERSIONS = (0, 6)
 
 
-def handle(request: Message, context: Context) -> Fields:
+async def handle(request: Message, context: Context) -> Fields:
     allowed = operations.OF_GROUP if request.include_authorized_operations else operations.NOT_ASKED
-    groups = [_describe(group_id, allowed, context) for group_id in dict.fromkeys(request.groups)]
+    groups = [_describe(group_id, allowed, context) async for group_id in in_turns(dict.fromkeys(request.groups))]
     return {"throttle_time": 0, "groups": groups}
 
 

@@ -1,7 +1,8 @@
 """CreateTopics (key 19), versions 2 to 7.
 
 Names, numbers of partitions and settings; -1 partitions means the broker's default. Durable when answered.
-Gaps: a replication factor other than 1 (or -1) is refused, as there is one copy of each partition.
+Gaps: a replication factor other than 1 (or -1) is refused, as there is one copy of each partition; the answer has the
+settings of the first 500 topics of a request only.
 """
 
 from __future__ import annotations
@@ -11,27 +12,31 @@ from collections import Counter
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.config_resources import topic_entries
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 19
 VERSIONS = (2, 7)
+DESCRIBED_MAX = 500
+"""Topics whose settings are in the answer: sixty entries each, so that a small request could ask for gigabytes."""
 
 
 async def handle(request: Message, context: Context) -> Fields:
     repeated = {name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1}
-    results = []
-    for wanted in request.topics:
+    results: list[Fields] = []
+    async for wanted in in_turns(request.topics):
         try:
             if wanted.name in repeated:
                 raise RequestError(Code.INVALID_REQUEST, f"{wanted.name} stands in the request more than once")
-            results.append(await _create(wanted, bool(request.validate_only), context))
+            is_described = len(results) < DESCRIBED_MAX
+            results.append(await _create(wanted, bool(request.validate_only), is_described, context))
         except RequestError as error:
             results.append(_result(wanted.name, error.code, error.detail))
     return {"throttle_time": 0, "topics": results}
 
 
-async def _create(wanted: Message, validate_only: bool, context: Context) -> Fields:
+async def _create(wanted: Message, validate_only: bool, is_described: bool, context: Context) -> Fields:
     topics = context.broker.topics
     if wanted.replication_factor not in (-1, 1):
         raise RequestError(
@@ -51,8 +56,11 @@ async def _create(wanted: Message, validate_only: bool, context: Context) -> Fie
     elif count == -1:
         count = topics.default_partitions
     overrides = {config.name: config.value for config in wanted.configs}
+    if missing := [name for name, value in overrides.items() if value is None]:
+        raise RequestError(Code.INVALID_CONFIG, f"null value not supported for topic configs: {','.join(missing)}")
     topic = await topics.create(wanted.name, count, overrides, validate_only)
-    return {**_result(wanted.name, Code.NONE, None, topic, count), "configs": topic_entries(topic.settings, context)}
+    entries = topic_entries(topic.settings, context) if is_described else []
+    return {**_result(wanted.name, Code.NONE, None, topic, count), "configs": entries}
 
 
 def _result(name: str, code: Code, detail: str | None, topic: Topic | None = None, count: int = -1) -> Fields:

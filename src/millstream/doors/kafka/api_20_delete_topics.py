@@ -7,6 +7,7 @@ Gaps: none.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
 
@@ -19,7 +20,8 @@ async def handle(request: Message, context: Context) -> Fields:
         wanted = [(topic.name, topic.topic_id or NO_ID) for topic in request.topics]
     else:
         wanted = [(name, NO_ID) for name in request.topic_names]
-    return {"throttle_time": 0, "responses": [await _delete(name, topic_id, context) for name, topic_id in wanted]}
+    responses = [await _delete(name, topic_id, context) async for name, topic_id in in_turns(wanted)]
+    return {"throttle_time": 0, "responses": responses}
 
 
 async def _delete(name: str | None, topic_id: object, context: Context) -> Fields:

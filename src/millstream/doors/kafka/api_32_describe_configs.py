@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -18,8 +19,9 @@ VERSIONS = (1, 4)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    resources = {(each.resource_type, each.resource_name): each for each in request.resources}
-    return {"throttle_time": 0, "results": [await _describe(each, request, context) for each in resources.values()]}
+    resources = {(each.resource_type, each.resource_name): each async for each in in_turns(request.resources)}
+    results = [await _describe(each, request, context) async for each in in_turns(resources.values())]
+    return {"throttle_time": 0, "results": results}
 
 
 async def _describe(resource: Message, request: Message, context: Context) -> Fields:

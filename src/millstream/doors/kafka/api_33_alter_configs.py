@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
-from millstream.errors import RequestError
+from millstream.doors.kafka.turns import in_turns
+from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 33
@@ -18,7 +19,7 @@ VERSIONS = (0, 2)
 
 async def handle(request: Message, context: Context) -> Fields:
     responses = []
-    for resource in request.resources:
+    async for resource in in_turns(request.resources):
         try:
             await _alter(resource, request.validate_only, context)
             responses.append(config_resources.result(resource))
@@ -31,6 +32,8 @@ async def _alter(resource: Message, validate_only: bool, context: Context) -> No
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:
-        overrides = {config.name: config.value for config in resource.configs if config.value is not None}
+        overrides = {config.name: config.value for config in resource.configs}
+        if missing := [name for name, value in overrides.items() if value is None]:
+            raise RequestError(Code.INVALID_REQUEST, f"null value not supported for: {','.join(missing)}")
         async with context.broker.changing:
             await config_resources.apply(resource, overrides, validate_only, context)

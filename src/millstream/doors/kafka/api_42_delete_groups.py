@@ -7,6 +7,7 @@ Gaps: none.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -16,7 +17,7 @@ VERSIONS = (0, 2)
 
 async def handle(request: Message, context: Context) -> Fields:
     results = []
-    for group_id in request.groups_names:
+    async for group_id in in_turns(request.groups_names):
         code = Code.NONE
         try:
             await context.broker.groups.delete(group_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from millstream.broker.setting import LIST
 from millstream.doors.kafka import config_loggers, config_relay, config_resources
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -22,7 +23,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 async def handle(request: Message, context: Context) -> Fields:
     responses = []
-    for resource in request.resources:
+    async for resource in in_turns(request.resources):
         try:
             await _alter(resource, request.validate_only, context)
             responses.append(config_resources.result(resource))
@@ -51,7 +52,7 @@ def _changed(resource: Message, context: Context) -> dict[str, str]:
             overrides.pop(name, None)
             continue
         if config.value is None:
-            raise RequestError(Code.INVALID_CONFIG, f"{name} needs a value")
+            raise RequestError(Code.INVALID_REQUEST, f"null value not supported for: {name}")
         if operation == SET:
             overrides[name] = config.value
             continue

@@ -69,6 +69,16 @@ broker, from the jars of Apache Kafka 4.1.1 on Java 17:
 | `kafka-leader-election`, `kafka-reassign-partitions`, `kafka-transactions`, `kafka-acls` | what Kafka says without \
 such features: no election needed, no reassignment, no transaction, security disabled |
 
+So were programs written against these clients. Each created a topic, produced, consumed in a group and committed:
+
+| client | version | what was seen to work |
+|---|---|---|
+| Apache Kafka's Java client | 4.1.1 | Admin, producer, consumer with `group.protocol=classic` and `consumer` |
+| Kafka Streams | 4.1.1 | a count with a state store, at least once; the store restored from its changelog |
+| Kafka Connect | 4.1.1 | standalone and distributed workers with file source and sink |
+| franz-go, kafka-go, Sarama | 1.22.2, 0.4.51, 1.61.1 | produce, consumer groups |
+| kafkajs | 2.2.4 | produce, consumer groups |
+
 ## Differences from Kafka
 
 | where | what is different | why |

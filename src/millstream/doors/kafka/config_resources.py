@@ -66,19 +66,22 @@ def _topic(name: str, context: Context) -> TopicSettings:
 
 
 def describe(resource: Message, context: Context) -> list[Fields]:
-    """Settings that Kafka does not have are among them where they are set, or where the client names them."""
-    name, keys = resource.resource_name, resource.configuration_keys
+    """Settings that Kafka does not have are among them where they are set, or where the client names them.
+
+    A client that names none, be it with null or an empty list, means all (Kafka's `ConfigHelper`).
+    """
+    name, keys = resource.resource_name, resource.configuration_keys or ()
     if resource.resource_type == BROKER:
         entries = config_brokers.describe(name, context)
     elif resource.resource_type == LOGGER:
         entries = config_loggers.describe(name, context)
     elif resource.resource_type == TOPIC:
         settings = _topic(name, context)
-        entries = topic_entries(settings, context, keys or ())
+        entries = topic_entries(settings, context, keys)
     else:
         configured = find(resource, context)
         entries = [_group_entry(configured, name) for name in configured.table]
-    return entries if keys is None else [entry for entry in entries if entry["name"] in keys]
+    return [entry for entry in entries if entry["name"] in keys] if keys else entries
 
 
 def topic_entries(settings: TopicSettings, context: Context, named: list[str] | tuple[str, ...] = ()) -> list[Fields]:

@@ -25,6 +25,7 @@ import socket
 from collections import deque
 from functools import partial
 from struct import Struct
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from millstream.doors.kafka import api_00_produce, api_18_api_versions
@@ -34,12 +35,14 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.kafka.produce_run import ProduceRun, append_part
 from millstream.doors.kafka.receiving import SIZE, Receiving
+from millstream.doors.kafka.turns import LIGHT_BYTES, aside, is_large
 from millstream.doors.outbox import Chunk, Outbox
 from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
 from millstream.promise import Promise
 from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP
 from millstream.wire.kafka import header, messages, refusal
+from millstream.wire.kafka.messages import Fields
 from millstream.wire.kafka.runs import Request
 
 if TYPE_CHECKING:
@@ -63,10 +66,12 @@ _API_VERSIONS = api_18_api_versions.KEY
 class _Place:
     """A request's place in line: what to send for it, once that is known."""
 
-    __slots__ = ("chunks",)
+    __slots__ = ("chunks", "is_write")
 
-    def __init__(self) -> None:
+    def __init__(self, is_write: bool = False) -> None:
         self.chunks: list[Chunk] | None = None
+        self.is_write = is_write
+        """Whether records wait for their sync here."""
 
 
 class Connection(Receiving):
@@ -142,23 +147,24 @@ class Connection(Receiving):
 
     def _take(self, data: memoryview) -> None:
         """Handles every whole frame in `data`, and keeps what is left over."""
-        position, end = 0, len(data)
-        self.last_used = self._door.now
+        position, end, door = 0, len(data), self._door
+        self.last_used = door.now
         while end - position >= 4:
             if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
                 self._backlog = bytes(data[position:])
                 return
             (size,) = SIZE.unpack_from(data, position)
-            if size <= 0 or size > self._door.frame_bytes_max:
+            if size <= 0 or size > door.frame_bytes_max:
                 raise self._out_of_bounds(size)
             after = position + 4 + size
             if after > end:
                 break
-            if (size < COPIED_BYTES_MAX or end - after > 4) and self._door.faults is None:
+            if (size < COPIED_BYTES_MAX or end - after > 4) and door.faults is None:
+                began = monotonic()
                 requests: list[Request[KnownProduce]] = []
-                taken = self._door.known.take(data, position, requests)
+                taken = door.known.take(data, position, requests)
                 if taken > position:
-                    self._handle_taken(requests)
+                    self._handle_taken(requests, began)
                     position = taken
                     continue
             self._handle(data[position + 4 : after])
@@ -177,6 +183,7 @@ class Connection(Receiving):
         if self._door.faults is not None and (fault := self._door.faults(key, version, frame)) is not None:
             self._put(_frame(correlation_id, fault[0], [fault[1]]))
             return
+        self._context.began = monotonic()
         if key == _PRODUCE and self._handle_known(frame, version, correlation_id):
             return
         api = APIS.get(key)
@@ -199,14 +206,21 @@ class Connection(Receiving):
         if answer is None:
             return
         if isinstance(answer, Promise) and not answer.done:
-            place = self._take_place()
-            answer.then(lambda done: self._fill(place, _frame(correlation_id, tags, done.value())))
-            if key != _PRODUCE:
-                self._park()
-            else:
+            if key == _PRODUCE:
+                answer.then(partial(self._fill_produce, self._take_place(True), correlation_id, tags, context.began))
                 self._park_if_behind()
+            else:
+                answer.then(partial(self._fill_parked, self._take_place(), key, correlation_id, tags))
+                self._park()
             return
+        context.wait = None
+        self._observe(key, context.began)
         self._put(_frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer))
+
+    def _observe(self, key: int, began: float) -> None:
+        histogram = self._metrics.latencies[key]
+        if histogram is not None:
+            histogram.observe(monotonic() - began)
 
     def _handle_known(self, frame: memoryview, version: int, correlation_id: int) -> bool:
         """The short way for a produce request whose shape is known; False if it is not to be gone."""
@@ -220,49 +234,61 @@ class Connection(Receiving):
             return False  # nothing was written; the general way says what is wrong
         self._metrics.requests[_PRODUCE] += 1
         append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
-        self._answer_known(known, correlation_id, append_time, promise)
+        self._answer_known(known, correlation_id, append_time, promise, self._context.began)
         return True
 
     def _answer_known(
-        self, known: KnownProduce, correlation_id: int, append_time: int, promise: Promise[Appended]
+        self, known: KnownProduce, correlation_id: int, append_time: int, promise: Promise[Appended], began: float
     ) -> None:
         if promise.done:
+            self._metrics.produce_seconds.observe(monotonic() - began)
             answer = known.settled(correlation_id, append_time, promise)
             if self._in_line:
                 self._put([answer])
             else:
                 self._outbox.put(answer)
         else:
-            promise.then(partial(self._fill_known, self._take_place(), known, correlation_id, append_time))
+            promise.then(partial(self._fill_known, self._take_place(True), known, correlation_id, append_time, began))
             self._park_if_behind()
 
     def _fill_known(
-        self, place: _Place, known: KnownProduce, correlation_id: int, append_time: int, done: Promise[Appended]
+        self,
+        place: _Place,
+        known: KnownProduce,
+        correlation_id: int,
+        append_time: int,
+        began: float,
+        done: Promise[Appended],
     ) -> None:
+        self._metrics.produce_seconds.observe(monotonic() - began)
         self._fill(place, [known.settled(correlation_id, append_time, done)])
 
-    def _handle_taken(self, requests: list[Request[KnownProduce]]) -> None:
+    def _handle_taken(self, requests: list[Request[KnownProduce]], began: float) -> None:
         """Produce requests whose batches are stored just so: one, or several that arrived together as one append."""
         if len(requests) == 1:
             known, correlation_id, part, _, append_time = requests[0]
             promise = append_part(known.partition, part, self._context)
             self._metrics.requests[_PRODUCE] += 1
-            self._answer_known(known, correlation_id, append_time, promise)
+            self._answer_known(known, correlation_id, append_time, promise, began)
         else:
-            self._handle_run(ProduceRun(requests))
+            self._handle_run(ProduceRun(requests), began)
 
-    def _handle_run(self, run: ProduceRun) -> None:
+    def _handle_run(self, run: ProduceRun, began: float) -> None:
         promise = run.append(self._context)
         self._metrics.requests[_PRODUCE] += run.count
         if promise.done:
+            self._metrics.produce_seconds.observe_all(monotonic() - began, run.count)
             self._put(run.answers())
         else:
-            place = self._take_place()
-            promise.then(lambda _: self._fill(place, run.answers()))
+            promise.then(partial(self._fill_run, self._take_place(True), run, began))
             self._park_if_behind()
 
-    def _take_place(self) -> _Place:
-        place = _Place()
+    def _fill_run(self, place: _Place, run: ProduceRun, began: float, _: Promise[None]) -> None:
+        self._metrics.produce_seconds.observe_all(monotonic() - began, run.count)
+        self._fill(place, run.answers())
+
+    def _take_place(self, is_write: bool = False) -> _Place:
+        place = _Place(is_write)
         self._in_line.append(place)
         return place
 
@@ -281,31 +307,51 @@ class Connection(Receiving):
             self._park()
 
     def _handle_message(self, api: Api, version: int, correlation_id: int, tags: bytes, body: bytes) -> None:
-        request = messages.decode_request(api.key, version, body)
         assert api.handle is not None
-        fields = api.handle(request, self._context)
+        if len(body) > LIGHT_BYTES:
+            fields: Any = self._handle_large(api, version, body)
+        else:
+            fields = api.handle(messages.decode_request(api.key, version, body), self._context)
         place = self._take_place()
-        if inspect.isawaitable(fields):
+        if inspect.isawaitable(fields) or is_large(fields):
             self._park()
             self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
         else:
             place.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
+            self._observe(api.key, self._context.began)
             self._drain_line_or_park()
 
+    async def _handle_large(self, api: Api, version: int, body: bytes) -> Fields:
+        request = await aside(messages.decode_request, api.key, version, body)
+        assert api.handle is not None
+        fields: Any = api.handle(request, self._context)
+        if self.hung_up:  # while the request was read
+            self._end_wait()
+        answer: Fields = await fields if inspect.isawaitable(fields) else fields
+        return answer
+
     async def _finish(
-        self, place: _Place, api: Api, version: int, correlation_id: int, tags: bytes, awaitable: Any
+        self, place: _Place, api: Api, version: int, correlation_id: int, tags: bytes, fields: Any
     ) -> None:
         try:
-            body = messages.encode_response(api.key, version, await awaitable)
+            if inspect.isawaitable(fields):
+                fields = await fields
+            if is_large(fields):
+                body = await aside(messages.encode_response, api.key, version, fields)
+            else:
+                body = messages.encode_response(api.key, version, fields)
         except asyncio.CancelledError:
             raise
+        except ProtocolError as error:
+            self._refuse(error)
+            return
         except Exception:
             logger.exception("%s (version %d) failed; its connection is closed", api.name, version)
             self.close()
             return
         finally:
             self._running = None
-        self._fill(place, _frame(correlation_id, tags, [body]))
+        self._end_parked(place, api.key, _frame(correlation_id, tags, [body]))
 
     def _handle_unserved(self, key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         self._metrics.request_errors += 1
@@ -335,11 +381,27 @@ class Connection(Receiving):
         if self.closed:
             return
         place.chunks = chunks
-        self._context.wait = None
         self._drain_line()
         self._send()
         if self._is_parked and not self._in_line and self._leave_line is None:
             self._unpark()
+
+    def _fill_produce(
+        self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk]]
+    ) -> None:
+        self._observe(_PRODUCE, began)
+        self._fill(place, _frame(correlation_id, tags, done.value()))
+
+    def _fill_parked(
+        self, place: _Place, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]
+    ) -> None:
+        self._end_parked(place, key, _frame(correlation_id, tags, done.value()))
+
+    def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:
+        """The answer that the connection is parked for: nothing was handled since, so the wait and the time are its."""
+        self._context.wait = None
+        self._observe(key, self._context.began)
+        self._fill(place, chunks)
 
     def _drain_line(self) -> None:
         line, outbox = self._in_line, self._outbox
@@ -358,7 +420,7 @@ class Connection(Receiving):
         return not (self._is_written or self.closed)
 
     def _after_handling(self) -> None:
-        if self._outbox and not self.closed:
+        if self._outbox.size and not self.closed:
             self._send()
 
     def _send(self) -> None:
@@ -369,7 +431,7 @@ class Connection(Receiving):
         except OSError:
             self.close()
             return
-        if self._outbox:
+        if self._outbox.size:
             # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
             self._is_written = True
             self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
@@ -425,7 +487,7 @@ class Connection(Receiving):
             self._door.loop.remove_reader(self._socket.fileno())
 
     def _start_reading(self) -> None:
-        if not self._is_read:
+        if not self._is_read and not self._door.is_closing:
             self._is_read = True
             self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
 
@@ -438,8 +500,15 @@ class Connection(Receiving):
 
     @property
     def is_owed(self) -> bool:
-        """Whether produce requests wait for their answers. A parked connection waits for something else."""
-        return bool(self._in_line or self._outbox) and not self._is_parked
+        """Whether writes wait for their answers: produce requests, which stand first in line, or a request that waits
+        for neither records nor other clients. Answers that wait for their reader are the reader's business.
+        """
+        return bool(self._in_line) and (self._in_line[0].is_write or self._context.wait is None)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether answers wait for the client to read them."""
+        return self._is_written
 
     @property
     def host(self) -> str:

@@ -53,6 +53,8 @@ class Context:
     client_id: str = ""
     wait: Wait | None = None
     """Set while an answer is parked."""
+    began: float = 0.0
+    """When the request was taken up, or had its records if it waited for some: its latency counts from here."""
     slow_down: bool = False
     """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""
     single: PartitionData | None = None

@@ -22,6 +22,7 @@ from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.doors.kafka.unread import Unread
+from millstream.doors.keepalive import keep_alive
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.errors import ProtocolError
@@ -59,6 +60,8 @@ class KafkaDoor:
         self._listener = Listener("kafka", "Kafka", self._let_in, self._connections.make_room)
         self._sweeper: Timer | None = None
         self._is_looking_for_memory = False
+        self.is_closing = False
+        """No connection is read any more."""
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
         """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
         self.now: float = self.clock.monotonic()
@@ -72,6 +75,7 @@ class KafkaDoor:
         self.now = self.clock.monotonic()
         if not self._connections.have_room(peer):
             return False
+        keep_alive(connected)
         local_host, local_port = connected.getsockname()[:2]
         context = Context(
             self.broker, self._sessions, peer, local_host, local_port, shares=self.shares, unread=self.unread
@@ -126,6 +130,7 @@ class KafkaDoor:
     def _sweep(self) -> None:
         """Closes connections that have been idle too long, or stuck in the middle of a frame or of taking an answer."""
         self.now = self.clock.monotonic()
+        self.known.note_time()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
             limit = FRAME_SECONDS_MAX if connection.is_inside_frame else IDLE_SECONDS_MAX
@@ -141,10 +146,11 @@ class KafkaDoor:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()
+        self.is_closing = True
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
-        while any(connection.is_owed for connection in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
+        while any(each.is_owed or each.is_unread for each in self._connections) and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()

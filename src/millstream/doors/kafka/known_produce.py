@@ -15,6 +15,7 @@ from __future__ import annotations
 from struct import Struct
 
 from millstream.broker.partition import Partition
+from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.doors.kafka.api_00_produce import refused
@@ -94,6 +95,8 @@ class KnownProduces:
     def __init__(self, topics: Topics, clock: Clock) -> None:
         self._topics = topics
         self._clock = clock
+        self._now_ms = clock.now_ms()
+        self._make_part = self._part_for  # bound once, and not for each request
         self._changes = topics.changes
         self._shapes: dict[tuple[int, bytes], KnownProduce] = {}
         self.lengths: dict[int, None] = {}
@@ -111,15 +114,25 @@ class KnownProduces:
 
     def take(self, data: memoryview, position: int, requests: list[Request[KnownProduce]]) -> int:
         """Adds the requests whose batches are stored just so, from a position on; answers with where it stopped."""
-        return take(data, position, self.shapes(), self.lengths, self._part_for, requests)
+        if self._changes != self._topics.changes:
+            self._forget()
+        return take(data, position, self._shapes, self.lengths, self._make_part, requests)
 
     def _part_for(self, partition: Partition) -> Part | None:
         """An empty part, or None for a topic that looks into batches (compacted, stamped by the broker)."""
         settings = partition.settings
         if settings.needs_more_checks:
             return None
-        latest = settings.time_bounds(self._clock.now_ms())[1]
+        latest = self._now_ms + settings.timestamp_after_max_ms
+        if latest > LONG_MAX:
+            latest = LONG_MAX
         return Part(settings.message_bytes_max, settings.log.segment_bytes, latest)
+
+    def note_time(self) -> None:
+        """Called every few seconds. A bound of timestamps that is so much too early costs nothing: the general way
+        reads the clock, and judges the batches that are later.
+        """
+        self._now_ms = self._clock.now_ms()
 
     def learn(self, frame: memoryview, data: PartitionData, context: Context) -> None:
         if len(self._shapes) >= self.SHAPES_MAX:

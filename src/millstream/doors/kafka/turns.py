@@ -1,0 +1,59 @@
+"""Requests about many things, without holding up the event loop.
+
+One request may name a hundred thousand topics, groups or partitions. To read it, to look each of them up and to write
+the answer takes a few microseconds per item: seconds in which no other client would be served. So handlers go through
+such lists with `in_turns`, and what is pure computation (`messages`) runs in a thread if it is more than a little
+(`is_large`). The thread and the event loop share the interpreter's lock, in slices of a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from time import monotonic
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SLICE_SECONDS = 0.01
+LIGHT_BYTES = 4096
+"""Of a request that is read on the event loop: some hundred items, a millisecond or two."""
+LIGHT_ITEMS = 500
+"""Of an answer that is written there."""
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of them; other clients have their turn after every `SLICE_SECONDS`."""
+    since = monotonic()
+    for item in items:
+        yield item
+        if monotonic() - since > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            since = monotonic()
+
+
+def is_large(fields: Any) -> bool:
+    """Whether an answer has more items in its lists, those inside others included, than the event loop has time for."""
+    count, left = 0, [fields]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [each for each in value.values() if isinstance(each, list | dict)]
+        else:
+            count += len(value)
+            if count > LIGHT_ITEMS:
+                return True
+            left += [each for each in value if isinstance(each, dict)]
+    return False
+
+
+async def aside(work: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_thread(), work, *args)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One, so that any number of clients hold one such answer in the making between them."""
+    return ThreadPoolExecutor(1, "millstream-messages")
