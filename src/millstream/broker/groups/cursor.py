@@ -16,7 +16,7 @@ Rules
    while another broker took over, and moved on.
 5. One reader is told of a batch that is damaged or cannot be decoded; the position then moves past the batch. A fanout
    id has no other way to go on.
-6. A position belongs to a topic's id, not to its name: a topic that was deleted and made anew is read from its start.
+6. A position belongs to a topic's id, not its name: a topic that was deleted and created again is read from its start.
 
 Partition 0 is all that is read: topics of this discipline have one.
 """

@@ -2,7 +2,7 @@
 
 A web page of a stranger can have its own name resolve to this machine (DNS rebinding): the browser then takes the
 broker's pages for the stranger's, and lets the stranger read them. But the browser still sends that name as `Host`. So
-a request is answered only if its `Host` is an IP address, which nobody can rebind, `localhost`, or a name that the
+a request is answered only if its `Host` is an IP address, which cannot be rebound, `localhost`, or a name that the
 operator gave: those of the listener, of `advertise` and of `http_hosts`. A request without a `Host` (HTTP/1.0) does not
 come from a browser, and is answered.
 """
