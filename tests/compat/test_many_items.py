@@ -37,10 +37,25 @@ def topic(name: str) -> dict[str, Any]:
     return {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
 
 
+def growth(name: str) -> dict[str, Any]:
+    return {"name": name, "count": 3, "assignments": None}
+
+
+MEMBER = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
+COMMITTED = {"committed_offset": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
+EPOCHS = [{"partition": number, "current_leader_epoch": -1, "leader_epoch": 0} for number in range(COUNT)]
 REQUESTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "list offsets": (2, 7, {"replica_id": -1, "isolation_level": 0, "topics": partitions(timestamp=-1)}),
     "metadata": (3, 5, {"topics": [{"name": name} for name in NAMES], "allow_auto_topic_creation": False}),
     "offset fetch": (9, 5, {"group_id": "g", "topics": [{"name": "orders", "partition_indexes": list(range(COUNT))}]}),
+    "offset commit": (8, 7, {**MEMBER, "group_id": "g", "topics": partitions(**COMMITTED)}),
+    "find coordinators": (10, 4, {"key_type": 0, "coordinator_keys": NAMES}),
+    "delete records": (21, 2, {"topics": partitions(offset=0), "timeout": 1000}),
+    "epoch ends": (23, 4, {"replica_id": -1, "topics": [{"topic": "orders", "partitions": EPOCHS}]}),
+    "create partitions": (37, 3, {"topics": [*map(growth, NAMES)], "timeout": 1000, "validate_only": True}),
+    "offset delete": (47, 0, {"group_id": "g", "topics": partitions()}),
+    "describe consumer groups": (69, 1, {"group_ids": NAMES, "include_authorized_operations": False}),
+    "describe share groups": (77, 1, {"group_ids": NAMES, "include_authorized_operations": False}),
     "describe groups": (15, 5, {"groups": NAMES, "include_authorized_operations": False}),
     "validate topics": (19, 5, {"topics": [*map(topic, NAMES[:2000])], "timeout": 1000, "validate_only": True}),
     "delete topics": (20, 5, {"topic_names": NAMES, "timeout": 1000}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from millstream.cluster.base import Node
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -21,7 +22,8 @@ async def handle(request: Message, context: Context) -> Fields:
     key_type = request.key_type or 0
     if context.version < 4:
         return {"throttle_time": 0, **await _coordinator(key_type, request.key, context)}
-    found = [{"key": key, **await _coordinator(key_type, key, context)} for key in request.coordinator_keys]
+    keys = in_turns(request.coordinator_keys)
+    found = [{"key": key, **await _coordinator(key_type, key, context)} async for key in keys]
     return {"throttle_time": 0, "coordinators": found}
 
 

@@ -8,6 +8,7 @@ Gaps: none.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -19,7 +20,10 @@ async def handle(request: Message, context: Context) -> Fields:
     return {
         "throttle_time": 0,
         "topics": [
-            {"name": topic.name, "partitions": [await _trim(topic.name, one, context) for one in topic.partitions]}
+            {
+                "name": topic.name,
+                "partitions": [await _trim(topic.name, one, context) async for one in in_turns(topic.partitions)],
+            }
             for topic in request.topics
         ],
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millstream.broker.fetch import LEADER_EPOCH
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -15,14 +16,12 @@ KEY = 23
 VERSIONS = (2, 4)
 
 
-def handle(request: Message, context: Context) -> Fields:
-    return {
-        "throttle_time": 0,
-        "topics": [
-            {"topic": topic.topic, "partitions": [_find(topic.topic, one, context) for one in topic.partitions]}
-            for topic in request.topics
-        ],
-    }
+async def handle(request: Message, context: Context) -> Fields:
+    topics = []
+    for topic in request.topics:
+        found = [_find(topic.topic, one, context) async for one in in_turns(topic.partitions)]
+        topics.append({"topic": topic.topic, "partitions": found})
+    return {"throttle_time": 0, "topics": topics}
 
 
 def _find(name: str, one: Message, context: Context) -> Fields:

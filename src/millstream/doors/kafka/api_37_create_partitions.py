@@ -7,6 +7,7 @@ Gaps: assignments are checked only for their number, as there is one copy of eac
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -16,7 +17,7 @@ VERSIONS = (0, 3)
 
 async def handle(request: Message, context: Context) -> Fields:
     results = []
-    for wanted in request.topics:
+    async for wanted in in_turns(request.topics):
         code, detail = Code.NONE, None
         try:
             async with context.broker.changing:

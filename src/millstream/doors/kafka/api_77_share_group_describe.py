@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millstream.broker.groups.described import ShareMemberView
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
@@ -16,14 +17,10 @@ KEY = 77
 VERSIONS = (1, 1)
 
 
-def handle(request: Message, context: Context) -> Fields:
-    return {
-        "throttle_time": 0,
-        "groups": [
-            _describe(group_id, bool(request.include_authorized_operations), context)
-            for group_id in dict.fromkeys(request.group_ids)
-        ],
-    }
+async def handle(request: Message, context: Context) -> Fields:
+    asked = bool(request.include_authorized_operations)
+    groups = [_describe(group_id, asked, context) async for group_id in in_turns(dict.fromkeys(request.group_ids))]
+    return {"throttle_time": 0, "groups": groups}
 
 
 def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
