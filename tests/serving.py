@@ -42,7 +42,7 @@ class ServedBroker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text"},
+            env={**os.environ, "MILLSTREAM_LOG_FORMAT": "text", "MILLSTREAM_LOOP_WATCH_MS": "20"},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -186,6 +186,9 @@ class Config:
     scrub_bytes_per_second: int = _setting(
         MIB, "how fast stored batches are checked in the background, a round a day; 0 turns the scrub off", low=0
     )
+    loop_watch_ms: int = _setting(
+        100, "time between two looks at whether a request holds the event loop; each costs a wake-up", low=10
+    )
     segment_bytes: int = _setting(
         GIB, "default of segment.bytes: size at which a log starts a new file", low=KIB, high=INT_MAX
     )

@@ -75,7 +75,7 @@ class Server:
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
-        self._watch = LoopWatch(self.metrics)
+        self._watch = LoopWatch(self.metrics, config.loop_watch_ms / 1000)
         self.addresses: dict[str, Address] = {}
         """Every open door, by name, in the order of the `ready` line."""
         self._broker: Broker | None = None
