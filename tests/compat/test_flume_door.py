@@ -480,9 +480,16 @@ def test_bytes_that_make_no_sense_cost_their_connection_only(served: ServedBroke
     assert client.committed("g", "missing", 0) == (flume.NONE, -1)
 
 
-def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[ServedBroker]:
+    """A broker whose memory no other test uses."""
+    with ServedBroker(tmp_path, "--flume", "127.0.0.1:0") as broker:
+        yield broker
+
+
+def test_hostile_frames_harm_nobody(alone: ServedBroker, unique: Unique) -> None:
     topic = unique("hostile")
-    address = served.doors["flume"]
+    address = alone.doors["flume"]
     sound = [
         flume.request(flume.PRODUCE, 1, flume.produce_payload(topic, b"v" * 100, b"k")),
         flume.request(flume.FETCH, 2, flume.fetch_payload(topic, 0, 0)),
@@ -492,7 +499,7 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> Non
         flume.request(flume.OFFSET_COMMIT, 6, flume.string("h") + flume.string(topic) + struct.pack(">iq", 0, 1)),
         flume.request(flume.OFFSET_FETCH, 7, flume.string("h") + flume.string(topic) + struct.pack(">i", 0)),
     ]
-    process = psutil.Process(served.pid)
+    process = psutil.Process(alone.pid)
     with Flume(address) as bystander, contextlib.ExitStack() as stack:
         bystander.produce(topic, b"0")
         before = peak = process.memory_info().rss
@@ -516,7 +523,7 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, unique: Unique) -> Non
         steady.join(20)
         assert len(sent) > 5 and all(sent)
         assert bystander.fetch(topic, 2, 0, max_bytes=1 << 20).records[0] == (0, b"0")
-    assert served.is_running and "Traceback" not in served.errors(), served.errors()[-3000:]
+    assert alone.is_running and "Traceback" not in alone.errors(), alone.errors()[-3000:]
     assert peak - before < 64 << 20, "while they are connected, not only afterwards"
 
 
