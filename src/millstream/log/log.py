@@ -445,11 +445,11 @@ class Log(ReadableLog):
         for segment in indexed:
             segment.let_go()
             self._disk.remove(segment.index.path)
-            anew = Segment(self._disk, self.directory, segment.base_offset, segment.size)
-            anew.bad = segment.bad
-            self.segments[self.segments.index(segment)] = anew
+            reopened = Segment(self._disk, self.directory, segment.base_offset, segment.size)
+            reopened.bad = segment.bad
+            self.segments[self.segments.index(segment)] = reopened
             if segment in self._unsynced_segments:
-                self._unsynced_segments[self._unsynced_segments.index(segment)] = anew
+                self._unsynced_segments[self._unsynced_segments.index(segment)] = reopened
         self.forget_cursors()
         return bool(indexed)
 

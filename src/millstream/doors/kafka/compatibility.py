@@ -69,7 +69,7 @@ broker, from the jars of Apache Kafka 4.1.1 on Java 17:
 | `kafka-leader-election`, `kafka-reassign-partitions`, `kafka-transactions`, `kafka-acls` | what Kafka says without \
 such features: no election needed, no reassignment, no transaction, security disabled |
 
-So were programs written against these clients. Each created a topic, produced, consumed in a group and committed:
+So were small programs written against these clients. They produced, and consumed in a group:
 
 | client | version | what was seen to work |
 |---|---|---|
