@@ -15,7 +15,7 @@ from millstream.records import (
     columns,
     pure,
 )
-from millstream.records.batch import CRC_START, HEADER_BYTES, CorruptBatch
+from millstream.records.batch import CRC_START, HEADER_BYTES, CorruptBatch, patch_offset, read_header
 from millstream.records.compression import Codec
 from millstream.records.record import Record, Section
 
@@ -206,3 +206,46 @@ def test_the_kernel_holds_the_buffer_only_while_it_reads():
     with pytest.raises(CorruptBatch):
         _kernel.decode(_section(memoryview(body)[:-1]))
     body += b"x"  # raises BufferError while something still exports the buffer
+
+
+def _stored(*gaps: int) -> tuple[bytearray, int]:
+    """Batches one behind the other, with so many offsets missing before each, and the offset behind the last."""
+    data, offset = bytearray(), 0
+    for gap in gaps:
+        batch = bytearray(BATCH)
+        patch_offset(batch, offset + gap, read_header(batch).length, 0)
+        data += batch
+        offset = read_header(batch).next_offset
+    return data, offset
+
+
+@pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
+def test_sound_bytes_end_before_the_first_damaged_or_misplaced_batch(kernel):
+    data, behind = _stored(0, 0, 5)
+    size = len(BATCH)
+    assert kernel.sound_bytes(data, 0, behind, -1, False) == 3 * size
+    assert kernel.sound_bytes(data, 0, behind, 0, True) == 2 * size, "offsets are missing before the third batch"
+    assert kernel.sound_bytes(data, 0, behind - 1, -1, False) == 2 * size, "the third batch ends behind the limit"
+    assert kernel.sound_bytes(data, 1, behind, -1, False) == 0, "the first batch begins too early"
+    assert kernel.sound_bytes(data, 0, behind, 9001, False) == 0, "the first batch lies before the offset asked for"
+    assert kernel.sound_bytes(data[size:], 0, behind, 0, True) == 0, "the first batch lies behind the offset asked for"
+    assert kernel.sound_bytes(data[:-1], 0, behind, -1, False) == 2 * size
+    data[size + HEADER_BYTES] ^= 1
+    assert kernel.sound_bytes(data, 0, behind, -1, False) == size
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    gaps=st.lists(st.sampled_from([0, 0, 3]), min_size=1, max_size=4),
+    at=st.integers(0, 4 * len(BATCH)),
+    byte=st.integers(0, 255),
+    first=st.integers(0, 2),
+    asked=st.sampled_from([-1, 0, 9000, 9001, 2**62]),
+    short=st.integers(-1, 1),
+    dense=st.booleans(),
+)
+def test_both_kernels_find_the_same_bytes_sound(gaps, at, byte, first, asked, short, dense):
+    data, behind = _stored(*gaps)
+    data[at % len(data)] = byte
+    arguments = (data, first, behind - short, asked, dense)
+    assert _kernel.sound_bytes(*arguments) == pure.sound_bytes(*arguments)

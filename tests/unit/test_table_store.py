@@ -15,6 +15,7 @@ from millstream.errors import Code, RequestError, RevisionConflict
 from millstream.log.config import LogConfig
 from millstream.log.damage import DamagedOffset
 from millstream.promise import begin
+from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.stores import table_log, table_store
 from millstream.stores.base import Operation, PartitionLog, Put, Versioned
@@ -286,13 +287,13 @@ class TestStoredRowsThatChanged:
         self, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         threads = []
-        real = table_log._dense_bytes
+        real = codec.sound_bytes
 
-        def check(data: bytes, behind: int, asked: int) -> int:
+        def check(data: bytes, *arguments: int, dense: bool) -> int:
             threads.append((len(data) > table_log.CHECK_BYTES_MAX, threading.get_ident()))
-            return real(data, behind, asked)
+            return real(data, *arguments, dense=dense)
 
-        monkeypatch.setattr(table_log, "_dense_bytes", check)
+        monkeypatch.setattr(codec, "sound_bytes", check)
         await log.read(0, 1 << 20)
         monkeypatch.setattr(table_log, "CHECK_BYTES_MAX", 1000)
         assert (await log.read(0, 1 << 20)).next_offset == 9

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millstream.log.damage import UnreadableOffset
-from millstream.log.soundness import sound_batches
 from millstream.records import codec
 from millstream.records.aside import Aside
-from millstream.records.batch import BatchHeader, CorruptBatch
+from millstream.records.batch import BatchHeader, CorruptBatch, sound_batches
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 

@@ -19,8 +19,8 @@ from millstream.broker.topics import Topic
 from millstream.errors import Code, RequestError
 from millstream.log.damage import DamagedOffset, DamagedRange
 from millstream.log.slice import Slice
-from millstream.log.soundness import sound_batches
 from millstream.metrics import Metrics
+from millstream.records.batch import sound_batches
 from millstream.stores.base import PartitionLog
 
 PIECE_BYTES = 1 << 20

@@ -27,7 +27,7 @@ from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.index import NO_TIME
 from millstream.log.segment import BrokenSegment, Segment, Unindexed
 from millstream.log.slice import OpenFile, Slice
-from millstream.log.soundness import Examined, Extent, Finding, sound_bytes
+from millstream.log.soundness import Examined, Extent, Finding
 from millstream.logs import Damped
 from millstream.promise import Promise, begin
 from millstream.records import codec
@@ -129,7 +129,7 @@ class ReadableLog:
         `first` to below `behind`.
         """
         data = os.pread(segment.file.fd, end - position, position)
-        sound = position + sound_bytes(data, first, behind, -1)
+        sound = position + codec.sound_bytes(data, first, behind)
         segment.checked.add(position, sound)
         if sound != end:
             raise BrokenSegment(segment.path, sound)
@@ -358,7 +358,7 @@ class ReadableLog:
     def _batch(self, segment: Segment, file: OpenFile, position: int, header: BatchHeader) -> bytes:
         """The bytes of a batch; raises where they are damaged."""
         data = os.pread(file.fd, header.size, position)
-        if sound_bytes(data, header.base_offset, self._offset_behind(segment), -1) != header.size:
+        if codec.sound_bytes(data, header.base_offset, self._offset_behind(segment)) != header.size:
             raise BrokenSegment(segment.path, position)
         return data
 

@@ -21,13 +21,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from millstream.log.damage import Cause
 from millstream.log.index import ENTRY_BYTES, Entry, entry_at
 from millstream.log.inspection import next_batch
 from millstream.log.slice import OpenFile
-from millstream.records.batch import CRC_START, HEADER_BYTES, PREFIX_BYTES, BatchHeader, Buffer, is_sound, read_header
+from millstream.records.batch import HEADER_BYTES, BatchHeader, is_sound, read_header
 
 NEARBY_BYTES = 1 << 20
 """How far behind damage the index is asked before the bytes in between are searched."""
@@ -65,34 +63,6 @@ class Examined(NamedTuple):
     """The position where it had seen enough."""
     next_offset: int
     findings: list[Finding]
-
-
-def sound_batches(data: Buffer, first: int, behind: int, asked: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches at the front that are sound, whose offsets rise and reach from `first` to below `behind`.
-
-    The first one reaches the offset that was asked for, or lies behind it: one that lies before it was renumbered.
-    """
-    view, position = memoryview(data), 0
-    size = len(view)
-    while size - position >= HEADER_BYTES:
-        header = read_header(view, position)
-        end = position + header.length + PREFIX_BYTES
-        next_offset = header.base_offset + header.last_offset_delta + 1
-        if (
-            header.magic != 2
-            or not position + HEADER_BYTES <= end <= size
-            or not first <= header.base_offset < next_offset <= behind
-            or next_offset <= asked
-            or crc32c(view[position + CRC_START : end]) != header.crc
-        ):
-            return
-        yield header, view[position:end]
-        position, first = end, next_offset
-
-
-def sound_bytes(data: Buffer, first: int, behind: int, asked: int) -> int:
-    """How many bytes those batches take."""
-    return sum(len(batch) for _, batch in sound_batches(data, first, behind, asked))
 
 
 class Extent:

@@ -26,12 +26,15 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
+
+from crc32c import crc32c as _crc32c
 
 from millstream.records import columns as _columns
 from millstream.records import pure as _pure
@@ -46,6 +49,8 @@ cdef extern from *:
     """
     object tuple_of_type(PyTypeObject *type, Py_ssize_t size)
     void PyObject_GC_UnTrack(void *)
+    enum:
+        PyBUF_READ
     char *PyByteArray_AS_STRING(object) nogil
 
 cdef extern from *:
@@ -562,6 +567,7 @@ cdef enum:
     RECORD_BYTES_MIN = 7
     LENGTH_MIN = 6
     HEADER_BYTES_MIN = 2
+    BATCH_HEADER_BYTES = 61
     ROOM_MIN = 256
     # Shorter bodies are done before another thread would have woken up.
     UNLOCKED_BYTES_MIN = 65536
@@ -1089,6 +1095,44 @@ def fill(sections, int columns):
         filler.value.finish(filler.table.rows) if columns & VALUE else None,
         filler.finish_headers() if columns & HEADERS else None,
     )
+
+
+cdef inline int64_t big_endian(const uint8_t *at, int size) noexcept:
+    cdef uint64_t value = 0
+    cdef int position
+    for position in range(size):
+        value = value << 8 | at[position]
+    return <int64_t> value
+
+
+def sound_bytes(data, int64_t first, int64_t behind, int64_t asked, bint dense):
+    """Walks batch headers, as `batch.sound_batches` does; the layout stands in `batch.py`."""
+    cdef Py_buffer view
+    cdef const uint8_t *at
+    cdef Py_ssize_t position = 0, size
+    cdef int64_t base, delta, expected = -1
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        while view.len - position >= BATCH_HEADER_BYTES:
+            at = <const uint8_t *> view.buf + position
+            size = <Py_ssize_t> <int32_t> big_endian(at + 8, 4) + 12
+            if at[16] != 2 or size < BATCH_HEADER_BYTES or size > view.len - position:
+                break
+            base = big_endian(at, 8)
+            delta = <int32_t> big_endian(at + 23, 4)
+            # In this order no sum overflows: 0 <= base < behind.
+            if base < 0 or base < first or base >= behind or delta < 0 or delta >= behind - base:
+                break
+            if base + delta < asked or (dense and (base > asked if expected < 0 else base != expected)):
+                break
+            covered = PyMemoryView_FromMemory(<char *> at + 21, size - 21, PyBUF_READ)
+            if <uint32_t> _crc32c(covered) != <uint32_t> big_endian(at + 17, 4):
+                break
+            position += size
+            first = expected = base + delta + 1
+        return position
+    finally:
+        PyBuffer_Release(&view)
 
 
 def validate(section):

@@ -21,6 +21,7 @@ The broker stores, replicates and serves these bytes as they came; only `patch_o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
@@ -139,6 +140,35 @@ def is_sound(buffer: memoryview, header: BatchHeader) -> bool:
         and header.last_offset_delta >= 0
         and crc32c(buffer[CRC_START:]) == header.crc
     )
+
+
+def sound_batches(
+    data: Buffer, first: int, behind: int, asked: int, dense: bool = False
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The sound batches at the front of stored bytes, with rising offsets from `first` to below `behind`.
+
+    The first batch reaches the offset that was asked for, or lies behind it. With `dense` it holds that offset, and no
+    offset is missing between two batches. The checksum does not cover the base offset, so the order proves it.
+    """
+    view, position, expected = memoryview(data), 0, -1
+    size = len(view)
+    while size - position >= HEADER_BYTES:
+        header = read_header(view, position)
+        base = header.base_offset
+        end = position + header.length + PREFIX_BYTES
+        next_offset = base + header.last_offset_delta + 1
+        if (
+            header.magic != 2
+            or not position + HEADER_BYTES <= end <= size
+            or base < 0
+            or not first <= base < next_offset <= behind
+            or next_offset <= asked
+            or (dense and (base > asked if expected < 0 else base != expected))
+            or crc32c(view[position + CRC_START : end]) != header.crc
+        ):
+            return
+        yield header, view[position:end]
+        position, first, expected = end, next_offset, next_offset
 
 
 def patch_offset(buffer: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int) -> None:

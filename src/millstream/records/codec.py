@@ -69,6 +69,7 @@ class Kernel(Protocol):
     def judge(
         self, section: Section, earliest: int, latest: int, needs_key: bool, count_max: int, bytes_max: int = ...
     ) -> list[tuple[int, int, bool]]: ...
+    def sound_bytes(self, data: Buffer, first: int, behind: int, asked: int, dense: bool) -> int: ...
     def validate(self, section: Section) -> None: ...
     def fill(self, sections: Iterable[Section], columns: int) -> Filled: ...
     def encode(
@@ -90,6 +91,11 @@ def _pick() -> tuple[Kernel, str]:
 
 
 kernel, KERNEL = _pick()
+
+
+def sound_bytes(data: Buffer, first: int, behind: int, asked: int = -1, dense: bool = False) -> int:
+    """How many bytes at the front of stored ones are sound batches, as `batch.sound_batches` judges them."""
+    return kernel.sound_bytes(data, first, behind, asked, dense)
 
 
 def decode(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> list[Record]:

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
-from millstream.records.batch import NO_TIMESTAMP, BatchTooLarge, CorruptBatch
+from millstream.records.batch import NO_TIMESTAMP, BatchTooLarge, Buffer, CorruptBatch, sound_batches
 from millstream.records.columns import (
     DATA_BYTES_MAX,
     HEADERS,
@@ -258,6 +258,10 @@ def judge(
         if (is_late or (needs_key and not has_key)) and len(bad) < count_max:
             bad.append((index, timestamp, has_key))
     return bad
+
+
+def sound_bytes(data: Buffer, first: int, behind: int, asked: int, dense: bool) -> int:
+    return sum(len(batch) for _, batch in sound_batches(data, first, behind, asked, dense))
 
 
 def validate(section: Section) -> None:
