@@ -94,6 +94,7 @@ def test_a_member_without_a_pattern_has_an_empty_one(link: Raw, topic: str, uniq
     assert ask(link, 68, 1, **beat).error_code == 0
     [described] = ask(link, 69, 1, group_ids=[group], include_authorized_operations=True).groups
     assert described.members[0].subscribed_topic_regex == ""
+    assert described.members[0].client_host == "/127.0.0.1", "as Java prints an address"
     assert described.authorized_operations == GROUP_OPERATIONS
     left = ask(link, 68, 1, **{**beat, "member_epoch": -1})
     assert (left.member_epoch, left.heartbeat_interval.total_seconds()) == (-1, 0)
@@ -140,14 +141,14 @@ def test_only_kafkas_own_topics_are_internal(broker: ServedBroker, link: Raw, un
     """Debezium's heartbeat topics begin with two underscores, and `listTopics()` has to show them."""
     heartbeat = unique("__debezium-heartbeat.x")
     raw.create_topic(broker.address, heartbeat)
+    assert not describe_topics(link, heartbeat)[0].is_internal
+    for version in (1, 9, 12):
+        assert not metadata(link, version, heartbeat).topics[0].is_internal
     for name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
         raw.create_topic(broker.address, name)
         assert describe_topics(link, name)[0].is_internal
         assert metadata(link, 9, name).topics[0].is_internal
         ask(link, 20, 1, topic_names=[name], timeout=1000)
-    assert not describe_topics(link, heartbeat)[0].is_internal
-    for version in (1, 9, 12):
-        assert not metadata(link, version, heartbeat).topics[0].is_internal
 
 
 def test_asking_for_an_internal_topic_does_not_create_it(link: Raw) -> None:
@@ -359,3 +360,15 @@ def test_features_are_those_of_kafka_that_are_true_here(
     levels = {each.name: (each.min_version_level, each.max_version_level) for each in answer.finalized_features}
     assert levels == {"group.version": (1, 1), "metadata.version": (27, 27), "share.version": (1, 1)}
     assert answer.finalized_features_epoch == 0
+
+
+# -- what the Java client's admin calls showed -------------------------------------------------------------------------
+
+
+def test_a_commit_of_nothing_makes_no_group(link: Raw, unique: Unique) -> None:
+    """`kafka-consumer-groups --reset-offsets --all-topics --execute` sends it for a group that does not exist."""
+    group = unique("nothing")
+    member = {"member_id": "", "group_instance_id": None, "generation_id_or_member_epoch": -1}
+    assert ask(link, 8, 9, group_id=group, topics=[], **member).topics == ()
+    [deleted] = ask(link, 42, 2, groups_names=[group]).results
+    assert deleted.error_code == Code.GROUP_ID_NOT_FOUND

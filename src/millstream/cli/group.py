@@ -78,7 +78,7 @@ def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOp
         {
             "member": member.member_id,
             "client": member.client_id,
-            "host": member.host,
+            "host": member.host.removeprefix("/"),
             "instance": member.group_instance_id,
             "partitions": len(member.assignment.topic_partitions),
         }

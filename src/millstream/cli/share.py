@@ -89,7 +89,7 @@ class ShareGroup:
             {
                 "member": member.member_id,
                 "client": member.client_id,
-                "host": member.client_host,
+                "host": member.client_host.removeprefix("/"),
                 "topics": ",".join(member.subscribed_topic_names),
             }
             for member in group.members

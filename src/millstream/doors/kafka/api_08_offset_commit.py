@@ -17,6 +17,8 @@ VERSIONS = (2, 10)
 
 
 async def handle(request: Message, context: Context) -> Fields:
+    if not request.topics:  # as in Kafka no group is looked for, and none is made
+        return {"throttle_time": 0, "topics": []}
     commits = [await _commit(topic, context.version) async for topic in in_turns(request.topics)]
     try:
         codes = await context.broker.groups.commit(

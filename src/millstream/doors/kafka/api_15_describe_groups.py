@@ -48,7 +48,7 @@ def _describe(group_id: str, allowed: int, context: Context) -> Fields:
                 "member_id": member.id,
                 "group_instance_id": member.instance_id,
                 "client_id": member.client_id,
-                "client_host": member.client_host,
+                "client_host": f"/{member.client_host}",  # as Java prints an address
                 "member_metadata": member.metadata,
                 "member_assignment": member.assignment,
             }

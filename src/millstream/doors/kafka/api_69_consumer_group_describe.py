@@ -62,7 +62,7 @@ def _member(member: ConsumerMemberView, context: Context) -> Fields:
         "rack_id": member.rack_id,
         "member_epoch": member.epoch,
         "client_id": member.client_id,
-        "client_host": member.client_host,
+        "client_host": f"/{member.client_host}",  # as Java prints an address
         "subscribed_topic_names": member.topics,
         "subscribed_topic_regex": member.pattern or "",
         "assignment": _assignment(member.assigned, context),

@@ -45,6 +45,26 @@ DIFFERENCES: list[tuple[str, str, str]] = [
         "a misspelt name must not look as if it counted",
     ),
     (
+        "`share.*` settings of a group",
+        "the first one makes the share group, which then has the name; `consumer.*` settings do not",
+        "`millstream queue create` and Kafka's tools make queues in the same way",
+    ),
+    (
+        "names of group settings",
+        "`streams.*` are not known; dead-letter, delivery and lock settings are described even where they are not set",
+        "there are no streams groups (KIP-1071); the others are how a queue is tuned",
+    ),
+    (
+        "`segment.bytes`",
+        "1,024 bytes at least, Kafka: 1 MiB",
+        "small segments make retention and compaction visible in tests",
+    ),
+    (
+        "DescribeProducers",
+        "`last_timestamp` is when the broker took the last batch, not the batch's own time",
+        "producers are forgotten by the time that they were silent",
+    ),
+    (
         "`group.initial.rebalance.delay.ms`",
         "0 by default, Kafka: 3000 (`initial_rebalance_delay_ms` in the configuration)",
         "a single consumer starts at once, and a rebalance costs no disk; set 3000 where large groups start together",
