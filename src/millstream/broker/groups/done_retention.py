@@ -138,7 +138,7 @@ class DoneRetention:
             progress = before.get(place) or Progress(log.start)
             progress.note(reading, log.start, now_ms)
             reached = progress.take_expired(now_ms - found.settings.done_retention_ms)
-            if reached > log.start:
+            if reached > log.start and log.damage.lost is None:
                 log.trim(min(reached, log.durable))
             if progress.notes:
                 self._progress[place] = progress
