@@ -159,6 +159,17 @@ class LogReadOnly(RequestError):
         super().__init__(Code.KAFKA_STORAGE_ERROR, f"{log} is read-only since a sync failed: {cause}")
 
 
+class LogLost(RequestError):
+    """A log whose directory is missing. The records may be in a backup, so no other record gets their offsets."""
+
+    def __init__(self, log: str, directory: str) -> None:
+        detail = (
+            f"{log} is lost: its directory {directory} is missing; restore it and restart the broker, "
+            "or delete the topic"
+        )
+        super().__init__(Code.KAFKA_STORAGE_ERROR, detail)
+
+
 class RevisionConflict(MillstreamError):
     """A metadata transaction whose expected revision is not the current one; nothing of it was applied."""
 

@@ -190,6 +190,8 @@ class Server:
         for topic in self.broker.topics:
             for partition in topic.partitions:
                 log = partition.log
+                if log.damage.lost is not None:  # its offsets are unknown
+                    continue
                 yield PartitionFigures(topic.name, partition.index, log.start, log.durable, log.end, log.size_bytes())
 
     def _damage_figures(self) -> Iterator[DamageFigures]:

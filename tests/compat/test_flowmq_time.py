@@ -393,6 +393,69 @@ def test_what_a_subscriber_without_a_group_acknowledged_goes_60_seconds_later_al
     assert _start(broker, "news") == 3
 
 
+@pytest.mark.parametrize("is_connected", [False, True], ids=["disconnected", "connected"])
+def test_a_restart_within_the_60_seconds_does_not_keep_what_was_acknowledged(
+    broker: BrokerInThread, connect: Connect, is_connected: bool
+) -> None:
+    client, reader = connect(), connect()
+    reader.subscribe("news")
+    for number in range(3):
+        client.publish("news", b"%d" % number)
+    for message in reader.take(3):
+        reader.ack(message)
+    if not is_connected:
+        _disconnect(broker, reader)
+    _pass(broker, 20)
+    _restart(broker)
+    connect().publish("news", b"new")
+    _pass(broker, 50)
+    assert _start(broker, "news") == 0
+    _pass(broker, 25)
+    assert _start(broker, "news") == 3, "and the message that no subscriber had stays"
+    _restart(broker)
+    _pass(broker, 300)
+    assert _start(broker, "news") == 3
+    keys = broker.ask(lambda server: [key for key in server.broker._meta.values if key.startswith("done/")])
+    assert not keys, "nothing is left to know"
+
+
+def test_progress_is_stored_when_a_subscriber_leaves(broker: BrokerInThread, connect: Connect) -> None:
+    """A broker that is killed stores nothing more."""
+    client, reader = connect(), connect()
+    reader.subscribe("news")
+    client.publish("news", b"x")
+    reader.ack(reader.next())
+    _disconnect(broker, reader)
+    wait_for(
+        lambda: broker.ask(lambda server: any(key.startswith("done/") for key in server.broker._meta.values)),
+        "a stored offset",
+    )
+
+
+def test_a_group_that_came_before_a_restart_still_gets_what_others_were_done_with(
+    broker: BrokerInThread, connect: Connect
+) -> None:
+    client, reader, worker = connect(), connect(), connect()
+    reader.subscribe("news")
+    for number in range(2):
+        client.publish("news", b"%d" % number)
+    for message in reader.take(2):
+        reader.ack(message)
+    _disconnect(broker, reader)
+    worker.subscribe("news", "workers")
+    _restart(broker)
+    _pass(broker, 300)
+    assert _start(broker, "news") == 0
+    again = connect()
+    again.subscribe("news", "workers")
+    assert [message.payload for message in again.take(2)] == [b"0", b"1"]
+
+
+def _restart(broker: BrokerInThread) -> None:
+    broker.stop()
+    broker.start()
+
+
 def test_what_a_group_has_not_read_stays_when_a_subscriber_without_one_acknowledged_it_and_left(
     broker: BrokerInThread, connect: Connect
 ) -> None:

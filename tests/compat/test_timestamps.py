@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from crc32c import crc32c
 
-import millstream
+import millstream.sync
 from millstream.errors import Code
 from millstream.records import codec
 from millstream.records.compression import Codec
@@ -88,6 +88,44 @@ def test_the_largest_time_that_a_header_claims_does_not_hide_the_first(broker: B
         client.send(b"".join(raw.produce("orders", backdated(now, each)) for each in ahead))
         answers = [client.answer(0, 9).responses[0].partition_responses[0] for _ in ahead]
         assert [each.error_code for each in answers] == [0, Code.INVALID_TIMESTAMP, 0]
+
+
+def hidden(now: int, *deltas: int, codec: Codec = Codec.NONE) -> bytes:
+    """A batch whose header says "now" for all of its records. They are encoded `deltas` from now, and say so."""
+    made = bytearray(batch(now, *deltas, codec=codec))
+    assert struct.unpack_from(">q", made, 27) == (now + deltas[0],)
+    struct.pack_into(">q", made, 35, now)
+    struct.pack_into(">I", made, 17, crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+def offset_of_time(client: Raw, topic: str, timestamp: int) -> tuple[int, int, int]:
+    partition = {"partition_index": 0, "current_leader_epoch": 0, "timestamp": timestamp}
+    fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": topic, "partitions": [partition]}]}
+    found = client.ask(raw.request(2, 5, fields)).topics[0].partitions[0]
+    return found.error_code, found.offset, found.timestamp
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_a_time_that_a_header_hides_breaks_nothing(tmp_path: Path, codec: Codec) -> None:
+    """By default the header alone is checked, as the compatibility page says. Look-ups end, and retention works."""
+    with BrokerInThread(tmp_path, housekeeping_interval_ms=1000) as broker:
+        now, address = broker.clock.now_ms(), broker.address("kafka")
+        raw.create_topic(address, "orders", retention_ms="60000", segment_ms="1000")
+        raw.create_topic(address, "bounded", message_timestamp_before_max_ms="1000")
+        with Raw(address) as client:
+            assert produce(client, "bounded", hidden(now, 0, FAR, codec=codec)).error_code == Code.INVALID_TIMESTAMP
+            assert produce(client, "orders", hidden(now, 0, FAR, -FAR, codec=codec)).error_code == 0
+            assert produce(client, "orders", batch(now, 5)).base_offset == 3
+            assert offset_of_time(client, "orders", now) == (0, 0, now)
+            assert offset_of_time(client, "orders", now + 1) == (0, 3, now + 5), "the header of the first says: older"
+            assert offset_of_time(client, "orders", now + 6) == (0, -1, -1)
+            assert offset_of_time(client, "orders", -3)[0] == 0
+            with millstream.sync.connect(address) as ms, ms.read("orders", follow=False) as reading:
+                times = [record.time.year for record in reading]
+            assert times[1:3] == [9999, 1]
+            broker.advance(120)
+            assert offset_of_time(client, "orders", -2) == (0, 4, -1), "retention goes by the header"
 
 
 def test_a_topic_sets_its_own_bounds(broker: BrokerInThread) -> None:

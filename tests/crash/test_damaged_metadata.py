@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import subprocess
@@ -70,7 +71,7 @@ async def start(directory: Path) -> str | None:
 
 def check(sentence: str, directory: Path) -> None:
     assert f"the metadata file {directory / 'meta.db'} is damaged" in sentence
-    assert "Restore it from a backup" in sentence and ".recover" in sentence
+    assert "Restore it from a backup" in sentence and "sqlite3 DAMAGED .dump" in sentence
     assert f"The records in {directory / 'logs'} are not affected" in sentence
 
 
@@ -106,6 +107,36 @@ async def test_so_is_a_value_that_makes_no_sense(stored: Path, tmp_path: Path, p
     sentence = await start(directory)
     assert sentence is not None
     check(sentence, directory)
+
+
+async def test_the_remedy_saves_the_keys_of_all_other_pages(stored: Path, tmp_path: Path) -> None:
+    """The command of the sentence, run by a shell as an operator runs it."""
+    saved = {}
+    for page in range(1, pages(stored)):
+        directory, damaged = tmp_path / str(page), tmp_path / f"{page}.damaged"
+        shutil.copytree(stored, directory)
+        zero(directory, page)
+        sentence = await start(directory)
+        if sentence is None:
+            continue
+        damaged.mkdir()
+        for path in directory.glob("meta.db*"):
+            path.rename(damaged / path.name)
+        remedy = sentence.partition("with: ")[2].partition(". The records in")[0]
+        command = remedy.replace("DAMAGED", str(damaged / "meta.db"))
+        await asyncio.to_thread(subprocess.run, command, shell=True, check=True, timeout=30, capture_output=True)
+        with sqlite3.connect(directory / "meta.db") as database:  # values that had a part in that page
+            database.execute("DELETE FROM meta WHERE instr(value, zeroblob(64))")
+        database.close()
+        assert await start(directory) is None, (page, command)
+        with sqlite3.connect(directory / "meta.db") as database:
+            (saved[page],) = database.execute("SELECT count(*) FROM meta").fetchone()
+        database.close()
+    with sqlite3.connect(stored / "meta.db") as database:
+        (count,) = database.execute("SELECT count(*) FROM meta").fetchone()
+    database.close()
+    complete = sorted(saved.values())
+    assert complete[len(complete) // 2] > count // 2, "half of the pages, at least, cost less than half of the keys"
 
 
 def test_the_command_prints_it(stored: Path, tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ class TestNamesThatAKilledBrokerDidNotSync:
     async def test_of_a_directory(self, place: Place, disk: ForgetfulDisk, name: str) -> None:
         directory = place.directory / name
         disk.make_directory(str(directory.parent))
-        disk._make_one(str(directory))  # and is killed in the middle of `make_directory`
+        disk.make_unsynced_directory(str(directory))  # and is killed in the middle of `make_directory`
         assert (await append(place.open(), batch(b"acknowledged"))).base_offset == 0
         place.kill()
         place.disk = disk.crash(OnlyWhatWasSynced())

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from millstream.doors.http import HttpDoor, Response, pages
 from millstream.doors.http.door import (
@@ -17,6 +18,8 @@ from millstream.doors.http.door import (
     CONNECTIONS_MAX,
     HEADER_BYTES_MAX,
     URGENT_CONNECTIONS_MAX,
+    URGENT_YOUNG_MAX,
+    URGENT_YOUNG_SECONDS,
     YOUNG_SECONDS,
     _Connection,
 )
@@ -306,10 +309,56 @@ async def test_a_probe_is_answered_although_more_clients_connect_behind_it_befor
             for _ in range(CONNECTIONS_MAX + URGENT_CONNECTIONS_MAX + 50):
                 dripping = stack.enter_context(socket.create_connection((door.host, door.port), 20))
                 dripping.send(b"GET /healthz HTTP/1.1\r\nX: ")
-            await until_connected(door, CONNECTIONS_MAX + URGENT_CONNECTIONS_MAX)
+            await until_connected(door, CONNECTIONS_MAX + URGENT_CONNECTIONS_MAX + 51)
             probe.setblocking(False)
             await loop.sock_sendall(probe, get("/healthz"))
             assert (await asyncio.wait_for(loop.sock_recv(probe, 1000), 20)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("is_sent_first", [True, False], ids=["request sent", "request to come"])
+@pytest.mark.parametrize("behind", [URGENT_CONNECTIONS_MAX + 1, 200])
+def test_a_probe_among_the_urgent_is_answered_whatever_comes_behind_it(
+    loop_kind: str, is_sent_first: bool, behind: int
+) -> None:
+    """All connections but the urgent ones wait for their pages, and a burst is accepted in one turn of the loop."""
+
+    async def check() -> None:
+        async with opened(connections_max=1) as door, asyncio.timeout(20):
+            door.routes = {**door.routes, "/slow": lambda: asyncio.sleep(60, pages.READY)}
+            slow = await connect(door, 1, get("/slow"))
+            while not any(not each.waits_for_client for each in door.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            loop = asyncio.get_running_loop()
+            with socket.create_connection((door.host, door.port), 20) as probe, contextlib.ExitStack() as stack:
+                if is_sent_first:
+                    probe.sendall(get("/healthz"))
+                for _ in range(behind):
+                    stack.enter_context(socket.create_connection((door.host, door.port), 20)).send(b"GET")
+                probe.setblocking(False)
+                if not is_sent_first:
+                    await until_connected(door, behind + 2)
+                    await loop.sock_sendall(probe, get("/healthz"))
+                assert (await loop.sock_recv(probe, 1000)).startswith(b"HTTP/1.1 200")
+            slow[0].close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop_kind == "uvloop" else None) as runner:
+        runner.run(check())
+
+
+async def test_a_flood_of_urgent_connections_is_bounded_and_shuts_no_probe_out() -> None:
+    async with opened(connections_max=1) as door, asyncio.timeout(20):
+        door.routes = {**door.routes, "/slow": lambda: asyncio.sleep(60, pages.READY)}
+        open_ones = await connect(door, 1, get("/slow"))
+        for _ in range(3):
+            open_ones += await connect(door, URGENT_YOUNG_MAX, b"GET")
+            assert len(door.connections) <= 1 + URGENT_YOUNG_MAX
+            assert (await talk(door, get("/healthz")))[0] == 200
+        await asyncio.sleep(URGENT_YOUNG_SECONDS)
+        assert (await talk(door, get("/healthz")))[0] == 200
+        assert len(door.connections) <= 1 + URGENT_CONNECTIONS_MAX
+        for each in open_ones:
+            each.close()
 
 
 async def test_a_client_makes_room_when_its_request_has_been_incomplete_for_a_second() -> None:

@@ -220,9 +220,9 @@ class CrashingDisk(Disk):
         self._count()
         super().append(file, data)
 
-    def _make_one(self, directory: str) -> None:
+    def make_unsynced_directory(self, directory: str) -> None:
         self._count()
-        super()._make_one(directory)
+        super().make_unsynced_directory(directory)
 
 
 def test_a_parquet_lake_survives_a_crash_after_every_single_step(tmp_path: Path) -> None:

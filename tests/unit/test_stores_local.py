@@ -47,7 +47,7 @@ async def test_a_discarded_topic_makes_room_on_a_full_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     await fill(store.open("t", TOPIC_ID, 0, LogConfig()), 10)
-    monkeypatch.setattr(store._disk, "_make_one", no_room)
+    monkeypatch.setattr(store._disk, "make_unsynced_directory", no_room)
     await store.discard("t", TOPIC_ID)
     assert list((tmp_path / "data" / "logs").iterdir()) == []
 
@@ -111,10 +111,25 @@ async def test_so_does_a_file_in_place_of_the_logs(store: LocalLogStore, tmp_pat
 
 
 async def test_what_cannot_be_set_aside_stops_the_start_with_a_sentence(store: LocalLogStore, tmp_path: Path) -> None:
-    (tmp_path / "data" / "logs" / "foreign").mkdir()
+    (tmp_path / "data" / "logs" / "foreign").write_text("a file")
     (tmp_path / "data" / "set-aside").write_text("not a directory")
     with pytest.raises(StartupError, match="foreign cannot be set aside"):
         store.opened_all()
+
+
+async def test_directories_without_a_file_are_removed_and_others_set_aside(
+    store: LocalLogStore, tmp_path: Path
+) -> None:
+    logs, aside = tmp_path / "data" / "logs", tmp_path / "data" / "set-aside"
+    (logs / "hollow" / "0").mkdir(parents=True)
+    (logs / "full" / "0").mkdir(parents=True)
+    (logs / "full" / "0" / "x").touch()
+    (logs / "linked").mkdir()
+    (logs / "linked" / "0").symlink_to(tmp_path)
+    (logs / "link").symlink_to(tmp_path)
+    store.opened_all()
+    assert not list(logs.iterdir())
+    assert sorted(path.name.partition(".")[0] for path in aside.iterdir()) == ["full", "link", "linked"]
 
 
 @pytest.mark.parametrize("letters", [200, 246, 247, 249])

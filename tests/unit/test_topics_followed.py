@@ -53,7 +53,7 @@ class Held:
             raise RequestError(self.failure, "the store cannot be reached, or its topic is being deleted")
         await self._store.prepare(topic_id, partitions)
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Any:
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False) -> Any:
         if partition in self.unopenable:
             self.refused_opening.set()
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,8 +1,13 @@
 """The topics of a broker: created, deleted, grown and configured through the metadata store.
 
 A topic is the key `topics/NAME`: its id, its number of partitions and its settings, as JSON. The key is the truth: a
-topic exists from the moment its key is durable, and is gone from the moment the deletion is. Logs follow: they are
-opened with the topic, and removed behind a deleted one.
+topic exists from the moment its key is durable, and is gone from the moment the deletion is. Logs are opened with the
+topic, and removed behind a deleted one.
+
+Where the store can tell a lost log from an empty one (`tells_loss`), logs are created before the key is written, and
+the key has their number: `created`, at most `partitions`. Logs of such partitions that are missing at start are lost.
+Keys of earlier versions have no such number. At start the logs of their topics are created, and the keys are written
+again.
 
 Changes of one topic go one after the other, by compare-and-set on the key's revision. Other brokers over the same store
 change topics too: `start` watches the keys, and what is known here follows them. A change is taken over once, by its
@@ -28,26 +33,37 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "topics/"
 RETRY_SECONDS = 1.0
+MARKS_MAX = 500
+"""Keys that are written in one transaction."""
 
 
 class Topic:
-    __slots__ = ("id", "name", "partitions", "revision", "settings")
+    __slots__ = ("created", "id", "name", "partitions", "revision", "settings")
 
     def __init__(
-        self, name: str, topic_id: uuid.UUID, partitions: list[Partition], settings: TopicSettings, revision: int
+        self,
+        name: str,
+        topic_id: uuid.UUID,
+        partitions: list[Partition],
+        settings: TopicSettings,
+        revision: int,
+        created: int = 0,
     ) -> None:
         self.name = name
         self.id = topic_id
         self.partitions = partitions
         self.settings = settings
         self.revision = revision
+        self.created = created
+        """So many of the first partitions have logs that were created before the key said so."""
 
     @property
     def partition_count(self) -> int:
         return len(self.partitions)
 
-    def encode(self, partition_count: int, overrides: Mapping[str, str]) -> bytes:
-        return json.dumps({"id": str(self.id), "partitions": partition_count, "settings": overrides}).encode()
+    def encode(self, partition_count: int, overrides: Mapping[str, str], created: int) -> bytes:
+        stored = {"id": str(self.id), "partitions": partition_count, "settings": overrides}
+        return json.dumps({**stored, "created": created} if created else stored).encode()
 
 
 class Topics:
@@ -91,6 +107,29 @@ class Topics:
                 if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # deleted by another broker since it was listed
                     raise
         self._logs.opened_all()
+        if self._logs.tells_loss:
+            await self._create_unmarked()
+
+    async def _create_unmarked(self) -> None:
+        """Creates the logs of topics whose keys an earlier version wrote. A failure leaves them as they were."""
+        unmarked = [topic for topic in self if topic.created < topic.partition_count]
+        try:
+            for topic in unmarked:
+                new = range(topic.created, topic.partition_count)
+                await self._logs.create(topic.name, topic.id.hex, new)
+            for first in range(0, len(unmarked), MARKS_MAX):
+                marked = unmarked[first : first + MARKS_MAX]
+                revision = await self._meta.transact(*(self._mark(topic) for topic in marked))
+                for topic in marked:
+                    topic.created, topic.revision = topic.partition_count, revision
+        except (RequestError, RevisionConflict) as error:
+            logger.warning(
+                "a loss of partition directories would not be noticed; the next start tries again: %s", error
+            )
+
+    def _mark(self, topic: Topic) -> Put:
+        count = topic.partition_count
+        return Put(PREFIX + topic.name, topic.encode(count, topic.settings.overrides, count), topic.revision)
 
     def close(self) -> None:
         self._is_closed = True
@@ -190,12 +229,14 @@ class Topics:
             self._drop_behind(topic)
             topic = None
         settings = TopicSettings(stored["settings"], self._defaults)
+        created = stored.get("created", 0)
         if topic is None:
-            topic = Topic(name, topic_id, [], settings, versioned.revision)
+            topic = Topic(name, topic_id, [], settings, versioned.revision, created)
             self._open_partitions(topic, count)
             self._add(topic)
         else:
             self._configure(topic, settings)
+            topic.created = created
             self._open_partitions(topic, count)
             topic.revision = versioned.revision  # not before: one that could not be opened is not known yet
         return True
@@ -265,11 +306,14 @@ class Topics:
         if validate_only:
             return topic
         with self._coming(partition_count):
+            topic.created = await self._create_logs(topic, range(partition_count))
             news = self._news
             try:
-                put = Put(PREFIX + name, topic.encode(partition_count, overrides), if_revision=0)
+                put = Put(PREFIX + name, topic.encode(partition_count, overrides, topic.created), if_revision=0)
                 topic.revision = await self._meta.transact(put)
             except RevisionConflict:
+                # After any other error the key may be durable all the same. Empty directories go at the next start.
+                await self._logs.discard(name, topic.id.hex)
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
             await self._prepare(name, topic.id, partition_count, news)
         known = self._by_name.get(name)
@@ -328,12 +372,14 @@ class Topics:
         if validate_only:
             return
         with self._coming(more):
+            created = await self._create_logs(topic, range(topic.partition_count, partition_count))
             news = self._news
-            revision = await self._store(topic, partition_count, topic.settings.overrides)
+            revision = await self._store(topic, partition_count, topic.settings.overrides, created)
             # It keeps its old revision until its logs are there: whoever changes it meanwhile would say, with the new
             # one, that it has as many partitions as are open; and should they fail to come, the watch is believed.
             await self._prepare(name, topic.id, partition_count, news)
         if topic.revision < revision:  # or the watch was faster
+            topic.created = created
             self._open_partitions(topic, partition_count)
             topic.revision = revision
             self._notify()
@@ -344,7 +390,7 @@ class Topics:
         check_topic(overrides, self._defaults)
         if validate_only:
             return
-        revision = await self._store(topic, topic.partition_count, overrides)
+        revision = await self._store(topic, topic.partition_count, overrides, topic.created)
         if topic.revision < revision:  # or the watch was faster, perhaps with more
             topic.revision = revision
             self._configure(topic, TopicSettings(overrides, self._defaults))
@@ -361,9 +407,14 @@ class Topics:
             partition.settings = settings
             partition.log.config = settings.log
 
-    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str]) -> int:
+    async def _create_logs(self, topic: Topic, new: range) -> int:
+        """Creates the logs of new partitions; the number that the key is to have as `created`."""
+        await self._logs.create(topic.name, topic.id.hex, new)
+        return new.stop if self._logs.tells_loss and topic.created == new.start else topic.created
+
+    async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str], created: int) -> int:
         """The revision of what was stored; the caller makes it the topic's, together with what it says."""
-        put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides), topic.revision)
+        put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides, created), topic.revision)
         try:
             return await self._meta.transact(put)
         except RevisionConflict:
@@ -396,7 +447,7 @@ class Topics:
 
     def _open_partitions(self, topic: Topic, partition_count: int) -> None:
         for index in range(topic.partition_count, partition_count):
-            log = self._logs.open(topic.name, topic.id.hex, index, topic.settings.log)
+            log = self._logs.open(topic.name, topic.id.hex, index, topic.settings.log, index < topic.created)
             topic.partitions.append(Partition(index, log, topic.settings))
 
     def _add(self, topic: Topic) -> None:

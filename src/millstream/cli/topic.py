@@ -20,6 +20,8 @@ app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.",
 
 PARTITIONS_MAX = 100_000
 """The client takes no more."""
+MISSING_DIRECTORY = "missing directory"
+"""The cause of damage by which the broker tells that all of a partition is lost."""
 
 Name = Annotated[str, typer.Argument(show_default=False)]
 
@@ -78,16 +80,16 @@ def describe(
     """Show a topic's partitions, offsets, damage and settings."""
     connection = Connection(broker)
     topic = connection.topic(name)
-    held = spans(connection, [(name, number) for number in topic.partitions])
+    damaged = damage(connection, name)
+    lost = {row["partition"]: row["where"] for row in damaged or () if row["cause"] == MISSING_DIRECTORY}
+    held = spans(connection, [(name, number) for number in topic.partitions if number not in lost])
     partitions = [
         {
             "partition": number,
             "leader": partition.leader,
             "replicas": list(partition.replicas),
             "in_sync": list(partition.isrs),
-            "start": held[name, number][0],
-            "end": held[name, number][1],
-            "records": held[name, number][1] - held[name, number][0],
+            **_extent(held.get((name, number))),
         }
         for number, partition in sorted(topic.partitions.items())
     ]
@@ -95,12 +97,17 @@ def describe(
         {"name": entry.name, "value": entry.value, "source": _source(entry), "default": entry.is_default}
         for entry in _settings(connection, name)
     ]
-    damaged = damage(connection, name)
     if output is Format.JSON:
         show_json({"topic": name, "partitions": partitions, "damage": damaged, "settings": settings})
         return
     headings = {key: key.upper() for key in ("partition", "leader", "start", "end", "records")}
     show_table(headings, partitions, f"{name} has no partitions")
+    for number, directory in sorted(lost.items()):
+        print(
+            f"\npartition {number} is lost: its directory {directory} is missing; restore it and restart the broker, "
+            "or delete the topic"
+        )
+    damaged = [row for row in damaged or () if row["partition"] not in lost]
     if damaged:
         print(f"\n{name} has damaged data: these offsets cannot be read, and a reader goes on at END")
         show_table({key: key.upper() for key in ("partition", "first", "end", "cause", "where")}, damaged, "")
@@ -111,6 +118,11 @@ def describe(
         shown,
         "every setting is at its default; --all shows them",
     )
+
+
+def _extent(span: tuple[int, int] | None) -> dict[str, int | None]:
+    start, end = span or (None, None)
+    return {"start": start, "end": end, "records": None if start is None or end is None else end - start}
 
 
 def _settings(connection: Connection, name: str) -> list[ConfigEntry]:

@@ -17,7 +17,7 @@ from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, NotActive, OutOfRange, UnknownTopic, refusal
+from millstream.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -128,6 +128,9 @@ class EmbeddedExclusive(Exclusive[V]):
                         raise
                     cursor.seek(cursor.log.start)  # retention was faster
                     self._signal.set()
+                except RequestError:  # the next call serves the other partitions
+                    self._turn = (self._turn + step + 1) % len(cursors)
+                    raise
                 if term != self._terms or not member.is_active:
                     return await self._event()  # it changed meanwhile; what was read does not count
                 found = cursor.take()

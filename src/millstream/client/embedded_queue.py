@@ -14,7 +14,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Queue
 from millstream.client.records import Desk, Job
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, LeaseLost, RequestError, UnknownTopic, refusal
+from millstream.errors import Closed, Code, LeaseLost, LogLost, RequestError, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -140,7 +140,11 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             order = self._order
             for step in range(len(order)):
                 partition = order[(self._turn + step) % len(order)]
-                taken = await partition.take(member, self._prefetch - len(self._ready), TAKE_BYTES)
+                try:
+                    taken = await partition.take(member, self._prefetch - len(self._ready), TAKE_BYTES)
+                except LogLost:  # the next call serves the other partitions
+                    self._turn = (self._turn + step + 1) % len(order)
+                    raise
                 if self._member is not member:  # it has left meanwhile, and its leases went with it
                     self._signal.set()
                     return

@@ -11,7 +11,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.signal import Signal
-from millstream.errors import Code, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.errors import Code, LogLost, OutOfRange, RequestError, UnknownTopic, refusal
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader
 from millstream.records.record import Record as StoredRecord
@@ -48,17 +48,22 @@ class Cursor(Generic[V]):
 
     @property
     def has_more(self) -> bool:
-        return self._at < len(self._records) or self.next < self.log.durable
+        return self._at < len(self._records) or self.next < self.log.durable or self.log.damage.lost is not None
 
     @property
     def is_inside_batch(self) -> bool:
         return self._at < len(self._records)
 
     def check(self) -> None:
+        self._check_lost()
         if self._topics(self.topic.name) is not self.topic:
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name} any more")
         if self.log.failure is not None:
             raise refusal(Code.KAFKA_STORAGE_ERROR, f"{self.topic.name}-{self.index} failed: {self.log.failure}")
+
+    def _check_lost(self) -> None:
+        if self.log.damage.lost is not None:
+            raise refusal(self.log.damage.lost.code, self.log.damage.lost.detail)
 
     def take(self) -> StoredRecord | None:
         """The next record of the batch at hand."""
@@ -82,6 +87,7 @@ class Cursor(Generic[V]):
 
     async def load(self, limit: int | None = None) -> bool:
         """Decodes the next batch, reading where needed; whether there was one."""
+        self._check_lost()
         while True:
             batches = self._batches
             for header, batch in batches:
@@ -159,7 +165,10 @@ class EmbeddedReading(Reading[V]):
             detail = f"there is no partition {self._partition} of a topic {self._topic}"
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
         log = topic.partitions[self._partition].log
-        await log.refresh()
+        try:
+            await log.refresh()
+        except LogLost as error:
+            raise refusal(error.code, error.detail) from None
         offset = self._offset
         if self._time is not None:
             found = await log.find_time(self._time)

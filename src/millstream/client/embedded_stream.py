@@ -336,6 +336,12 @@ class EmbeddedStream(Stream[V]):
         log = topic.partitions[number].log
         [fetched] = broker.groups.fetch(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
+        if log.damage.lost is not None:  # nothing is committed until it is restored
+            offset = committed.offset if committed is not None else 0
+            self._committed[place] = offset
+            self._cursors[place] = Cursor(broker.topics.get, topic, number, offset)
+            self._signal.set()
+            return
         if committed is not None and committed.offset > log.durable:
             await log.refresh()  # what others appended may be known late here; what they committed is not
         offset = log.start if self._from_start else log.durable

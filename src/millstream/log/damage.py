@@ -9,7 +9,9 @@ Rules
 3. Ranges never overlap. Damage that touches a known range of the same cause extends it.
 4. A log remembers at most `RANGES_MAX` ranges. Further damage is logged and counted, and readers that decode still
    refuse it.
-5. Belongs to the event loop's thread. A scrub in another thread hands over what it found.
+5. A log whose directory is missing has one range without offsets (`lose_all`): how many records it had is unknown. All
+   its reads and appends fail with KAFKA_STORAGE_ERROR (`lost.py`).
+6. Belongs to the event loop's thread. A scrub in another thread hands over what it found.
 
 An empty registry costs a read one look at an empty list.
 """
@@ -22,6 +24,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
+from millstream.errors import LogLost
 from millstream.records.batch import CorruptBatch
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ class Cause(enum.StrEnum):
     HEADER = "unreadable batch header"
     MISSING = "missing segment"
     TRUNCATED = "truncated segment"
+    DIRECTORY = "missing directory"
 
 
 class DamagedRange(NamedTuple):
@@ -46,6 +50,8 @@ class DamagedRange(NamedTuple):
     """The file and position, or the table's row, for people."""
 
     def __str__(self) -> str:
+        if self.cause is Cause.DIRECTORY:
+            return f"all records are lost ({self.cause}: {self.where}); restore it and restart, or delete the topic"
         return f"offsets {self.first} to {self.end - 1} are damaged ({self.cause}: {self.where})"
 
 
@@ -71,7 +77,7 @@ class DamagedOffset(UnreadableOffset):
 
 
 class Damage:
-    __slots__ = ("_log", "found", "ranges")
+    __slots__ = ("_log", "found", "lost", "ranges")
 
     def __init__(self, log: str) -> None:
         self._log = log
@@ -79,6 +85,8 @@ class Damage:
         """In order of offset. Empty for a sound log: callers on the hot path test this and nothing else."""
         self.found = 0
         """How many places were found since the log was opened, those that retention took since included."""
+        self.lost: LogLost | None = None
+        """The refusal of every read and append, where the whole log is missing."""
 
     def add(self, first: int, end: int, cause: Cause, where: str) -> DamagedRange:
         """The range that holds the place from now on; logged unless it was known."""
@@ -89,6 +97,17 @@ class Damage:
         self.found += 1
         logger.error("%s: %s; reading goes on at offset %d", self._log, damaged, damaged.end)
         return damaged
+
+    def lose_all(self, directory: str) -> None:
+        self.lost = LogLost(self._log, directory)
+        self.ranges = [DamagedRange(0, 0, Cause.DIRECTORY, directory)]
+        self.found += 1
+        logger.error("%s: %s", self._log, self.ranges[0])
+
+    def check_lost(self) -> None:
+        """Raises `LogLost` where the whole log is missing."""
+        if self.lost is not None:
+            raise self.lost
 
     def _joined(self, new: DamagedRange) -> DamagedRange:
         """Takes the range in, as one with those of its cause that it touches and all that it overlaps."""

@@ -103,19 +103,21 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path)
         for directory in reversed(missing):
-            self._make_one(directory)
+            self.make_unsynced_directory(directory)
             try:
                 self.sync_directory(os.path.dirname(directory))
             except OSError:
                 # Or the next one to come by would find the directory, and take its name for durable.
-                self._unmake_one(directory)
+                self.unmake_directory(directory)
                 raise
 
-    def _make_one(self, directory: str) -> None:
+    def make_unsynced_directory(self, directory: str) -> None:
+        """Makes a directory whose name is not durable yet; nothing where there is one."""
         with contextlib.suppress(FileExistsError):  # another broker, at the same moment
             os.mkdir(directory, DIRECTORY_MODE)
 
-    def _unmake_one(self, directory: str) -> None:
+    def unmake_directory(self, directory: str) -> None:
+        """Removes a directory that is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(directory)
 

@@ -74,7 +74,7 @@ class Recovery:
         has_begun = self._begin_behind_hole(end)
         log.restore(min(max(point.start, begin), end), end, producers)
         log.checkpointed_to = point.segment if known is not None else -1
-        if self.scanned_bytes or known is None or has_begun or log.start < point.start:
+        if log.segments and (self.scanned_bytes or known is None or has_begun or log.start < point.start):
             self._settle()
 
     def _segment(self, base: int) -> Segment:

@@ -98,6 +98,9 @@ class LogStore(Protocol):
     atomic: bool
     """Whether what is appended inside `together` is stored as a whole or not at all, over several logs."""
 
+    tells_loss: bool
+    """Whether `open` can tell a log that was lost from one that is empty, of those that `create` made."""
+
     def together(self) -> AbstractContextManager[None]:
         """Holds appends of this turn of the loop together, where the store can; nothing is awaited inside.
 
@@ -113,8 +116,15 @@ class LogStore(Protocol):
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
         """Fetches what `open` needs to answer at once, for so many partitions of a topic."""
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> PartitionLog:
-        """The log of a partition that was prepared; the same one each time."""
+    def create(self, topic: str, topic_id: str, partitions: range) -> Awaitable[None]:
+        """Makes what new partitions need to be told from lost ones, durably. Called before the metadata say that they
+        exist; may be called again for the same ones. Fails with KAFKA_STORAGE_ERROR.
+        """
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False) -> PartitionLog:
+        """The log of a partition that was prepared; the same one each time. Where `created` is true, `create` was
+        called for it: a store that `tells_loss` answers with a log that refuses everything if it is missing.
+        """
 
     def opened_all(self) -> None:
         """Called at start when every known log is open: what else lies there is set aside."""

@@ -7,6 +7,11 @@ DIR/reserve                     room that is held back for a full disk (see `log
 DIR/trash/                      logs of deleted topics, on their way out; emptied at every start
 DIR/set-aside/                  what recovery found and did not understand; never touched again
 
+A partition's directory is durable before the topic's key in `meta.db` says that the partition exists, and is removed
+only after the key is. So a directory that is missing at start was lost with its records, and the partition refuses
+reads and appends (`log/lost.py`). A kill between the two steps of a creation leaves empty directories without a key:
+the next start removes them.
+
 Directories have the mode 0700, files 0600. What an earlier version made for others to read is closed to them at start.
 """
 
@@ -19,14 +24,16 @@ import fcntl
 import logging
 import os
 import shutil
+from functools import partial
 
 from millstream.clock import Clock
-from millstream.errors import StartupError, StoreInUse
+from millstream.errors import Code, RequestError, StartupError, StoreInUse
 from millstream.log.compaction import compact
 from millstream.log.config import LogConfig
 from millstream.log.disk import DIRECTORY_MODE, FILE_MODE, Disk, restrict, restrict_tree
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
+from millstream.log.lost import LostLog
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment
@@ -67,14 +74,17 @@ class DirectoryLock:
 
 class LocalLogStore:
     atomic = False
+    tells_loss = True
 
     def __init__(self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None) -> None:
         self.location = self.directory = os.path.abspath(directory)
         self._clock = clock
         self._flusher = flusher
         self._disk = disk or Disk()
-        self._logs: dict[tuple[str, str], dict[int, Log]] = {}
+        self._logs: dict[tuple[str, str], dict[int, Log | LostLog]] = {}
         self._lock: DirectoryLock | None = None
+        self._creating = asyncio.Lock()
+        """One at a time: names that one call takes back must not be those that another one relies on."""
         self._damped = Damped(__name__)
         self.scanned_logs = self.scanned_bytes = 0
         self.cut_logs = self.cut_bytes = 0
@@ -120,11 +130,40 @@ class LocalLogStore:
         """
         return self._path("logs", f"{topic[:TOPIC_LETTERS_MAX]}-{topic_id[:8]}")
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> Log:
+    async def create(self, topic: str, topic_id: str, partitions: range) -> None:
+        work = partial(self._make_directories, self._topic_path(topic, topic_id), partitions)
+        try:
+            async with self._creating:
+                await asyncio.get_running_loop().run_in_executor(None, work)
+        except OSError as error:
+            detail = f"the directories of topic {topic} cannot be made: {error}"
+            raise RequestError(Code.KAFKA_STORAGE_ERROR, detail) from error
+
+    def _make_directories(self, topic: str, partitions: range) -> None:
+        """Runs in a thread. Two syncs, however many partitions there are; names that they fail for are taken back."""
+        made = []
+        try:
+            for path in (topic, *(os.path.join(topic, str(partition)) for partition in partitions)):
+                if not os.path.isdir(path):
+                    self._disk.make_unsynced_directory(path)
+                    made.append(path)
+            self._disk.sync_directory(topic)
+            self._disk.sync_directory(self._path("logs"))
+        except OSError:
+            for path in reversed(made):
+                self._disk.unmake_directory(path)
+            raise
+
+    def open(
+        self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False
+    ) -> Log | LostLog:
         logs = self._logs.setdefault((topic, topic_id), {})
         if partition in logs:
             return logs[partition]
         directory = os.path.join(self._topic_path(topic, topic_id), str(partition))
+        if created and not os.path.isdir(directory):
+            logs[partition] = lost = LostLog(f"{topic}-{partition}", directory, config)
+            return lost
         log = Log(f"{topic}-{partition}", directory, config, self._disk, self._clock, self._flusher)
         recovery = Recovery(log, self._disk, self._path("set-aside"))
         try:
@@ -160,6 +199,10 @@ class LocalLogStore:
         except OSError as error:
             raise StartupError(f"{self.directory} cannot be used as a data directory: {error}") from error
         for name in strangers:
+            if _is_hollow(self._path("logs", name)):
+                self._disk.remove_tree(self._path("logs", name))
+                logger.info("removed %s: it is empty, and no topic of that name and id is known", name)
+                continue
             target = self._path("set-aside", f"{name[-ASIDE_LETTERS_MAX:]}.{self._clock.now_ms()}")
             try:
                 self._disk.make_directory(self._path("set-aside"))
@@ -171,7 +214,8 @@ class LocalLogStore:
 
     async def discard(self, topic: str, topic_id: str) -> None:
         for log in self._logs.pop((topic, topic_id), {}).values():
-            log.abandon()
+            if isinstance(log, Log):
+                log.abandon()
         source = self._topic_path(topic, topic_id)
         if not os.path.isdir(source):
             return
@@ -213,7 +257,7 @@ class LocalLogStore:
         log.let_go_of_idle_segments()
 
     def _every_log(self) -> list[Log]:
-        return [log for logs in self._logs.values() for log in logs.values()]
+        return [log for logs in self._logs.values() for log in logs.values() if isinstance(log, Log)]
 
     async def close(self) -> None:
         for log in self._every_log():
@@ -230,3 +274,13 @@ class LocalLogStore:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _is_hollow(path: str) -> bool:
+    """Whether a directory holds nothing but directories: no file, and no link to another place."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        return False
+    return not any(
+        files or any(os.path.islink(os.path.join(parent, name)) for name in directories)
+        for parent, directories, files in os.walk(path)
+    )

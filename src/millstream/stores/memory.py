@@ -175,6 +175,7 @@ class MemoryLog:
 
 class MemoryLogStore:
     atomic = True
+    tells_loss = False
 
     def __init__(self, clock: Clock) -> None:
         self.location = "memory"
@@ -187,7 +188,10 @@ class MemoryLogStore:
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
         return Promise.of(None)
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> MemoryLog:
+    async def create(self, topic: str, topic_id: str, partitions: range) -> None:
+        return None
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False) -> MemoryLog:
         return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock))
 
     def together(self) -> contextlib.AbstractContextManager[None]:

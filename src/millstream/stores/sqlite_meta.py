@@ -40,6 +40,14 @@ DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
 
 
+def salvage(damaged: str, path: str) -> str:
+    """A shell command that copies what can be read. `.dump` ends with ROLLBACK where it met damage.
+
+    Not `.recover`: Debian's sqlite3 is built without SQLITE_ENABLE_DBPAGE_VTAB, and gives an empty file.
+    """
+    return f"sqlite3 {damaged} .dump | sed 's/^ROLLBACK.*/COMMIT;/' | sqlite3 {path}"
+
+
 class SqliteMeta(Keys):
     def __init__(self, path: str, make_room: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
@@ -59,9 +67,9 @@ class SqliteMeta(Keys):
     def unreadable(self, error: Exception) -> StartupError:
         logs = os.path.join(os.path.dirname(self._path), "logs")
         return StartupError(
-            f"the metadata file {self._path} is damaged ({error}). Restore it from a backup; or move it away, and save "
-            f"what is left of it with: sqlite3 DAMAGED .recover | sqlite3 {self._path}. The records in {logs} are not "
-            "affected"
+            f"the metadata file {self._path} is damaged ({error}). Restore it from a backup; or move it away with its "
+            f"-wal and -shm files, and save what is left of it with: {salvage('DAMAGED', self._path)}. The records in "
+            f"{logs} are not affected"
         )
 
     def _load(self) -> None:

@@ -32,6 +32,7 @@ TOPICS_PREFIX = "topics/"
 
 class TableLogStore:
     atomic = True
+    tells_loss = False
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database
@@ -78,7 +79,10 @@ class TableLogStore:
                 self._prepared[topic_id, index] = state
                 self._learn_early(state)
 
-    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig) -> TableLog:
+    async def create(self, topic: str, topic_id: str, partitions: range) -> None:
+        return None
+
+    def open(self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False) -> TableLog:
         key = topic_id, partition
         if key not in self._logs:
             state = self._prepared.pop(key, None)

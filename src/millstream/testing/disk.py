@@ -350,17 +350,17 @@ class ForgetfulDisk(Disk):
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
-    def _make_one(self, directory: str) -> None:
+    def make_unsynced_directory(self, directory: str) -> None:
         with self._lock:
             self._step()
-            super()._make_one(directory)
+            super().make_unsynced_directory(directory)
             self._names[directory] = None
             self._changes.append(_Change("create", directory))
 
-    def _unmake_one(self, directory: str) -> None:
+    def unmake_directory(self, directory: str) -> None:
         with self._lock:
             self._step()
-            super()._unmake_one(directory)
+            super().unmake_directory(directory)
             del self._names[directory]
             self._changes.append(_Change("remove", directory))
 

@@ -103,7 +103,9 @@ class Cursors:
         """
         for (_, name), cursor in list(self._cursors.items()):
             topic = self._topics.get(name)
-            if topic is not None and cursor.position > topic.partitions[0].log.end:
+            if topic is None or topic.partitions[0].log.damage.lost is not None:
+                continue
+            if cursor.position > topic.partitions[0].log.end:
                 await self._store(cursor, topic, topic.partitions[0].log.end)
 
     def release(self) -> None:
@@ -144,6 +146,7 @@ class Cursors:
     ) -> Promise[list[Record]]:
         """What comes next, as many as fit but at least one; none where there is nothing left."""
         try:
+            topic.partitions[0].log.damage.check_lost()
             cursor = self._find(fanout_id, topic, client_host)
         except RequestError as error:
             return Promise.failed(error)

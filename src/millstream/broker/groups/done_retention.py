@@ -13,6 +13,9 @@ Rules
    queue were still there. Records that it left open, and records that came later, wait for another reader.
 4. A reader below a note removes it: a group that is new, or was moved back, has these records before it.
 5. Notes belong to a topic's id, not to its name: a topic that is created again begins without any.
+6. How far a partition is done is stored, because no reader tells it after a restart if private queues alone were done.
+   It is written when a private queue goes, at each check that finds it changed, and at the end. After a restart it ages
+   from the first check on. It is never above the end of the log: with `flush=os` other records may get these offsets.
 """
 
 from __future__ import annotations
@@ -27,9 +30,16 @@ from millstream.broker.groups.exclusive import PREFIX, State
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.topics import Topic, Topics
 from millstream.clock import Clock
-from millstream.stores.base import MetaStore, Versioned
+from millstream.errors import RequestError
+from millstream.logs import Damped
+from millstream.promise import Promise
+from millstream.stores.base import Delete, MetaStore, Put, Versioned
+
+refusals = Damped(__name__)
 
 CHECK_MS = 5_000
+DONE_PREFIX = "done/"
+"""Keys are `done/TOPIC-ID/PARTITION`. The value is the offset, in decimal."""
 Place = tuple[uuid.UUID, int]
 """Topic id, partition."""
 
@@ -90,6 +100,8 @@ class DoneRetention:
         self._partitions = partitions
         self._committed = committed
         self._progress: dict[Place, Progress] = {}
+        self._stored: dict[Place, int] = {}
+        self._is_saving = False
         self._is_running = False
         self._exclusive: dict[str, bytes] = {}
         """The states of exclusive groups, as they are stored: their members may be anybody's."""
@@ -100,13 +112,30 @@ class DoneRetention:
         self._unwatch = self._meta.watch(PREFIX, self._heard)
         for key, stored in await self._meta.list(PREFIX):
             self._exclusive.setdefault(key, stored.value)
+        for key, stored in await self._meta.list(DONE_PREFIX):
+            topic_id, _, index = key[len(DONE_PREFIX) :].partition("/")
+            self._restore((uuid.UUID(topic_id), int(index)), int(stored.value))
         self._is_running = True
         self._alarm.push(CHECK_MS)
 
-    def stop(self) -> None:
+    def _restore(self, place: Place, done: int) -> None:
+        self._stored[place] = done
+        topic = self._topics.by_id(place[0])
+        if topic is not None and place[1] < topic.partition_count:
+            log = topic.partitions[place[1]].log
+            progress = self._progress[place] = Progress(log.start)
+            progress.done = max(log.start, min(done, log.end))
+
+    async def stop(self) -> None:
         self._is_running = False
         self._unwatch()
         self._alarm.stop()
+        done = self._done()
+        if operations := self._changes(done):
+            try:
+                await self._meta.transact(*operations)
+            except RequestError as error:
+                _warn(error)
 
     def _heard(self, key: str, versioned: Versioned | None) -> None:
         if versioned is None:
@@ -121,6 +150,7 @@ class DoneRetention:
             return
         progress = self._progress.setdefault((topic.id, partition.index), Progress(log.start))
         progress.leave(Reader(partition.first, partition.low), log.start)
+        self._save()
 
     def _check(self) -> None:
         self._alarm.push(CHECK_MS)
@@ -138,10 +168,42 @@ class DoneRetention:
             progress = before.get(place) or Progress(log.start)
             progress.note(reading, log.start, now_ms)
             reached = progress.take_expired(now_ms - found.settings.done_retention_ms)
-            if reached > log.start:
+            if reached > log.start and log.damage.lost is None:
                 log.trim(min(reached, log.durable))
             if progress.notes:
                 self._progress[place] = progress
+        self._save()
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _done(self) -> dict[Place, int]:
+        """What a restart would have to know: of partitions that hold records that are done."""
+        done = {}
+        for place, progress in self._progress.items():
+            topic = self._topics.by_id(place[0])
+            if topic is not None and progress.done > topic.partitions[place[1]].log.start:
+                done[place] = progress.done
+        return done
+
+    def _changes(self, done: dict[Place, int]) -> list[Put | Delete]:
+        puts = [Put(_key(place), b"%d" % offset) for place, offset in done.items() if self._stored.get(place) != offset]
+        return [*puts, *(Delete(_key(place)) for place in self._stored if place not in done)]
+
+    def _save(self) -> None:
+        done = self._done()
+        if self._is_saving or not self._is_running or not (operations := self._changes(done)):
+            return
+        self._is_saving = True
+
+        def saved(promise: Promise[int]) -> None:
+            self._is_saving = False
+            if promise.error is not None:  # the next check tries again
+                _warn(promise.error)
+                return
+            self._stored = done
+            self._save()  # what changed meanwhile
+
+        self._meta.transact(*operations).then(saved)
 
     def _readers(self) -> Iterator[tuple[Topic, int, Reader]]:
         for each in self._partitions():
@@ -155,3 +217,11 @@ class DoneRetention:
             if (reads := by_id.get(state.topic_id)) is not None:
                 for index in range(len(reads.partitions)):
                     yield reads, index, Reader(0, state.positions.get(index, 0))
+
+
+def _key(place: Place) -> str:
+    return f"{DONE_PREFIX}{place[0].hex}/{place[1]}"
+
+
+def _warn(error: BaseException) -> None:
+    refusals.warning("progress of done retention cannot be stored; after a restart done records may stay: %s", error)

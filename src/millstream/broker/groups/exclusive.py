@@ -433,7 +433,8 @@ async def fall_back(meta: MetaStore, topics: Topics) -> None:
         topic = by_id.get(state.topic_id)
         if topic is None:
             continue
-        ends = {partition.index: partition.log.end for partition in topic.partitions}
+        known = [partition for partition in topic.partitions if partition.log.damage.lost is None]
+        ends = {partition.index: partition.log.end for partition in known}
         positions = {index: min(offset, ends.get(index, offset)) for index, offset in state.positions.items()}
         if positions != state.positions:
             logger.error("%s is ahead of topic %s: records are gone", key, topic.name)

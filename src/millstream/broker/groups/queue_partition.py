@@ -51,6 +51,7 @@ class QueuePartition(QueueAnswers):
         runs: list[Run] = []
         count = size = 0
         self.check()
+        self.log.damage.check_lost()
         for _ in range(READS_MAX):
             first = self._first()
             if first is None or count >= records_max or size >= bytes_max or self._room(member) <= 0:
@@ -84,6 +85,7 @@ class QueuePartition(QueueAnswers):
         taken: list[TakenRecord] = []
         size = 0
         self.check()
+        self.log.damage.check_lost()
         for _ in range(READS_MAX):
             first = self._first()
             if first is None or len(taken) >= records_max or size >= bytes_max or self._room(member) <= 0:

@@ -455,7 +455,7 @@ class QueueStates(abc.ABC):
             for at in block.all_in(DYING):
                 if number * SIZE + at not in self._keeper.graves:  # cannot be: both are written together
                     block.put(at, READY)
-        if self.next > self.log.end:
+        if self.next > self.log.end and self.log.damage.lost is None:
             logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
             if is_alone:
                 self._fall_back(self.log.end)

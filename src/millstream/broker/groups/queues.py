@@ -320,7 +320,7 @@ class Queues:
 
     async def close(self) -> None:
         self._unwatch()
-        self._retention.stop()
+        await self._retention.stop()
         self._is_closed = True
         for partition in self.partitions():
             try:

@@ -158,6 +158,7 @@ class ShareFetch:
                 if partition is None:  # its topic was deleted and made anew, or its queue forgot it
                     raise self._unopened.get(place) or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
                 partition.check()
+                partition.log.damage.check_lost()
                 if records > 0 and room > 0 and partition.has_some:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
             except RequestError as error:

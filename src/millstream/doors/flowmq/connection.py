@@ -271,6 +271,8 @@ class Connection:
     async def _subscribe(self, payload: bytes) -> bytes:
         name, group = wire.split_subscribe(payload)
         topic = await self._door.targets.ensure(name)
+        if all(partition.log.damage.lost for partition in topic.partitions):
+            topic.partitions[0].log.damage.check_lost()
         part = message_id.topic_part(topic.id)
         known = self.subscriptions.get(part)
         if known is not None and known.group == group:

@@ -31,7 +31,7 @@ from millstream.broker.groups.queue_verbs import Answer, TakenRecord, Verb
 from millstream.broker.topics import Topic
 from millstream.doors.flowmq import message_id
 from millstream.doors.flowmq.subscription import Sent, Subscription
-from millstream.errors import RequestError
+from millstream.errors import LogLost, RequestError
 from millstream.promise import Promise, begin
 
 if TYPE_CHECKING:
@@ -247,7 +247,9 @@ class Dispatcher:
     def _have_taken(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
         if lane.partition.ended is not None:
             return  # whoever ended it has called
-        if taken.error is not None:
+        if isinstance(taken.error, LogLost):
+            lane.rests = True  # until a restart; the log of the broker has told at start
+        elif taken.error is not None:
             what = logger.warning if isinstance(taken.error, RequestError) else logger.error
             what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
             lane.rests = True

@@ -8,8 +8,11 @@ Bounds
 ------
 - `CONNECTIONS_MAX` connections. For one more the oldest one goes whose client has yet to complete its request, else the
   oldest one that is idle. A client that connected, or began its request, within `YOUNG_SECONDS` does not go: a burst of
-  connections would cost a health probe its own before its request is read. Where no connection may go,
-  `URGENT_CONNECTIONS_MAX` more are let in for `/healthz` and `/readyz` alone; others get a 503.
+  connections would cost a health probe its own before its request is read. Where no connection may go, more are let in
+  for `/healthz` and `/readyz` alone; other pages get a 503.
+- `URGENT_CONNECTIONS_MAX` of these stay. Up to `URGENT_YOUNG_MAX` are open while they are younger than
+  `URGENT_YOUNG_SECONDS`, so that a burst behind a probe does not close it. None is closed before the event loop has had
+  the turns it needs to read a request that came with the connection.
 - A request is complete within `REQUEST_SECONDS` of its first byte.
 - A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
 - A request must begin, and an answer be taken, within `IDLE_SECONDS`. Further bytes restart neither timer, so neither a
@@ -42,6 +45,10 @@ from millstream.logs import Damped, Log
 
 CONNECTIONS_MAX = 256
 URGENT_CONNECTIONS_MAX = 16
+URGENT_YOUNG_MAX = 256
+URGENT_YOUNG_SECONDS = 0.25
+READ_TURNS = 3
+"""Turns of the event loop within which what a connection brought is read: it is accepted, polled and read."""
 HEADER_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 IDLE_SECONDS = 30.0
@@ -104,16 +111,33 @@ class HttpDoor:
     def make_room(self, *, urgent: bool = False) -> bool:
         """Whether there is room for a connection, or for one of those for urgent pages alone."""
         mine = [each for each in self.connections if each.is_urgent == urgent]
-        if len(mine) < (URGENT_CONNECTIONS_MAX if urgent else self.connections_max):
+        if urgent:
+            return self._make_urgent_room(mine)
+        if len(mine) < self.connections_max:
             return True
-        # The few urgent ones have to be there again for the next probe, however many others come.
-        oldest = self._oldest(mine, asyncio.get_running_loop().time() - (0.0 if urgent else self.young_seconds))
+        oldest = self._oldest(mine, asyncio.get_running_loop().time() - self.young_seconds)
         if oldest is None:
             return False
-        refusals.warning("closing the oldest idle http connection: %d are open", len(self.connections))
-        del self.connections[oldest]
-        oldest.abort()
+        self._evict(oldest)
         return True
+
+    def _make_urgent_room(self, urgent: list[_Connection]) -> bool:
+        if len(urgent) < URGENT_CONNECTIONS_MAX:
+            return True
+        idle = [each for each in urgent if each.waits_for_client and each.was_polled]
+        latest = asyncio.get_running_loop().time() - URGENT_YOUNG_SECONDS
+        old = [each for each in idle if each.is_between_requests or each.waits_since <= latest]
+        old = old[: len(urgent) - URGENT_CONNECTIONS_MAX + 1]
+        if not old and len(urgent) >= URGENT_YOUNG_MAX:
+            old = idle[:1]
+        for each in old:
+            self._evict(each)
+        return len(urgent) - len(old) < URGENT_YOUNG_MAX
+
+    def _evict(self, connection: _Connection) -> None:
+        refusals.warning("closing the oldest idle http connection: %d are open", len(self.connections))
+        del self.connections[connection]
+        connection.abort()
 
     def _oldest(self, connections: list[_Connection], latest: float) -> _Connection | None:
         """The one that makes room. A request that is incomplete does only if it is no younger than `latest`."""
@@ -121,7 +145,7 @@ class HttpDoor:
         incomplete = [each for each in idle if not each.is_between_requests]
         if not incomplete:
             return idle[0] if idle else None
-        return next((each for each in incomplete if each.waits_since <= latest), None)
+        return next((each for each in incomplete if each.waits_since <= latest and each.was_polled), None)
 
     def answer(self, request: h11.Request) -> Response | Awaitable[Response]:
         method, target = (text.decode("ascii", "replace") for text in (request.method, request.target))
@@ -161,6 +185,7 @@ class _Connection(asyncio.Protocol):
         self._answered = 0
         self.is_urgent = False
         """It is for urgent pages alone."""
+        self._turns_left = READ_TURNS
         self._paused = False
         self._page: asyncio.Future[Response] | None = None
         self._next: asyncio.Handle | None = None
@@ -177,6 +202,12 @@ class _Connection(asyncio.Protocol):
             return
         self._door.connections[self] = None
         self._restart_timer(self._door.idle_seconds)
+        self._count_turn()
+
+    def _count_turn(self) -> None:
+        if self._turns_left:
+            self._turns_left -= 1
+            asyncio.get_running_loop().call_soon(self._count_turn)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.pop(self, None)
@@ -186,6 +217,11 @@ class _Connection(asyncio.Protocol):
             self._next.cancel()
         if self._page is not None:
             self._page.cancel()
+
+    @property
+    def was_polled(self) -> bool:
+        """Whether a request that came with the connection would have been read by now."""
+        return not self._turns_left
 
     @property
     def waits_for_client(self) -> bool:

@@ -29,6 +29,14 @@ DIFFERENCES: list[tuple[str, str, str]] = [
         "an answer with `flush=always` means that the record is synced",
     ),
     (
+        "`message.timestamp.after.max.ms`, `message.timestamp.before.max.ms`",
+        "the base and the largest timestamp of a batch's header are checked; every record is checked where the topic "
+        "is compacted or sets `before`, and where a record comes alone. Elsewhere a record may hide a later or earlier "
+        "time than its header says. Kafka checks every record",
+        "batches are not opened on their way to the log. Look-ups by time and retention go by the header, so such a "
+        "record delays neither",
+    ),
+    (
         "`segment.ms`",
         "one day by default, Kafka: seven",
         "retention removes whole segments",

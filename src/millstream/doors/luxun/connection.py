@@ -366,6 +366,7 @@ class LuxunConnection(FramedConnection):
         if topic is None:
             check_name(name)
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
+        topic.partitions[0].log.damage.check_lost()
         return _single(topic)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
