@@ -2,19 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 
-from tests.compat import raw
+from tests.compat import large_requests, raw
+from tests.compat.large_requests import NAME, NUMBER
 from tests.compat.raw import Raw
 from tests.serving import ServedBroker
 
-COUNT = 40_000
+ITEMS = 99_990
+"""Of the 100,000 that one request may have over all its arrays."""
+PAIRS = 49_990
+"""Of items that have another one inside."""
 BUSY_SECONDS_MAX = 0.1
-NAMES = [f"n{number}" for number in range(COUNT)]
+SOME_ID = UUID(int=NUMBER)
+
+
+class Row(NamedTuple):
+    key: int
+    version: int
+    fields: Callable[[list[Any]], dict[str, Any]]
+    """The request, made of its long list."""
+    item: Any
+    count: int = ITEMS
+
+
+def listed(name: str = "topics", **more: Any) -> Callable[[list[Any]], dict[str, Any]]:
+    return lambda items: {**more, name: items}
+
+
+def inside(outer: str, inner: str, about: dict[str, Any], **more: Any) -> Callable[[list[Any]], dict[str, Any]]:
+    """A list of one thing, which has the long list inside it."""
+    return lambda items: {**more, outer: [{**about, inner: items}]}
+
+
+def of_orders(inner: str = "partitions", topic: str = "name", **more: Any) -> Callable[[list[Any]], dict[str, Any]]:
+    return inside("topics", inner, {topic: "orders"}, **more)
+
+
+TIMED = {"timeout": 1000}
+TRIED = {"timeout": 1000, "validate_only": True}
+TOPIC = {"name": NAME, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+FRESH = {**TOPIC, "name": "fresh", "num_partitions": -1, "replication_factor": -1}
+MEMBER = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "group_id": "g"}
+COMMITTED = {"committed_offset": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
+LATEST = {"replica_id": -1, "isolation_level": 0}
+END = {"current_leader_epoch": -1, "leader_epoch": 0}
+ACL = {"resource_name": NAME, "resource_pattern_type": 3, "principal": "User:a", "host": "*"}
+ACLS = {"resource_name_filter": NAME, "pattern_type_filter": 3, "principal_filter": None, "host_filter": None}
+ANY = {"operation": 3, "permission_type": 3}
+SHOWN = {"include_synonyms": True, "include_documentation": False}
+JOIN = {"session_timeout": 9000, "rebalance_timeout": 9000, "group_instance_id": "i", "protocol_type": "consumer"}
+BEAT = {"group_id": "c", "member_id": "m", "instance_id": None, "rack_id": None, "rebalance_timeout": 9000}
+SUBSCRIBED = {"subscribed_topic_names": None, "subscribed_topic_regex": None, "server_assignor": None}
+OURS = {"resource_type": 2, "resource_name": "orders"}
+NAMED = {"resource_type": 2, "resource_name": NAME}
+
+ROWS = {
+    "list offsets": Row(2, 7, of_orders(**LATEST), {"partition_index": NUMBER, "timestamp": -1}),
+    "metadata": Row(3, 5, listed(allow_auto_topic_creation=False), {"name": NAME}),
+    "offset commit": Row(8, 7, of_orders(**MEMBER), {"partition_index": 0, **COMMITTED}),
+    "offset fetch": Row(9, 5, of_orders("partition_indexes", group_id="g"), NUMBER),
+    "offset fetch of groups": Row(9, 8, listed("groups", require_stable=False), {"group_id": NAME, "topics": None}),
+    "join": Row(11, 5, listed("protocols", group_id="j", member_id="", **JOIN), {"name": NAME, "metadata": b""}),
+    "leave": Row(13, 4, listed("members", group_id="g"), {"member_id": NAME, "group_instance_id": None}),
+    "validate topics": Row(19, 5, listed(**TRIED), TOPIC, 2000),
+    "validate a topic's settings": Row(19, 5, inside("topics", "configs", FRESH, **TRIED), {"name": NAME, "value": ""}),
+    "describe configs by key": Row(32, 4, inside("resources", "configuration_keys", OURS, **SHOWN), NAME),
+    "log directories of topics": Row(35, 2, listed(), {"topic": NAME, "partitions": [0]}, PAIRS),
+    "elect leaders": Row(
+        43, 2, listed("topic_partitions", election_type=0, timeout=9), {"topic": NAME, "partitions": [0]}, PAIRS
+    ),
+    "alter configs of one topic": Row(
+        44,
+        1,
+        inside("resources", "configs", OURS, validate_only=True),
+        {"name": NAME, "config_operation": 0, "value": "1"},
+    ),
+    "offset delete": Row(47, 0, of_orders(group_id="g"), {"partition_index": 0}),
+    "describe share offsets": Row(
+        90, 0, inside("groups", "topics", {"group_id": "s"}), {"topic_name": NAME, "partitions": [0]}, PAIRS
+    ),
+}
+"""One of each way in which a list is gone through."""
+MORE_ROWS = {
+    "list offsets of topics": Row(
+        2, 7, listed(**LATEST), {"name": NAME, "partitions": [{"partition_index": 0, "timestamp": -1}]}, PAIRS
+    ),
+    "list offsets of a time": Row(2, 7, of_orders(**LATEST), {"partition_index": 0, "timestamp": 5}),
+    "metadata by id": Row(
+        3,
+        12,
+        listed(allow_auto_topic_creation=False, include_topic_authorized_operations=False),
+        {"name": None, "topic_id": SOME_ID},
+    ),
+    "offset commit of topics": Row(
+        8, 7, listed(**MEMBER), {"name": NAME, "partitions": [{"partition_index": 0, **COMMITTED}]}, PAIRS
+    ),
+    "offset fetch of topics": Row(9, 5, listed(group_id="g"), {"name": NAME, "partition_indexes": [0]}, PAIRS),
+    "find coordinators": Row(10, 4, listed("coordinator_keys", key_type=0), NAME),
+    "sync": Row(
+        14,
+        3,
+        listed("assignments", group_id="g", generation_id=1, member_id="m", group_instance_id=None),
+        {"member_id": NAME, "assignment": b""},
+    ),
+    "describe groups": Row(15, 5, listed("groups", include_authorized_operations=False), NAME),
+    "list groups": Row(16, 5, listed("states_filter", types_filter=[]), NAME),
+    "create topics wrongly": Row(19, 5, listed(**TRIED), {**TOPIC, "replication_factor": 3}),
+    "validate assignments": Row(
+        19, 5, inside("topics", "assignments", FRESH, **TRIED), {"partition_index": NUMBER, "broker_ids": [1]}, PAIRS
+    ),
+    "delete topics": Row(20, 5, listed("topic_names", **TIMED), NAME),
+    "delete topics by id": Row(20, 6, listed(**TIMED), {"name": None, "topic_id": SOME_ID}),
+    "delete records": Row(21, 2, of_orders(**TIMED), {"partition_index": 0, "offset": 0}),
+    "delete records of topics": Row(
+        21, 2, listed(**TIMED), {"name": NAME, "partitions": [{"partition_index": 0, "offset": 0}]}, PAIRS
+    ),
+    "epoch ends": Row(23, 4, of_orders(topic="topic", replica_id=-1), {"partition": NUMBER, **END}),
+    "epoch ends of topics": Row(
+        23, 4, listed(replica_id=-1), {"topic": NAME, "partitions": [{"partition": 0, **END}]}, PAIRS
+    ),
+    "create acls": Row(30, 2, listed("creations"), {"resource_type": 2, **ACL, **ANY}),
+    "delete acls": Row(31, 2, listed("filters"), {"resource_type_filter": 2, **ACLS, **ANY}),
+    "describe configs": Row(32, 4, listed("resources", **SHOWN), {**NAMED, "configuration_keys": None}),
+    "alter configs": Row(33, 1, listed("resources", validate_only=True), {**NAMED, "configs": []}),
+    "alter configs incrementally": Row(44, 1, listed("resources", validate_only=True), {**NAMED, "configs": []}),
+    "log directories": Row(35, 2, of_orders(topic="topic"), NUMBER),
+    "create partitions": Row(37, 3, listed(**TRIED), {"name": NAME, "count": 3, "assignments": None}),
+    "delete groups": Row(42, 2, listed("groups_names"), NAME),
+    "reassign": Row(45, 0, of_orders(**TIMED), {"partition_index": 0, "replicas": [1]}, PAIRS),
+    "list reassignments": Row(46, 0, of_orders("partition_indexes", **TIMED), NUMBER),
+    "offset delete of topics": Row(
+        47, 0, listed(group_id="g"), {"name": NAME, "partitions": [{"partition_index": 0}]}, PAIRS
+    ),
+    "describe quotas": Row(
+        48, 1, listed("components", strict=False), {"entity_type": "user", "match_type": 0, "match": NAME}
+    ),
+    "describe credentials": Row(50, 0, listed("users"), {"name": NAME}),
+    "describe quorum": Row(55, 1, of_orders(topic="topic_name"), {"partition_index": NUMBER}),
+    "describe producers": Row(61, 0, of_orders("partition_indexes"), 0),
+    "describe producers of topics": Row(61, 0, listed(), {"name": NAME, "partition_indexes": [0]}, PAIRS),
+    "describe transactions": Row(65, 0, listed("transactional_ids"), NAME),
+    "list transactions": Row(66, 0, listed("state_filters", producer_id_filters=[]), NAME),
+    "consumer heartbeat": Row(
+        68,
+        1,
+        listed("topic_partitions", member_epoch=1, **BEAT, **SUBSCRIBED),
+        {"topic_id": SOME_ID, "partitions": [0]},
+        PAIRS,
+    ),
+    "describe consumer groups": Row(69, 1, listed("group_ids", include_authorized_operations=False), NAME),
+    "list config resources": Row(74, 1, listed("resource_types"), 2),
+    "describe topic partitions": Row(75, 0, listed(response_partition_limit=2000, cursor=None), {"name": NAME}),
+    "share heartbeat": Row(
+        76, 1, listed("subscribed_topic_names", group_id="s2", member_id="m", member_epoch=0, rack_id=None), NAME
+    ),
+    "describe share groups": Row(77, 1, listed("group_ids", include_authorized_operations=False), NAME),
+    "describe share offsets of groups": Row(90, 0, listed("groups"), {"group_id": NAME, "topics": None}),
+    "alter share offsets": Row(
+        91, 0, of_orders(topic="topic_name", group_id="s"), {"partition_index": NUMBER, "start_offset": 0}
+    ),
+    "alter share offsets of topics": Row(
+        91,
+        0,
+        listed(group_id="s"),
+        {"topic_name": NAME, "partitions": [{"partition_index": 0, "start_offset": 0}]},
+        PAIRS,
+    ),
+    "delete share offsets": Row(92, 0, listed(group_id="s"), {"topic_name": NAME}),
+}
+"""Every other API with a list, and the other shapes of those above."""
 
 
 @pytest.fixture(scope="module")
@@ -22,65 +184,42 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     directory: Path = tmp_path_factory.mktemp("many")
     with ServedBroker(directory) as broker:
         raw.create_topic(broker.address, "orders")
+        beat = {"group_id": "s", "member_id": "m", "rack_id": None, "subscribed_topic_names": ["orders"]}
+        with Raw(broker.address) as client:  # a share group without members
+            assert client.ask(raw.request(76, 1, {**beat, "member_epoch": 0})).error_code == 0
+            assert client.ask(raw.request(76, 1, {**beat, "member_epoch": -1})).error_code == 0
+            assert client.ask(raw.request(8, 7, one_commit())) is not None  # makes group g
         yield broker
 
 
-def partitions(**fields: Any) -> list[dict[str, Any]]:
-    return [{"name": "orders", "partitions": [{"partition_index": number, **fields} for number in range(COUNT)]}]
-
-
-def resources(**fields: Any) -> list[dict[str, Any]]:
-    return [{"resource_type": 2, "resource_name": name, **fields} for name in NAMES]
-
-
-def topic(name: str) -> dict[str, Any]:
-    return {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-
-
-def growth(name: str) -> dict[str, Any]:
-    return {"name": name, "count": 3, "assignments": None}
-
-
-MEMBER = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
-COMMITTED = {"committed_offset": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
-EPOCHS = [{"partition": number, "current_leader_epoch": -1, "leader_epoch": 0} for number in range(COUNT)]
-REQUESTS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "list offsets": (2, 7, {"replica_id": -1, "isolation_level": 0, "topics": partitions(timestamp=-1)}),
-    "metadata": (3, 5, {"topics": [{"name": name} for name in NAMES], "allow_auto_topic_creation": False}),
-    "offset fetch": (9, 5, {"group_id": "g", "topics": [{"name": "orders", "partition_indexes": list(range(COUNT))}]}),
-    "offset commit": (8, 7, {**MEMBER, "group_id": "g", "topics": partitions(**COMMITTED)}),
-    "find coordinators": (10, 4, {"key_type": 0, "coordinator_keys": NAMES}),
-    "delete records": (21, 2, {"topics": partitions(offset=0), "timeout": 1000}),
-    "epoch ends": (23, 4, {"replica_id": -1, "topics": [{"topic": "orders", "partitions": EPOCHS}]}),
-    "create partitions": (37, 3, {"topics": [*map(growth, NAMES)], "timeout": 1000, "validate_only": True}),
-    "offset delete": (47, 0, {"group_id": "g", "topics": partitions()}),
-    "describe consumer groups": (69, 1, {"group_ids": NAMES, "include_authorized_operations": False}),
-    "describe share groups": (77, 1, {"group_ids": NAMES, "include_authorized_operations": False}),
-    "describe groups": (15, 5, {"groups": NAMES, "include_authorized_operations": False}),
-    "validate topics": (19, 5, {"topics": [*map(topic, NAMES[:2000])], "timeout": 1000, "validate_only": True}),
-    "delete topics": (20, 5, {"topic_names": NAMES, "timeout": 1000}),
-    "describe configs": (32, 4, {"resources": resources(configuration_keys=None), "include_synonyms": True}),
-    "alter configs": (33, 1, {"resources": resources(configs=[]), "validate_only": True}),
-    "alter configs incrementally": (44, 1, {"resources": resources(configs=[]), "validate_only": True}),
-    "delete groups": (42, 2, {"groups_names": NAMES}),
-}
-
-
-@pytest.mark.parametrize("what", REQUESTS)
+@pytest.mark.parametrize("what", [*ROWS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_ROWS)])
 def test_a_request_about_very_many_things_holds_up_no_other_client(served: ServedBroker, what: str) -> None:
-    key, version, fields = REQUESTS[what]
+    row = {**ROWS, **MORE_ROWS}[what]
     with Raw(served.address) as client:
         client.socket.settimeout(100)
-        assert client.ask(raw.request(key, version, {"include_documentation": False, **fields})) is not None
+        client.send(large_requests.request(*row))
+        assert client.receive()
     busy = served.busy_seconds_max()
     assert busy <= BUSY_SECONDS_MAX, f"the event loop was held for {busy:.3f} s"
 
 
-def test_of_many_new_topics_the_first_come_with_their_settings(served: ServedBroker) -> None:
-    key, version, fields = REQUESTS["validate topics"]
+@pytest.mark.parametrize(("what", "path"), [("offset fetch", "topics"), ("offset delete", "topics")])
+def test_a_list_that_is_gone_through_in_steps_is_answered_as_one(served: ServedBroker, what: str, path: str) -> None:
+    row = ROWS[what]._replace(count=2500)
     with Raw(served.address) as client:
-        topics = client.ask(raw.request(key, version, fields)).topics
-    assert {each.error_code for each in topics} == {0} and [each.name for each in topics] == NAMES[:2000]
+        (topic,) = getattr(client.ask(large_requests.request(*row)), path)
+    assert topic.name == "orders" and len(topic.partitions) == 2500
+
+
+def one_commit() -> dict[str, Any]:
+    return {**MEMBER, "topics": [{"name": "orders", "partitions": [{"partition_index": 0, **COMMITTED}]}]}
+
+
+def test_of_many_new_topics_the_first_come_with_their_settings(served: ServedBroker) -> None:
+    with Raw(served.address) as client:
+        topics = client.ask(large_requests.request(*ROWS["validate topics"])).topics
+    assert {each.error_code for each in topics} == {0}
+    assert [each.name for each in topics] == [f"n{number:05d}" for number in range(2000)]
     assert [bool(each.configs) for each in topics] == [True] * 500 + [False] * 1500
 
 

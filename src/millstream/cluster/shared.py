@@ -107,7 +107,8 @@ class SharedCluster:
     # -- what is asked -----------------------------------------------------------------------------------------------
 
     def others(self) -> Sequence[Node]:
-        return [self._seen[node_id].node for node_id in sorted(self._seen) if self._seen[node_id].node.host]
+        # A copy: large requests are answered in a thread of their own.
+        return [seen.node for _, seen in sorted(self._seen.items()) if seen.node.host]
 
     def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
         self._adopt, self._release = adopt, release

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from millstream.broker.topics import Topic
+from millstream.broker.topics import Topic, Topics
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.turns import LIGHT_ITEMS, aside, in_turns
+from millstream.doors.kafka.turns import LIGHT_BYTES, LIGHT_ITEMS, aside, in_turns
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code, RequestError
+from millstream.errors import Code, ProtocolError, RequestError
 from millstream.promise import Promise
 from millstream.wire.kafka import metadata
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, MetadataRequest, TopicEntry
@@ -24,32 +24,52 @@ KEY = 3
 VERSIONS = (0, 13)
 FLEXIBLE_FROM = metadata.FLEXIBLE_FROM
 NO_ID = UUID(int=0)
+LARGE_BYTES = 4 * LIGHT_BYTES
+"""Requests of more are decoded in a thread: they may name thousands of topics."""
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
-    request = metadata.decode(reader, context.version)
-    if request.topics is not None:  # once is enough, however often a topic is named
-        request = request._replace(topics=list(dict.fromkeys(request.topics)))
+    answered: Promise[list[Chunk]] = Promise()
+    if reader.end - reader.position > LARGE_BYTES:
+        owned = Reader(memoryview(bytes(reader.buffer)), reader.position)
+        context.broker.in_background(_decode_and_answer(owned, context, context.version, answered))
+        return answered
+    request, missing = _read(reader, context.version, context.broker.topics)
     topics = context.broker.topics
-    missing = [
-        name
-        for topic_id, name in request.topics or ()
-        if name is not None and topic_id == NO_ID and topics.get(name) is None and name not in INTERNAL_TOPICS
-    ]
-    if not (request.allow_auto_create and topics.auto_create):
-        missing = []
     if not missing and len(request.topics or ()) <= LIGHT_ITEMS:
         entries = [_find(*each, context, {}) for each in request.topics or ()]
         if request.topics is None:
             entries = [_entry(topic) for topic in topics]
         return [_encode(request, context, context.version, entries)]
-    created: Promise[list[Chunk]] = Promise()
-    context.broker.in_background(_create_and_answer(request, missing, context, context.version, created))
-    return created
+    context.broker.in_background(_create_and_answer(request, missing, context, context.version, answered))
+    return answered
+
+
+def _read(reader: Reader, version: int, topics: Topics) -> tuple[MetadataRequest, list[str]]:
+    """The request, and the names of topics to create. Changes nothing, so that it runs in any thread."""
+    request = metadata.decode(reader, version)
+    if request.topics is not None:  # once is enough, however often a topic is named
+        request = request._replace(topics=list(dict.fromkeys(request.topics)))
+    if not (request.allow_auto_create and topics.auto_create):
+        return request, []
+    return request, [
+        name
+        for topic_id, name in request.topics or ()
+        if name is not None and topic_id == NO_ID and topics.get(name) is None and name not in INTERNAL_TOPICS
+    ]
+
+
+async def _decode_and_answer(reader: Reader, context: Context, version: int, answered: Promise[list[Chunk]]) -> None:
+    try:
+        request, missing = await aside(_read, reader, version, context.broker.topics)
+    except ProtocolError as error:
+        answered.fail(error)
+        return
+    await _create_and_answer(request, missing, context, version, answered)
 
 
 async def _create_and_answer(
-    request: MetadataRequest, missing: list[str], context: Context, version: int, created: Promise[list[Chunk]]
+    request: MetadataRequest, missing: list[str], context: Context, version: int, answered: Promise[list[Chunk]]
 ) -> None:
     refused: dict[str, Code] = {}
     async for name in in_turns(missing):
@@ -58,7 +78,7 @@ async def _create_and_answer(
         except RequestError as error:
             refused[name] = error.code
     entries = [_find(*each, context, refused) async for each in in_turns(request.topics or ())]
-    created.settle([await aside(_encode, request, context, version, entries)])
+    answered.settle([await aside(_encode, request, context, version, entries)])
 
 
 def _encode(request: MetadataRequest, context: Context, version: int, entries: list[TopicEntry]) -> bytes:

@@ -7,37 +7,57 @@ there are no transactions whose offsets could be undecided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from uuid import UUID
 
-from millstream.broker.groups.groups import Fetched
+from millstream.broker.groups.offsets import Committed, Fetched
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import at_once, in_steps, in_turns
 from millstream.errors import Code, RequestError
-from millstream.wire.kafka.messages import Fields, Message
+from millstream.wire.kafka.messages import NO_ID, Fields, Message
 
 KEY = 9
 VERSIONS = (1, 10)
 
 
-def handle(request: Message, context: Context) -> Fields:
+def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
+    return at_once(_answer(request, context))
+
+
+async def _answer(request: Message, context: Context) -> Fields:
     if context.version >= 8:
-        groups = {group.group_id: group for group in request.groups}
-        return {"throttle_time": 0, "groups": [_group(group, context) for group in groups.values()]}
-    return {"throttle_time": 0, **_group(request, context)}
+        groups = {group.group_id: group async for group in in_turns(request.groups)}
+        found = [await _group(group, context) async for group in in_turns(groups.values())]
+        return {"throttle_time": 0, "groups": found}
+    return {"throttle_time": 0, **await _group(request, context)}
 
 
-def _group(group: Message, context: Context) -> Fields:
-    asked = None
-    if group.topics is not None:
-        asked = [(_topic(topic, context.version), topic.partition_indexes) for topic in group.topics]
+async def _group(group: Message, context: Context) -> Fields:
     code = Code.NONE
     try:
-        epoch = -1 if group.member_epoch is None else group.member_epoch
-        fetched = context.broker.groups.fetch(group.group_id, asked, group.member_id, epoch)
+        topics = await _topics(group, context)
     except RequestError as error:
         # Up to version 1 there is no place for it but the partitions.
-        code, fetched = error.code, _refused(asked, error.code) if context.version < 2 else []
-    return {"group_id": group.group_id, "topics": [_fields(topic) for topic in fetched], "error_code": code}
+        code, topics = error.code, await _refused(group.topics, error.code) if context.version < 2 else []
+    return {"group_id": group.group_id, "topics": topics, "error_code": code}
+
+
+async def _topics(group: Message, context: Context) -> list[Fields]:
+    """The member's epoch is checked again after every yield."""
+
+    def fetch(asked: Sequence[tuple[str | UUID, Sequence[int]]] | None) -> list[Fetched]:
+        epoch = -1 if group.member_epoch is None else group.member_epoch
+        return context.broker.groups.fetch(group.group_id, asked, group.member_id, epoch)
+
+    if not group.topics:
+        every = fetch(None if group.topics is None else [])
+        return [await _fields(topic.topic, topic.topic_id, [topic]) async for topic in in_turns(every)]
+    topics = []
+    async for each in in_turns(group.topics):
+        asked = _topic(each, context.version)
+        parts = [fetch([(asked, part)])[0] async for part in in_turns(in_steps(each.partition_indexes))]
+        topics.append(await _fields(parts[0].topic, parts[0].topic_id, parts))
+    return topics
 
 
 def _topic(topic: Message, version: int) -> str | UUID:
@@ -45,14 +65,20 @@ def _topic(topic: Message, version: int) -> str | UUID:
     return found
 
 
-def _refused(asked: Sequence[tuple[str | UUID, Sequence[int]]] | None, code: Code) -> list[Fetched]:
-    return [Fetched(str(topic), UUID(int=0), [(each, None, code) for each in parts]) for topic, parts in asked or ()]
+async def _refused(asked: Sequence[Message] | None, code: Code) -> list[Fields]:
+    refused = []
+    async for topic in in_turns(asked or ()):
+        partitions: list[tuple[int, Committed | None, Code]] = [
+            (index, None, code) async for index in in_turns(topic.partition_indexes)
+        ]
+        refused.append(await _fields(topic.name, NO_ID, [Fetched(topic.name, NO_ID, partitions)]))
+    return refused
 
 
-def _fields(topic: Fetched) -> Fields:
+async def _fields(name: str, topic_id: UUID, parts: Sequence[Fetched]) -> Fields:
     return {
-        "name": topic.topic,
-        "topic_id": topic.topic_id,
+        "name": name,
+        "topic_id": topic_id,
         "partitions": [
             {
                 "partition_index": partition,
@@ -61,6 +87,7 @@ def _fields(topic: Fetched) -> Fields:
                 "metadata": "" if committed is None else committed.metadata,
                 "error_code": code,
             }
-            for partition, committed, code in topic.partitions
+            async for part in in_turns(parts)
+            async for partition, committed, code in in_turns(part.partitions)
         ],
     }

@@ -3,7 +3,8 @@
 A member of the classic protocol enters its group's next generation; the answer waits until all have. Members without a
 `group.instance.id` are given an id first (from version 4). A static leader that returns to a stable group is told to
 skip its assignment (from version 9). In a consumer group (KIP-848) a consumer's join is answered at once, with its
-member epoch as the generation and no leader. Gaps: none.
+member epoch as the generation and no leader. Gaps: a member that names more than 1,000 protocols
+is refused with INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Awaitable
 
 from millstream.broker.groups.groups import Join, Joined
 from millstream.doors.kafka.context import Context, Wait
-from millstream.errors import RequestError
+from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 11
 VERSIONS = (0, 9)
+PROTOCOLS_MAX = 1_000
+"""Members vote among them at once, when the last one joins; clients have two or three."""
 
 
 def handle(request: Message, context: Context) -> Awaitable[Fields]:
@@ -26,6 +29,8 @@ def handle(request: Message, context: Context) -> Awaitable[Fields]:
 
 async def _answer(request: Message, context: Context) -> Fields:
     try:
+        if len(request.protocols) > PROTOCOLS_MAX:
+            raise RequestError(Code.INVALID_REQUEST, f"a member names {PROTOCOLS_MAX} protocols at most")
         joined = await context.broker.groups.join(_join(request, context))
     except RequestError as error:
         joined = Joined(request.member_id, error=error.code)

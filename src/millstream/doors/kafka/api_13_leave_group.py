@@ -6,7 +6,10 @@ by its instance alone. Gaps: the reason (version 5) is not kept.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -14,20 +17,25 @@ KEY = 13
 VERSIONS = (0, 5)
 
 
-def handle(request: Message, context: Context) -> Fields:
-    if context.version < 3:
-        members = [(request.member_id, None)]
-    else:
-        members = [(member.member_id, member.group_instance_id) for member in request.members]
+def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
+    return at_once(_answer(request, context))
+
+
+async def _answer(request: Message, context: Context) -> Fields:
+    groups, group_id = context.broker.groups, request.group_id
     try:
-        codes = context.broker.groups.leave(request.group_id, members)
+        groups.leave(group_id, [])  # refuses a group that is not ours, though nobody leaves
+        if context.version < 3:
+            (code,) = groups.leave(group_id, [(request.member_id, None)])
+            return {"throttle_time": 0, "error_code": code}
+        left = [
+            {
+                "member_id": each.member_id,
+                "group_instance_id": each.group_instance_id,
+                "error_code": groups.leave(group_id, [(each.member_id, each.group_instance_id)])[0],
+            }
+            async for each in in_turns(request.members)
+        ]
     except RequestError as error:
         return {"throttle_time": 0, "error_code": error.code, "members": []}
-    return {
-        "throttle_time": 0,
-        "error_code": codes[0] if context.version < 3 else Code.NONE,
-        "members": [
-            {"member_id": member_id, "group_instance_id": instance_id, "error_code": code}
-            for (member_id, instance_id), code in zip(members, codes, strict=True)
-        ],
-    }
+    return {"throttle_time": 0, "error_code": Code.NONE, "members": left}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from millstream.doors.kafka.context import Context, Wait
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -29,7 +30,7 @@ async def _answer(request: Message, context: Context) -> Fields:
             request.group_instance_id,
             request.generation_id,
             (request.protocol_type, request.protocol_name),
-            {each.member_id: bytes(each.assignment) for each in request.assignments},
+            {each.member_id: bytes(each.assignment) async for each in in_turns(request.assignments)},
         )
     except RequestError as error:
         return {"throttle_time": 0, "error_code": error.code, "assignment": b""}

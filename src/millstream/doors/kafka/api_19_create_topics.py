@@ -2,7 +2,8 @@
 
 Names, numbers of partitions and settings; -1 partitions means the broker's default. Durable when answered.
 Gaps: a replication factor other than 1 (or -1) is refused, as there is one copy of each partition; the answer has the
-settings of the first 500 topics of a request only.
+settings of the first 500 topics of a request only; more than 1,000 settings of one topic are refused with
+INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from millstream.broker.topics import Topic
-from millstream.doors.kafka.config_resources import topic_entries
+from millstream.doors.kafka.config_resources import check_count, topic_entries
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
@@ -23,11 +24,13 @@ DESCRIBED_MAX = 500
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    repeated = {name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1}
+    named = Counter[str]()
+    async for wanted in in_turns(request.topics):
+        named[wanted.name] += 1
     results: list[Fields] = []
     async for wanted in in_turns(request.topics):
         try:
-            if wanted.name in repeated:
+            if named[wanted.name] > 1:
                 raise RequestError(Code.INVALID_REQUEST, f"{wanted.name} stands in the request more than once")
             is_described = len(results) < DESCRIBED_MAX
             results.append(await _create(wanted, bool(request.validate_only), is_described, context))
@@ -45,16 +48,16 @@ async def _create(wanted: Message, validate_only: bool, is_described: bool, cont
         )
     count = wanted.num_partitions
     if wanted.assignments:
-        indexes = sorted(one.partition_index for one in wanted.assignments)
-        if indexes != list(range(len(indexes))) or any(
-            list(one.broker_ids) != [context.broker.node_id] for one in wanted.assignments
-        ):
+        assigned = {one.partition_index: list(one.broker_ids) async for one in in_turns(wanted.assignments)}
+        indexes, here = range(len(wanted.assignments)), [context.broker.node_id]
+        if sorted(assigned) != list(indexes) or any(brokers != here for brokers in assigned.values()):
             raise RequestError(
                 Code.INVALID_REPLICA_ASSIGNMENT, f"every partition must be assigned to broker {context.broker.node_id}"
             )
         count = len(indexes)
     elif count == -1:
         count = topics.default_partitions
+    check_count(wanted.configs)
     overrides = {config.name: config.value for config in wanted.configs}
     if missing := [name for name, value in overrides.items() if value is None]:
         raise RequestError(Code.INVALID_CONFIG, f"null value not supported for topic configs: {','.join(missing)}")

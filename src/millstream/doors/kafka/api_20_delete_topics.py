@@ -17,10 +17,10 @@ VERSIONS = (1, 6)
 
 async def handle(request: Message, context: Context) -> Fields:
     if request.topics is not None:
-        wanted = [(topic.name, topic.topic_id or NO_ID) for topic in request.topics]
+        topics = in_turns(request.topics)
+        responses = [await _delete(topic.name, topic.topic_id or NO_ID, context) async for topic in topics]
     else:
-        wanted = [(name, NO_ID) for name in request.topic_names]
-    responses = [await _delete(name, topic_id, context) async for name, topic_id in in_turns(wanted)]
+        responses = [await _delete(name, NO_ID, context) async for name in in_turns(request.topic_names)]
     return {"throttle_time": 0, "responses": responses}
 
 

@@ -24,7 +24,7 @@ async def handle(request: Message, context: Context) -> Fields:
                 "name": topic.name,
                 "partitions": [await _trim(topic.name, one, context) async for one in in_turns(topic.partitions)],
             }
-            for topic in request.topics
+            async for topic in in_turns(request.topics)
         ],
     }
 

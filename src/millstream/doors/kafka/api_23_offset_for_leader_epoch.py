@@ -18,7 +18,7 @@ VERSIONS = (2, 4)
 
 async def handle(request: Message, context: Context) -> Fields:
     topics = []
-    for topic in request.topics:
+    async for topic in in_turns(request.topics):
         found = [_find(topic.topic, one, context) async for one in in_turns(topic.partitions)]
         topics.append({"topic": topic.topic, "partitions": found})
     return {"throttle_time": 0, "topics": topics}

@@ -11,6 +11,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 31
 VERSIONS = (1, 3)
+IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:

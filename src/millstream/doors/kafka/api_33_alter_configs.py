@@ -2,7 +2,8 @@
 
 Replaces all settings of a topic, a share group or a broker: what is not named goes back to its default. Of a broker
 those can be altered that are defaults of its topics. Durable when answered.
-Gaps: loggers are set with IncrementalAlterConfigs only, as in Kafka.
+Gaps: loggers are set with IncrementalAlterConfigs only, as in Kafka; more than 1,000 settings of one resource are
+refused with INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
+    config_resources.check_count(resource.configs)
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:

@@ -6,7 +6,10 @@ Gaps: one directory.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -14,11 +17,17 @@ KEY = 35
 VERSIONS = (1, 5)
 
 
-def handle(request: Message, context: Context) -> Fields:
+def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
+    return at_once(_answer(request, context))
+
+
+async def _answer(request: Message, context: Context) -> Fields:
     broker = context.broker
-    wanted = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
+    wanted = None
+    if request.topics is not None:
+        wanted = {topic.topic: set(topic.partitions) async for topic in in_turns(request.topics)}
     topics = []
-    for topic in broker.topics:
+    async for topic in in_turns(broker.topics):
         if wanted is not None and topic.name not in wanted:
             continue
         partitions = [
@@ -28,7 +37,7 @@ def handle(request: Message, context: Context) -> Fields:
                 "offset_lag": 0,
                 "is_future_key": False,
             }
-            for partition in topic.partitions
+            async for partition in in_turns(list(topic.partitions))
             if wanted is None or partition.index in wanted[topic.name]
         ]
         topics.append({"name": topic.name, "partitions": partitions})

@@ -12,6 +12,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 43
 VERSIONS = (0, 2)
+IS_PURE = True
 
 PREFERRED, UNCLEAN = 0, 1
 

@@ -3,7 +3,7 @@
 Sets or deletes single settings of a topic, a share group or a broker; appends to and subtracts from lists
 (`cleanup.policy`). Of a broker those can be altered that are defaults of its topics. Durable when answered. Sets the
 levels of loggers, until the broker stops.
-Gaps: no client metrics.
+Gaps: no client metrics; more than 1,000 settings of one resource are refused with INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
+    config_resources.check_count(resource.configs)
     if resource.resource_type == config_resources.LOGGER:
         config_loggers.alter(resource, validate_only, context)
         return

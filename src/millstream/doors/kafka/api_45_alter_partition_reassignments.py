@@ -13,34 +13,38 @@ from millstream.wire.kafka.metadata import BrokerEntry, leaders
 
 KEY = 45
 VERSIONS = (0, 1)
+IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:
+    brokers = [BrokerEntry(*node) for node in context.broker.nodes(context.local_host, context.local_port)]
     return {
         "throttle_time": 0,
         "allow_replication_factor_change": request.allow_replication_factor_change is not False,
         "error_code": Code.NONE,
         "error_message": None,
         "responses": [
-            {"name": topic.name, "partitions": [_answer(topic.name, each, context) for each in topic.partitions]}
+            {
+                "name": topic.name,
+                "partitions": [_answer(topic.name, each, brokers, context) for each in topic.partitions],
+            }
             for topic in request.topics
         ],
     }
 
 
-def _answer(name: str, wanted: Message, context: Context) -> Fields:
-    code = _code(name, wanted, context)
+def _answer(name: str, wanted: Message, brokers: list[BrokerEntry], context: Context) -> Fields:
+    code = _code(name, wanted, brokers, context)
     message = None if code == Code.NONE else code.text
     return {"partition_index": wanted.partition_index, "error_code": code, "error_message": message}
 
 
-def _code(name: str, wanted: Message, context: Context) -> Code:
+def _code(name: str, wanted: Message, brokers: list[BrokerEntry], context: Context) -> Code:
     topic = context.broker.topics.get(name)
     if topic is None or not 0 <= wanted.partition_index < topic.partition_count:
         return Code.UNKNOWN_TOPIC_OR_PARTITION
     if wanted.replicas is None:
         return Code.NO_REASSIGNMENT_IN_PROGRESS
-    brokers = [BrokerEntry(*node) for node in context.broker.nodes(context.local_host, context.local_port)]
     leads = leaders(topic.id, brokers)
     if list(wanted.replicas) == [leads[wanted.partition_index % len(leads)]]:
         return Code.NONE

@@ -11,6 +11,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 48
 VERSIONS = (0, 1)
+IS_PURE = True
 
 ENTITIES = frozenset({"user", "client-id", "ip"})
 

@@ -14,6 +14,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 50
 VERSIONS = (0, 0)
+IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:

@@ -13,6 +13,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 55
 VERSIONS = (0, 2)
+IS_PURE = True
 
 METADATA_TOPIC = "__cluster_metadata"
 
@@ -23,13 +24,11 @@ def handle(request: Message, context: Context) -> Fields:
         {"node_id": node.node_id, "listeners": [{"name": "PLAINTEXT", "host": node.host, "port": node.port}]}
         for node in nodes
     ]
+    brokers = [node.node_id for node in nodes]
     topics = [
         {
             "topic_name": topic.topic_name,
-            "partitions": [
-                _partition(topic.topic_name, each.partition_index, [node.node_id for node in nodes])
-                for each in topic.partitions
-            ],
+            "partitions": [_partition(topic.topic_name, each.partition_index, brokers) for each in topic.partitions],
         }
         for topic in request.topics
     ]

@@ -7,6 +7,7 @@ Gaps: no transactions, so none is ever under way.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -20,9 +21,11 @@ async def handle(request: Message, context: Context) -> Fields:
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [await _describe(topic.name, index, context) for index in topic.partition_indexes],
+                "partitions": [
+                    await _describe(topic.name, index, context) async for index in in_turns(topic.partition_indexes)
+                ],
             }
-            for topic in request.topics
+            async for topic in in_turns(request.topics)
         ],
     }
 

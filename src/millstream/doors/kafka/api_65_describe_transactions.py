@@ -11,6 +11,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 65
 VERSIONS = (0, 0)
+IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:

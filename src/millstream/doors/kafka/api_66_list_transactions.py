@@ -11,6 +11,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 66
 VERSIONS = (0, 2)
+IS_PURE = True
 
 STATES = frozenset(
     {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"}

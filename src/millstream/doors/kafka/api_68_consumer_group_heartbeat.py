@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from millstream.broker.groups.groups import Beat
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -20,7 +21,7 @@ VERSIONS = (0, 1)
 
 async def handle(request: Message, context: Context) -> Fields:
     try:
-        answer = await context.broker.groups.consumer_heartbeat(_beat(request, context))
+        answer = await context.broker.groups.consumer_heartbeat(await _beat(request, context))
     except RequestError as error:
         return {
             "throttle_time": 0,
@@ -43,8 +44,11 @@ async def handle(request: Message, context: Context) -> Fields:
     }
 
 
-def _beat(request: Message, context: Context) -> Beat:
-    topics, owned = request.subscribed_topic_names, request.topic_partitions
+async def _beat(request: Message, context: Context) -> Beat:
+    topics, owned = request.subscribed_topic_names, None
+    if request.topic_partitions is not None:
+        listed = in_turns(request.topic_partitions)
+        owned = frozenset([(each.topic_id, n) async for each in listed async for n in in_turns(each.partitions)])
     return Beat(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -55,7 +59,7 @@ def _beat(request: Message, context: Context) -> Beat:
         topics=None if topics is None else frozenset(topics),
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
-        owned=None if owned is None else frozenset((each.topic_id, n) for each in owned for n in each.partitions),
+        owned=owned,
         client_id=context.client_id,
         client_host=context.client_host,
         id_required=context.version >= 1,

@@ -6,8 +6,11 @@ Gaps: none.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.errors import Code
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
@@ -19,24 +22,29 @@ VERSIONS = (0, 0)
 PARTITIONS_MAX = 2000
 
 
-def handle(request: Message, context: Context) -> Fields:
+def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
+    return at_once(_answer(request, context))
+
+
+async def _answer(request: Message, context: Context) -> Fields:
     broker = context.broker
-    names = sorted({topic.name for topic in request.topics} or set(broker.topics.names()))
+    brokers = [BrokerEntry(*node) for node in broker.nodes(context.local_host, context.local_port)]
+    names = sorted({topic.name async for topic in in_turns(request.topics)} or set(broker.topics.names()))
     first = 0
     if request.cursor is not None:
         names = [name for name in names if name >= request.cursor.topic_name]
         first = request.cursor.partition_index if names and names[0] == request.cursor.topic_name else 0
     room = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
     topics: list[Fields] = []
-    for name in names:
+    async for name in in_turns(names):
         if room <= 0:
             return {"throttle_time": 0, "topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
         topic = broker.topics.get(name)
         if topic is None:
-            topics.append(_topic(name, None, range(0), context))
+            topics.append(_topic(name, None, range(0), brokers))
             continue
         shown = range(min(first, topic.partition_count), min(first + room, topic.partition_count))
-        topics.append(_topic(name, topic, shown, context))
+        topics.append(_topic(name, topic, shown, brokers))
         room -= len(shown)
         if shown.stop < topic.partition_count:
             cursor = {"topic_name": name, "partition_index": shown.stop}
@@ -45,8 +53,7 @@ def handle(request: Message, context: Context) -> Fields:
     return {"throttle_time": 0, "topics": topics, "next_cursor": None}
 
 
-def _topic(name: str, topic: Topic | None, indexes: range, context: Context) -> Fields:
-    brokers = [BrokerEntry(*node) for node in context.broker.nodes(context.local_host, context.local_port)]
+def _topic(name: str, topic: Topic | None, indexes: range, brokers: list[BrokerEntry]) -> Fields:
     leads = leaders(topic.id if topic is not None else NO_ID, brokers)
     return {
         "error_code": Code.NONE if topic is not None else Code.UNKNOWN_TOPIC_OR_PARTITION,

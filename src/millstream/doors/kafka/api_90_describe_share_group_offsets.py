@@ -7,12 +7,13 @@ that does not exist has read none. Gaps: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from millstream.broker.groups.queue import Queue
 from millstream.broker.groups.queue_partition import QueuePartition
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -20,12 +21,17 @@ KEY = 90
 VERSIONS = (0, 1)
 
 
-def handle(request: Message, context: Context) -> Fields:
-    groups = {each.group_id: each for each in request.groups}
-    return {"throttle_time": 0, "groups": [_describe(each, context) for each in groups.values()]}
+def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
+    return at_once(_answer(request, context))
 
 
-def _describe(asked: Message, context: Context) -> Fields:
+async def _answer(request: Message, context: Context) -> Fields:
+    groups = {each.group_id: each async for each in in_turns(request.groups)}
+    described = [await _describe(each, context) async for each in in_turns(groups.values())]
+    return {"throttle_time": 0, "groups": described}
+
+
+async def _describe(asked: Message, context: Context) -> Fields:
     try:
         context.broker.groups.share(asked.group_id)
     except RequestError as error:
@@ -36,10 +42,10 @@ def _describe(asked: Message, context: Context) -> Fields:
     if asked.topics is None:
         wanted: dict[str, Iterable[int]] = {name: sorted(partitions) for name, partitions in known.items()}
     else:
-        wanted = {each.topic_name: dict.fromkeys(each.partitions) for each in asked.topics}
+        wanted = {each.topic_name: dict.fromkeys(each.partitions) async for each in in_turns(asked.topics)}
     topics = [
-        _topic(name, partitions, known.get(name, {}), context.broker.topics.get(name))
-        for name, partitions in wanted.items()
+        await _topic(name, partitions, known.get(name, {}), context.broker.topics.get(name))
+        async for name, partitions in in_turns(wanted.items())
     ]
     return {"group_id": asked.group_id, "topics": topics, "error_code": Code.NONE}
 
@@ -51,9 +57,9 @@ def _known(queue: Queue | None) -> dict[str, dict[int, QueuePartition]]:
     return known
 
 
-def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePartition], topic: Topic | None) -> Fields:
+async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePartition], topic: Topic | None) -> Fields:
     described = []
-    for index in partitions:
+    async for index in in_turns(partitions):
         exists = topic is not None and 0 <= index < topic.partition_count
         start, lag = _progress(known[index]) if index in known else (-1, -1)
         described.append(

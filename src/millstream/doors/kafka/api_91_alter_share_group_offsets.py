@@ -9,6 +9,7 @@ from __future__ import annotations
 from millstream.broker.groups.queue import Queue
 from millstream.broker.topics import Topic
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -24,14 +25,14 @@ async def handle(request: Message, context: Context) -> Fields:
             raise RequestError(Code.NON_EMPTY_GROUP)
     except RequestError as error:
         return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": []}
-    responses = [await _alter(each, queue, context) for each in request.topics]
+    responses = [await _alter(each, queue, context) async for each in in_turns(request.topics)]
     return {"throttle_time": 0, "error_code": Code.NONE, "responses": responses}
 
 
 async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
     topic = context.broker.topics.get(asked.topic_name)
     partitions = []
-    for each in asked.partitions:
+    async for each in in_turns(asked.partitions):
         refusal = None
         try:
             await _seek(queue, topic, each.partition_index, each.start_offset)

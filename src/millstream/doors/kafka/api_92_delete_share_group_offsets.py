@@ -7,6 +7,7 @@ Durable when answered. Gaps: none.
 from __future__ import annotations
 
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -22,8 +23,8 @@ async def handle(request: Message, context: Context) -> Fields:
             raise RequestError(Code.NON_EMPTY_GROUP)
     except RequestError as error:
         return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": []}
-    names = dict.fromkeys(each.topic_name for each in request.topics)
-    responses = [await _delete(request.group_id, name, context) for name in names]
+    names = dict.fromkeys([each.topic_name async for each in in_turns(request.topics)])
+    responses = [await _delete(request.group_id, name, context) async for name in in_turns(names)]
     return {"throttle_time": 0, "error_code": Code.NONE, "responses": responses}
 
 

@@ -21,6 +21,8 @@ class Api:
     """None: `kio` knows."""
     answer: Callable[..., Any] | None
     handle: Callable[..., Any] | None
+    is_pure: bool
+    """Whether `handle` runs in any thread (`context.py`)."""
 
 
 def _find() -> dict[int, Api]:
@@ -38,6 +40,7 @@ def _find() -> dict[int, Api]:
                 flexible_from=getattr(module, "FLEXIBLE_FROM", None),
                 answer=getattr(module, "answer", None),
                 handle=getattr(module, "handle", None),
+                is_pure=getattr(module, "IS_PURE", False),
             )
     return found
 

@@ -6,7 +6,7 @@ which makes it a queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millstream.broker.broker_settings import TOPIC_DEFAULTS
@@ -22,6 +22,8 @@ from millstream.wire.kafka.messages import Fields, Message
 
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 
+SETTINGS_MAX = 1_000
+"""Of one resource, in one request. Kafka has some sixty for a topic."""
 _OF_GROUPS = {**CONSUMER_SETTINGS, **GROUP_SETTINGS}
 _BROKERS_NAMES = {topic: name for name, topic in TOPIC_DEFAULTS.items()}
 
@@ -33,6 +35,14 @@ class Configured:
     table: Mapping[str, Setting]
     overrides: Mapping[str, str]
     default: Callable[[str], str]
+
+
+def check_count(configs: Sequence[Message]) -> None:
+    """They are validated and stored as a whole, which takes too long for the event loop where they are many."""
+    if len(configs) > SETTINGS_MAX:
+        raise RequestError(
+            Code.INVALID_REQUEST, f"{len(configs)} settings of one resource: at most {SETTINGS_MAX} are taken"
+        )
 
 
 def name_of(resource: Message, name: str) -> str:
@@ -70,7 +80,7 @@ def describe(resource: Message, context: Context) -> list[Fields]:
 
     A client that names none, be it with null or an empty list, means all (Kafka's `ConfigHelper`).
     """
-    name, keys = resource.resource_name, resource.configuration_keys or ()
+    name, keys = resource.resource_name, frozenset(resource.configuration_keys or ())
     if resource.resource_type == BROKER:
         entries = config_brokers.describe(name, context)
     elif resource.resource_type == LOGGER:
@@ -84,7 +94,7 @@ def describe(resource: Message, context: Context) -> list[Fields]:
     return [entry for entry in entries if entry["name"] in keys] if keys else entries
 
 
-def topic_entries(settings: TopicSettings, context: Context, named: list[str] | tuple[str, ...] = ()) -> list[Fields]:
+def topic_entries(settings: TopicSettings, context: Context, named: frozenset[str] = frozenset()) -> list[Fields]:
     shown = (name for name in SETTINGS if is_kafkas(name) or name in settings.overrides or name in named)
     return [_topic_entry(name, settings, context) for name in shown]
 

@@ -151,7 +151,7 @@ class Connection(Receiving):
         self.last_used = door.now
         while end - position >= 4:
             if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
-                self._backlog = bytes(data[position:])
+                self._backlog += bytes(data[position:])
                 return
             (size,) = SIZE.unpack_from(data, position)
             if size <= 0 or size > door.frame_bytes_max:
@@ -172,7 +172,7 @@ class Connection(Receiving):
         if self.closed or position == end:
             return
         if self._is_parked:
-            self._backlog = bytes(data[position:])
+            self._backlog += bytes(data[position:])
             return
         self._start_frame(data[position:])
 
@@ -189,6 +189,9 @@ class Connection(Receiving):
         api = APIS.get(key)
         if api is None or not api.low <= version <= api.high:
             self._handle_unserved(key, version, correlation_id, frame)
+            return
+        if api.handle is not None and not messages.is_loaded(key, version):
+            self._load_first(key, version, frame)
             return
         self._metrics.requests[key] += 1
         context = self._context
@@ -216,6 +219,26 @@ class Connection(Receiving):
         context.wait = None
         self._observe(key, context.began)
         self._put(_frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer))
+
+    def _load_first(self, key: int, version: int, frame: memoryview) -> None:
+        """The first request of its kind is handled when `kio` is imported, and the API's schema: both takes 100 ms."""
+        self._backlog = SIZE.pack(len(frame)) + bytes(frame)
+        self._park()
+        self._running = asyncio.ensure_future(self._load(key, version, self._take_place()))
+
+    async def _load(self, key: int, version: int, place: _Place) -> None:
+        try:
+            await aside(messages.load, key, version)
+        except Exception:
+            logger.exception("cannot load the schema of API %d (version %d); the connection is closed", key, version)
+            self.close()
+        finally:
+            self._running = None
+        if self.closed:
+            return
+        self._in_line.remove(place)
+        if not self._in_line:
+            self._unpark()
 
     def _observe(self, key: int, began: float) -> None:
         histogram = self._metrics.latencies[key]
@@ -324,6 +347,8 @@ class Connection(Receiving):
     async def _handle_large(self, api: Api, version: int, body: bytes) -> Fields:
         request = await aside(messages.decode_request, api.key, version, body)
         assert api.handle is not None
+        if api.is_pure:
+            return await aside(api.handle, request, self._context)
         fields: Any = api.handle(request, self._context)
         if self.hung_up:  # while the request was read
             self._end_wait()
@@ -395,6 +420,9 @@ class Connection(Receiving):
     def _fill_parked(
         self, place: _Place, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]
     ) -> None:
+        if isinstance(done.error, ProtocolError):  # of a request that was decoded in a thread
+            self._refuse(done.error)
+            return
         self._end_parked(place, key, _frame(correlation_id, tags, done.value()))
 
     def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:

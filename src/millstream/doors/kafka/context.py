@@ -8,6 +8,9 @@ it), `KEY`, `VERSIONS` (lowest, highest) and one of two functions:
 - `answer(reader, context)`: reads the body itself and gives chunks to send, a promise of them, or None for no answer.
   For the hot path, with `FLEXIBLE_FROM` beside it. The body is gone when it returns.
 
+A plain `handle` that looks up single topics and changes nothing says `IS_PURE = True`: large requests are handled in
+the thread that decodes them.
+
 Neither raises on purpose: errors go into the answer, where the protocol wants them.
 """
 

@@ -9,11 +9,14 @@ such lists with `in_turns`, and what is pure computation (`messages`) runs in a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
+
+from millstream.doors.kafka.collector import collector
+from millstream.promise import begin
 
 T = TypeVar("T")
 
@@ -22,6 +25,8 @@ LIGHT_BYTES = 4096
 """Of a request that is read on the event loop: some hundred items, a millisecond or two."""
 LIGHT_ITEMS = 500
 """Of an answer that is written there."""
+ITEMS_A_STEP = 1_000
+"""Of a list that the broker takes as a whole: a millisecond or two."""
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
@@ -30,8 +35,21 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
     for item in items:
         yield item
         if monotonic() - since > SLICE_SECONDS:
+            collector.postpone()
             await asyncio.sleep(0)
             since = monotonic()
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+    """The result of a handler that yields for long lists only: a short request costs neither a task nor a turn."""
+    promise = begin(work)
+    return promise.value() if promise.done else promise
+
+
+def in_steps(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The list in parts of `ITEMS_A_STEP`. An empty list is one part."""
+    for start in range(0, max(len(items), 1), ITEMS_A_STEP):
+        yield items[start : start + ITEMS_A_STEP]
 
 
 def is_large(fields: Any) -> bool:
@@ -50,7 +68,13 @@ def is_large(fields: Any) -> bool:
 
 
 async def aside(work: Callable[..., T], *args: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_thread(), work, *args)
+    collector.postpone()
+    collector.in_thread += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_thread(), work, *args)
+    finally:
+        collector.in_thread -= 1
+        collector.postpone()
 
 
 @cache

@@ -12,7 +12,8 @@ Only the schemas are `kio`'s when a request is decoded, not its compiled parser:
 array that claims to have 2^31 items makes it ask for all their memory at once, which ends the process. It also
 refuses tagged fields that it does not know, and newer clients may send some.
 
-`kio` is imported on first use: a broker that only produces and fetches never pays for it.
+`kio` is imported on first use: a broker that only produces and fetches never pays for it. It takes some 100 ms, and the
+schemas of an API up to 50 ms more, so the door has a thread do it (`load`).
 """
 
 from __future__ import annotations
@@ -159,6 +160,24 @@ def require(key: int, version: int) -> None:
         _load(key, version, "request")
     except (KioIndexError, ImportError, AttributeError) as error:
         raise ProtocolError(f"API {key} in version {version} is not known") from error
+
+
+def load(key: int, version: int) -> None:
+    """Imports what requests and answers of this version need; runs in any thread."""
+    _request_reader(key, version)
+    entity = _load(key, version, "response")
+    from kio.serial import entity_writer
+
+    entity_writer(entity)
+    _plan(entity)
+    _loaded.add((key, version))
+
+
+def is_loaded(key: int, version: int) -> bool:
+    return (key, version) in _loaded
+
+
+_loaded: set[tuple[int, int]] = set()
 
 
 @functools.cache
