@@ -78,7 +78,7 @@ async def _read_bare(url: str) -> float:
     """MB/s."""
     connection = await asyncpg.connect(url)
     per_read = READ_BYTES // len(store_writers.make_batch())
-    log_id = await connection.fetchval("SELECT id FROM millstream.logs")
+    log_id = await connection.fetchval("SELECT id FROM millstream.core.logs")
     query = (
         "SELECT last_offset, data FROM millstream.batches WHERE log_id = $1 AND last_offset >= $2 "
         "ORDER BY last_offset LIMIT $3"

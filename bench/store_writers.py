@@ -13,10 +13,10 @@ from collections import deque
 
 import uvloop
 
-from millstream.clock import SystemClock
+from millstream.core.clock import SystemClock
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
-from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.stores.base import PartitionLog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
-from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import NO_PRODUCER, read_header
 from millstream.records.record import Record

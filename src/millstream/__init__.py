@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millstream.client.records import Event, Job, Message, Record, Sent
     from millstream.client.remote import Remote as connect
     from millstream.client.sending import Sender
-    from millstream.errors import (
+    from millstream.core.errors import (
         BufferFull,
         Closed,
         LeaseLost,
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     if name == "sync":
         return importlib.import_module("millstream.sync")
     homes = (module for module, names in _MODULES.items() if name in names)
-    module, attribute = _RENAMED.get(name) or (next(homes, "millstream.errors"), name)
+    module, attribute = _RENAMED.get(name) or (next(homes, "millstream.core.errors"), name)
     found = getattr(importlib.import_module(module), attribute)
     globals()[name] = found
     return found

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 from millstream.log.config import FlushPolicy
 
 PREFIX = "MILLSTREAM_"

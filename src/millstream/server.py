@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_report import report
-from millstream.clock import Clock, SystemClock
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.report import report
 from millstream.cluster.base import Cluster, Solo
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
+from millstream.core.clock import Clock, SystemClock
+from millstream.core.errors import RequestError, StartupError
+from millstream.core.loop_watch import LoopWatch
+from millstream.core.metrics import DamageFigures, GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
 from millstream.doors.http.door import HttpDoor
 from millstream.doors.http.pages import routes
 from millstream.doors.http.verify_page import VerifyPage
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
-from millstream.errors import RequestError, StartupError
-from millstream.loop_watch import LoopWatch
-from millstream.metrics import DamageFigures, GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
 from millstream.stores.base import LogStore
 from millstream.stores.local import LocalLogStore
 from millstream.stores.url import is_shared, open_store

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from millstream.client.cluster import Cluster, ClusterError
 from millstream.client.link import Link
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.records import codec
 from millstream.wire.kafka import requests
 from tests.serving import ServedBroker

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 import millstream.sync
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from tests.command_line import Cli
 from tests.compat import raw, share_frames
 from tests.compat.client_flowmq import FlowmqClient

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.log.slice import Slice
-from millstream.promise import Promise
 from millstream.server import Server
 from tests.compat.client_flowmq import ACK, NACK, FlowmqClient, FlowmqError
 from tests.compat.clients import wait_for

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import millstream as package
-from millstream.errors import Code, LeaseLost, RequestError
+from millstream.core.errors import Code, LeaseLost, RequestError
 from millstream.log.disk import Disk
 from millstream.log.slice import OpenFile
 from millstream.stores.local import LocalLogStore

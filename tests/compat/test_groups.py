@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from tests.compat import clients, raw
 from tests.compat.client_confluent import Confluent, ConfluentMember
 from tests.compat.clients import HEARTBEAT_MS, SESSION_MS, Sent, by_partition, settle, shared_evenly, wait_for

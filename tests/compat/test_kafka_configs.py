@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from tests.compat import raw
 from tests.compat.raw import Raw
 from tests.serving import ServedBroker

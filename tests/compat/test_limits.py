@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.testing.held_port import HeldPort
 from tests.compat import raw
 from tests.compat.clients import wait_for

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.records import codec
 from tests.compat import raw
 from tests.compat.raw import Raw

@@ -32,7 +32,7 @@ from millstream import (
 )
 from millstream.broker.broker import Broker
 from millstream.client.partitioners import fnv1a_32, murmur2
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.records.batch import CODEC_MASK, read_header
 from millstream.records.compression import Codec
 from millstream.testing.broker_thread import BrokerThread

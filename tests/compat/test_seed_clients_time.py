@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.server import Server
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from tests.compat import raw, share_workers
 from tests.compat.raw import Raw
 from tests.compat.share_frames import ACCEPT, RELEASE, Bare, codes, leases, topic_id

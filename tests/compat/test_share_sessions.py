@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from tests.compat import raw
 from tests.compat.raw import Raw
 from tests.compat.share_frames import ACCEPT, REJECT, RELEASE, RENEW, Bare, codes, leases, records, topic_id

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.config import Config
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.server import Server
 from millstream.testing.clock import VirtualClock
 from tests.compat import raw

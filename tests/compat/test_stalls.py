@@ -1,6 +1,6 @@
 """Small requests that ask for much work: the event loop serves the other clients meanwhile.
 
-Judged by the CPU time of the loop's thread (`loop_watch.py`), so that a busy machine makes no difference.
+Judged by the CPU time of the loop's thread (`core/loop_watch.py`), so that a busy machine makes no difference.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from millstream.errors import Code
-from millstream.loop_watch import BEAT_SECONDS, BUSY_SECONDS_MAX
+from millstream.core.errors import Code
+from millstream.core.loop_watch import BEAT_SECONDS, BUSY_SECONDS_MAX
 from millstream.records.batch import read_header
 from millstream.records.compression import Codec
 from tests import stores

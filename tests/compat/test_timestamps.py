@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from crc32c import crc32c
 
 import millstream.sync
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.records import codec
 from millstream.records.compression import Codec
 from tests.bombs import empty_headers, empty_records

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.records import codec
 from millstream.records.batch import read_header

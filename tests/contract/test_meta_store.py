@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from millstream.errors import RevisionConflict
-from millstream.promise import Promise
+from millstream.core.errors import RevisionConflict
+from millstream.core.promise import Promise
 from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
 from tests.contract.conftest import Driver
 

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from millstream.clock import SystemClock
-from millstream.errors import Code, RequestError, RevisionConflict
+from millstream.core.clock import SystemClock
+from millstream.core.errors import Code, RequestError, RevisionConflict
+from millstream.core.promise import Promise
 from millstream.log.config import LogConfig
-from millstream.promise import Promise
 from millstream.records.batch import read_header
 from millstream.stores import postgres, table_store
 from millstream.stores.base import Delete, PartitionLog, Put, Versioned
@@ -444,7 +444,7 @@ class TestLines:
         log = stores[0].open(TOPIC, TOPIC_ID, 0, LogConfig())
         other = await asyncpg.connect(database._url.dsn)
         async with other.transaction():
-            await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
+            await other.execute("SELECT * FROM millstream.core.logs FOR UPDATE")
             waiting = append(log, batch(b"a"))
             await asyncio.sleep(0.2)
             assert database._appends.uses()  # it is on its way

@@ -13,10 +13,10 @@ import os
 from dataclasses import dataclass, field
 from random import Random
 
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.log.log import LEADER_EPOCH, Log
-from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import PREFIX_BYTES, BatchHeader, patch_offset, read_header
 from millstream.records.record import Record

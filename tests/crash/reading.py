@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log.log import Log
 from millstream.records import codec
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import millstream
 import millstream.sync
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 from tests.compat import raw
 from tests.serving import MILLSTREAM, ServedBroker
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 import millstream
 from millstream.broker.topics import PREFIX, Topics
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log.flusher import Flusher
 from millstream.stores.base import Put
 from millstream.stores.local import LocalLogStore

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from confluent_kafka import Producer
 
-from millstream.errors import StoreInUse
+from millstream.core.errors import StoreInUse
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.damage import Cause
 from millstream.log.log import Log
 from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment, Segment
-from millstream.promise import Promise
 from millstream.records import codec
 from tests.batches import NOW, append, append_run, batch, fill, read_all
 from tests.crash.place import SMALL, Place

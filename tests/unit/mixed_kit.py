@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from millstream.broker.groups.classic_member import Joined
-from millstream.broker.groups.plan import decode_assignment, encode_assignment
-from millstream.broker.groups.subscription import decode_subscription
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.classic_member import Joined
+from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
+from millstream.broker.groups.stream.subscription import decode_subscription
+from millstream.core.errors import Code, RequestError
 from tests.unit.test_groups_consumer import Client
 from tests.unit.test_groups_kit import Bench, subscription, turn
 

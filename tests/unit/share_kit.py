@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.consumer_member import BeatAnswer
 from millstream.broker.groups.groups import ShareBeat
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Run
-from millstream.broker.groups.share import ShareGroup
-from millstream.broker.groups.share_fetch import Leased, ShareFetch
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.share import ShareGroup
+from millstream.broker.groups.queue.share_fetch import Leased, ShareFetch
+from millstream.broker.groups.queue.verbs import Run
+from millstream.broker.groups.stream.consumer_member import BeatAnswer
 from millstream.config import Config
-from millstream.metrics import Metrics
+from millstream.core.metrics import Metrics
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.unit.test_groups_kit import HeldMeta

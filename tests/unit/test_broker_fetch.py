@@ -10,11 +10,11 @@ import pytest
 
 from millstream.broker.fetch import TURN_BYTES, Fetch, Wanted
 from millstream.broker.topics import Topics
-from millstream.errors import Code
+from millstream.core.errors import Code
+from millstream.core.promise import Promise
 from millstream.log.checked import Work
 from millstream.log.config import LogConfig
 from millstream.log.slice import Slice
-from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import CorruptBatch
 from millstream.stores.keys import MemoryMeta

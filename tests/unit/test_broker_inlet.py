@@ -10,8 +10,8 @@ import pytest
 from millstream.broker.broker import Broker
 from millstream.broker.inlet import Inlet
 from millstream.config import Config
-from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
 from millstream.records import codec
 from millstream.records.record import Headers
 from millstream.stores.keys import MemoryMeta

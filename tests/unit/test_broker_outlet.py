@@ -10,8 +10,8 @@ import pytest
 from millstream.broker.broker import Broker
 from millstream.broker.outlet import KEPT_BYTES_MAX, RECORDS_MAX, Outlet
 from millstream.config import Config
-from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
 from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.record import Record

@@ -7,7 +7,7 @@ import pytest
 from millstream.broker.broker_settings import PREFIX, TOPIC_DEFAULTS, BrokerSettings
 from millstream.broker.settings import SETTINGS, TopicSettings, check_overrides, check_topic, is_kafkas
 from millstream.config import Config
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Put
 from millstream.stores.keys import MemoryMeta
 

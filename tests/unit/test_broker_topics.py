@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.topics import Topics
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.records import codec
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from millstream import sync
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.cli.connection import Connection
 from millstream.cli.failure import Failure
 from millstream.cli.queue_consume import Work
 from millstream.cli.queue_group import Begin, ensure
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.testing.broker_thread import BrokerThread
 
 pytestmark = pytest.mark.timeout(60)

@@ -16,8 +16,8 @@ from millstream.client.iterators import Streams
 from millstream.client.remote import Remote
 from millstream.client.remote_worker import Polling, Worker
 from millstream.client.signal import Signal
-from millstream.clock import SystemClock
-from millstream.errors import Closed, MillstreamError
+from millstream.core.clock import SystemClock
+from millstream.core.errors import Closed, MillstreamError
 from millstream.records.compression import Codec
 from millstream.testing.clock import VirtualClock
 

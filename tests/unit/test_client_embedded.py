@@ -22,7 +22,7 @@ from millstream import (
     TooLarge,
     UnknownTopic,
 )
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.client.api import Batch
 from millstream.client.embedded import Embedded
 from millstream.records.batch import read_header

@@ -13,7 +13,7 @@ import pytest
 import millstream as package
 from millstream import Millstream, MillstreamError, NotActive, RequestError, Unsupported
 from millstream.client import remote_exclusive
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0

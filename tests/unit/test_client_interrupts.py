@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import millstream.sync
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 SECONDS = 20.0
 VERBS: dict[str, Callable[[millstream.sync.Millstream], Any]] = {

@@ -13,7 +13,7 @@ import pytest
 import millstream
 import millstream.sync
 from millstream.client.embedded import Embedded
-from millstream.errors import Closed
+from millstream.core.errors import Closed
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.client.partitioners import fnv1a_32, make, murmur2, place
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 
 def test_hashes_are_those_of_their_inventors() -> None:

@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 import millstream as package
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
 from millstream.client import remote_reading
 from millstream.client.records import Job
 from millstream.client.remote import Remote
@@ -25,7 +25,7 @@ from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_share import SharedJobs
 from millstream.client.remote_stream import RemoteStream
 from millstream.client.remote_worker import Worker
-from millstream.errors import Closed, Code, LeaseLost, MillstreamError, RequestError, UnknownTopic, Unreachable
+from millstream.core.errors import Closed, Code, LeaseLost, MillstreamError, RequestError, UnknownTopic, Unreachable
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0

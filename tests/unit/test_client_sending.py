@@ -12,8 +12,8 @@ from millstream.client import partitioners
 from millstream.client.api import Batch
 from millstream.client.records import Message, Sent
 from millstream.client.sending import RECORD_BYTES, Sender
-from millstream.errors import BufferFull, Closed, MillstreamError, SendFailed
-from millstream.promise import Promise
+from millstream.core.errors import BufferFull, Closed, MillstreamError, SendFailed
+from millstream.core.promise import Promise
 from millstream.records.compression import Codec
 from millstream.testing.clock import VirtualClock
 

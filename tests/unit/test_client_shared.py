@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.client.embedded import Embedded
-from millstream.errors import LeaseLost, RequestError
+from millstream.core.errors import LeaseLost, RequestError
 from millstream.stores import group_commit
 
 SECONDS = 20.0

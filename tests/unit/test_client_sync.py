@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import millstream.sync
-from millstream.errors import Closed, LeaseLost, Undecodable, UnknownTopic
+from millstream.core.errors import Closed, LeaseLost, Undecodable, UnknownTopic
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0

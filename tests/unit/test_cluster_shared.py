@@ -9,8 +9,8 @@ import pytest
 
 from millstream.cluster.base import Node, Owns
 from millstream.cluster.shared import SHARDS, SharedCluster, shard_of
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError
-from millstream.promise import Promise, promised
+from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.core.promise import Promise, promised
 from millstream.stores.base import Check, Delete, Operation, Put, Versioned
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock

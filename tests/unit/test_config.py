@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.config import FIELDS, Address, Config, check_listeners, configure, doc, load, shown
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 
 
 def write(directory: Path, text: str, name: str = "millstream.toml") -> Path:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, Verb
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.config import Config
-from millstream.metrics import Metrics
-from millstream.promise import Promise
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.records import codec
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLog, MemoryLogStore

@@ -6,8 +6,8 @@ import pytest
 
 from millstream.cluster.base import Solo
 from millstream.cluster.shared import SharedCluster
+from millstream.core.errors import Code, RequestError
 from millstream.doors.coordinator import coordinate
-from millstream.errors import Code, RequestError
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 

@@ -11,14 +11,14 @@ import pytest
 
 from millstream.broker.partition import Partition
 from millstream.config import Config
+from millstream.core.errors import Code
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce, KnownProduces
 from millstream.doors.kafka.produce_run import ProduceRun
 from millstream.doors.kafka.sessions import FetchSessions
-from millstream.errors import Code
 from millstream.log.answers import Appended
 from millstream.log.log import Log
-from millstream.promise import Promise
 from millstream.server import Server
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from millstream.broker.fetch import EMPTY, Fetched, Wanted
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import sessions
 from millstream.doors.kafka.sessions import FetchSession, FetchSessions
-from millstream.errors import Code, RequestError
 from millstream.log.slice import Slice
 from millstream.wire.kafka.fetch import FetchRequest, PartitionFetch
 

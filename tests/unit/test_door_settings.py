@@ -12,6 +12,8 @@ from kio.serial import entity_writer
 
 from millstream.broker.broker import Broker
 from millstream.config import Config
+from millstream.core.errors import Code
+from millstream.core.metrics import Metrics
 from millstream.doors.kafka import (
     api_20_delete_topics,
     api_33_alter_configs,
@@ -21,8 +23,6 @@ from millstream.doors.kafka import (
 from millstream.doors.kafka.config_resources import GROUP, TOPIC
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
-from millstream.errors import Code
-from millstream.metrics import Metrics
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.wire.kafka import messages

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.flowmq.door import FlowmqDoor
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.stores.base import Delete, Put
 from tests.unit.share_kit import Kit, kit
 from tests.unit.test_queue import settle

@@ -12,13 +12,13 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.config import Address, Config
+from millstream.core.errors import ProtocolError, StartupError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.doors.framed import door as framed_door
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.keepalive import KEEPALIVE
-from millstream.errors import ProtocolError, StartupError
-from millstream.metrics import Metrics
-from millstream.promise import Promise
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.broker.groups.assignors import ASSIGNORS, Assignor, Target, Wants, exclusive, range_, uniform
+from millstream.broker.groups.stream.assignors import ASSIGNORS, Assignor, Target, Wants, exclusive, range_, uniform
 
 TOPICS = [UUID(int=number) for number in range(1, 5)]
 counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 12), min_size=1)

@@ -6,7 +6,7 @@ import pytest
 
 from millstream.broker.groups.groups import GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.record import decode_group, group_key
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 

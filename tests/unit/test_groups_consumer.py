@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.broker.groups.assignors import Partition
 from millstream.broker.groups.groups import BeatAnswer, GroupSettings
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.assignors import Partition
+from millstream.core.errors import Code, RequestError
 from tests.unit.test_groups_classic import stable_group
 from tests.unit.test_groups_kit import Bench, code_of, start, turn
 

@@ -12,9 +12,9 @@ from millstream.broker.groups import cursor as cursors
 from millstream.broker.groups.cursor import Cursors
 from millstream.broker.outlet import Outlet, Taken
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import Clock
 from millstream.cluster.base import Solo
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
 from millstream.records import codec
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog

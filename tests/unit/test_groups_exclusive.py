@@ -13,9 +13,9 @@ from millstream.broker.broker import Broker
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, State, state_key
 from millstream.broker.topics import Topic
 from millstream.config import Config
-from millstream.errors import MillstreamError, NotActive, UnknownTopic
-from millstream.metrics import Metrics
-from millstream.promise import Promise
+from millstream.core.errors import MillstreamError, NotActive, UnknownTopic
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock

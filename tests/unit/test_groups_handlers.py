@@ -14,11 +14,11 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from millstream.broker.groups.plan import decode_assignment, encode_assignment
+from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
 from millstream.cluster.base import Solo
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
-from millstream.errors import Code
 from millstream.wire.kafka import messages
 from tests.unit.test_groups_kit import Bench, subscription
 

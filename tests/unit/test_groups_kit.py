@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, Groups, GroupSettings, Join, PartitionCommit, TopicCommit
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.broker.groups.groups import GroupSettings
-from millstream.broker.groups.plan import decode_assignment, encode_assignment
-from millstream.broker.groups.subscription import decode_subscription
-from millstream.errors import Code
+from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
+from millstream.broker.groups.stream.subscription import decode_subscription
+from millstream.core.errors import Code
 from tests.unit.mixed_kit import ClassicClient, classic_group, numbers_of, owning, run
 from tests.unit.test_groups_consumer import Client
 from tests.unit.test_groups_kit import Bench, code_of, subscription, turn

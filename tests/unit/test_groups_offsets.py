@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from millstream.broker.groups.groups import Groups, GroupSettings, PartitionCommit, TopicCommit
-from millstream.broker.groups.offsets import Committed, decode, encode
 from millstream.broker.groups.record import group_key, group_of, offset_key, offset_of
+from millstream.broker.groups.stream.offsets import Committed, decode, encode
 from millstream.cluster.base import Solo
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Check, Put
 from millstream.testing.clock import VirtualClock
 from tests.unit.test_groups_classic import stable_group

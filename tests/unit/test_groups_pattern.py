@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.groups.pattern import Pattern, pattern_of
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.pattern import Pattern, pattern_of
+from millstream.core.errors import Code, RequestError
 
 atoms = st.sampled_from(
     ["a", "b", "-", "_", r"\.", ".", "[ab]", "[^a]", "[a-c]", r"\d", r"\w", r"[\w-]", "^", "$", "[]a]"]

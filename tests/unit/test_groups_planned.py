@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.broker.groups.groups import Joined, PartitionCommit, TopicCommit
-from millstream.broker.groups.plan import encode_assignment, encode_subscription
-from millstream.errors import Code
+from millstream.broker.groups.stream.plan import encode_assignment, encode_subscription
+from millstream.core.errors import Code
 from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
 
 

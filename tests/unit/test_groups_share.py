@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.broker.groups.consumer_member import BeatAnswer
 from millstream.broker.groups.groups import Beat, Join, PartitionCommit, ShareBeat, TopicCommit
-from millstream.broker.groups.queue_verbs import Run
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.queue.verbs import Run
+from millstream.broker.groups.stream.consumer_member import BeatAnswer
+from millstream.core.errors import Code, RequestError
 from tests.unit.share_kit import SESSION_SECONDS, Kit, kit
 from tests.unit.test_groups_kit import code_of, start, subscription, turn
 

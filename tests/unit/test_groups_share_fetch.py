@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Run
-from millstream.broker.groups.share_fetch import Leased, ShareFetch
-from millstream.errors import Code
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.share_fetch import Leased, ShareFetch
+from millstream.broker.groups.queue.verbs import Run
+from millstream.core.errors import Code
 from tests.unit.share_kit import LEASE_SECONDS, Kit, kit, runs_of
 from tests.unit.test_groups_kit import start, turn
 

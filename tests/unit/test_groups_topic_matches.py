@@ -11,9 +11,9 @@ import pytest
 
 from millstream.broker.groups import turns
 from millstream.broker.groups.groups import Beat
-from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.stream.pattern import Pattern
 from millstream.broker.groups.turns import STEPS_A_TURN
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from tests.unit.mixed_kit import classic_group, numbers_of, run
 from tests.unit.test_groups_consumer import Client
 from tests.unit.test_groups_kit import Bench, code_of, start, turn

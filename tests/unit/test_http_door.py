@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from millstream.core.errors import StartupError
+from millstream.core.metrics import Histogram, Metrics, QueueShare, Scrape
 from millstream.doors.http import HttpDoor, Response, pages
 from millstream.doors.http.door import (
     BODY_BYTES_MAX,
@@ -23,8 +25,6 @@ from millstream.doors.http.door import (
     YOUNG_SECONDS,
     _Connection,
 )
-from millstream.errors import StartupError
-from millstream.metrics import Histogram, Metrics, QueueShare, Scrape
 
 METRICS = Metrics()
 SCRAPE = Scrape(

@@ -13,7 +13,7 @@ import pytest
 
 from millstream.broker.batches import read_batches
 from millstream.broker.verification import verify_piece
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log import segment as segments
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause, DamagedOffset, UnreadableOffset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.log.damage import RANGES_MAX, Cause, Damage, DamagedOffset
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.log.disk import Disk
 from millstream.stores.local import LocalLogStore

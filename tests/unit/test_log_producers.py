@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.log import producers as module
 from millstream.log.producers import SEQUENCES, Producers
 from millstream.records.batch import BatchHeader, read_header

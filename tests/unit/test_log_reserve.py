@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from millstream.errors import RequestError
+from millstream.core.errors import RequestError
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream import logs
+from millstream.core import logs
 
 
 @pytest.fixture

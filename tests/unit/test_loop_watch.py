@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from millstream.loop_watch import BEAT_SECONDS, LoopWatch
-from millstream.metrics import Metrics, Scrape
+from millstream.core.loop_watch import BEAT_SECONDS, LoopWatch
+from millstream.core.metrics import Metrics, Scrape
 
 
 async def test_work_that_holds_the_loop_shows_in_both_figures_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

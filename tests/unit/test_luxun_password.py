@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.core.errors import StartupError
 from millstream.doors.luxun.password import Password, hash_password
-from millstream.errors import StartupError
 
 
 async def test_a_plain_password_admits_exactly_itself() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.promise import Promise, begin
+from millstream.core.promise import Promise, begin
 
 
 def test_is_settled_with_a_value() -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.exclusive import ExclusiveSettings
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
 from millstream.config import Config
-from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
-from millstream.promise import Promise
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.record import Record

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, Verb
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from tests.unit import share_kit
 from tests.unit.share_kit import LEASE_SECONDS
 from tests.unit.share_kit import kit as shares

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.queue import Member
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Verb
-from millstream.clock import SystemClock
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Member
+from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.config import Config
-from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
-from millstream.promise import Promise
+from millstream.core.clock import SystemClock
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.stores.base import Operation
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore

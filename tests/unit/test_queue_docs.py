@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from millstream.broker.settings import GROUP_SETTINGS
-from millstream.metrics import QUEUE_COUNTERS, QUEUE_GAUGES
+from millstream.core.metrics import QUEUE_COUNTERS, QUEUE_GAUGES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queues.md").read_text()
 

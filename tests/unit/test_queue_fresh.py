@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
 from millstream.config import Config
-from millstream.metrics import Metrics
+from millstream.core.metrics import Metrics
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups import queue_block
 from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCommit
-from millstream.broker.groups.queue_verbs import Answer, Verb
+from millstream.broker.groups.queue import block as queue_block
+from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.cluster.base import Node, Solo
 from millstream.config import Config
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise, begin
 from millstream.doors.kafka import share_relay
 from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.doors.kafka.sessions import FetchSessions
-from millstream.errors import Code, RequestError
-from millstream.metrics import Metrics
-from millstream.promise import Promise, begin
 from millstream.stores.base import Versioned
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore

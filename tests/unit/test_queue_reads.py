@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Verb
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.verbs import Verb
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise, begin
 from millstream.log.slice import Slice
-from millstream.promise import Promise, begin
 from millstream.stores.memory import MemoryLog
 from tests.unit.test_queue import Kit, accept, kit, say, settle, take, values
 
@@ -108,7 +108,7 @@ async def test_a_failed_read_is_told_and_loses_nothing(kit: Kit, reads: Reads) -
 async def test_what_was_leased_before_a_read_failed_is_handed_over(
     kit: Kit, reads: Reads, monkeypatch: pytest.MonkeyPatch, as_batches: bool
 ) -> None:
-    monkeypatch.setattr("millstream.broker.groups.queue_reading.READ_BYTES_MAX", 1)  # a batch with each read
+    monkeypatch.setattr("millstream.broker.groups.queue.reading.READ_BYTES_MAX", 1)  # a batch with each read
     await kit.topic()
     await put_one_by_one(kit, 2)
     queue, partition = await kit.queue()
@@ -153,7 +153,7 @@ async def test_order_by_key_outlives_a_read_that_fails_after_a_restart(kit: Kit,
 async def test_a_record_that_is_done_while_keys_are_read_holds_nobody_up(
     kit: Kit, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.broker.groups.queue_reading.READ_BYTES_MAX", 1)
+    monkeypatch.setattr("millstream.broker.groups.queue.reading.READ_BYTES_MAX", 1)
     await kit.topic()
     await put_one_by_one(kit, 2, key=b"k")
     queue, partition = await kit.queue()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.groups.queue_verbs import Answer, Verb
+from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.config import Config
 from millstream.server import Server
 from millstream.testing.clock import VirtualClock

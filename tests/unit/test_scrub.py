@@ -16,12 +16,12 @@ from millstream.broker.scrub import FIRST_SECONDS, KEY, ROUND_SECONDS
 from millstream.broker.verification import Verification
 from millstream.cluster.base import Node, Solo
 from millstream.config import Config
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.log.damage import Cause
 from millstream.log.log import Log
 from millstream.log.slice import Slice
-from millstream.metrics import Metrics
-from millstream.promise import Promise
 from millstream.stores.url import open_store
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millstream.config import Config
-from millstream.errors import RequestError
+from millstream.core.errors import RequestError
 from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.records.record import Record

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from millstream.client.cluster import ClusterError
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.records import codec
 from millstream.records.batch import CONTROL, TRANSACTIONAL, read_header
 from millstream.records.compression import Codec

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import millstream
-from millstream.errors import MillstreamError, StartupError
+from millstream.core.errors import MillstreamError, StartupError
 from millstream.stores.postgres_url import understand
 from millstream.stores.url import open_store
 from millstream.testing.clock import VirtualClock

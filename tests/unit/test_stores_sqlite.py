@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import RequestError, StartupError
+from millstream.core.errors import RequestError, StartupError
 from millstream.log.config import LogConfig
 from millstream.records import codec
 from millstream.records.batch import patch_offset, read_header

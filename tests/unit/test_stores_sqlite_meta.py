@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import Code, RequestError, StartupError
+from millstream.core.errors import Code, RequestError, StartupError
 from millstream.stores.base import Put, Versioned
 from millstream.stores.sqlite_meta import SqliteMeta
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from millstream.config import Config, without_secrets
-from millstream.errors import Code, RequestError, StartupError
+from millstream.core.errors import Code, RequestError, StartupError
 from millstream.log.config import LogConfig
 from millstream.stores.postgres_url import understand
 from millstream.stores.sqlite import SqliteDatabase

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import Code, RequestError, RevisionConflict
+from millstream.core.errors import Code, RequestError, RevisionConflict
+from millstream.core.promise import begin
 from millstream.log.config import LogConfig
 from millstream.log.damage import DamagedOffset
-from millstream.promise import begin
 from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.stores import table_log, table_store

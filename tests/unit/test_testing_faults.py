@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.apis import APIS
-from millstream.errors import Code
 from millstream.testing.faults import API_VERSIONS, METADATA, Faults
 from millstream.wire.kafka import messages
 from tests.compat.random_messages import Maker, read_response

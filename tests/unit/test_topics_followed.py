@@ -14,10 +14,10 @@ import pytest
 
 from millstream.broker import topics as topics_module
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import SystemClock
-from millstream.errors import Code, RequestError
+from millstream.core.clock import SystemClock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import promised
 from millstream.log.config import LogConfig
-from millstream.promise import promised
 from millstream.stores.base import Delete, Put, Versioned
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.sqlite import SqliteDatabase

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.core.errors import RequestError
 from millstream.doors.flowmq import message_id
-from millstream.errors import RequestError
 from millstream.wire import flowmq
 from millstream.wire.flowmq import SMALL_BYTES_MAX, Command, Frame, FrameReader
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.wire import flume
 from tests.compat import client_flume as theirs
 

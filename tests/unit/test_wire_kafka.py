@@ -17,8 +17,8 @@ from kio.index import load_request_schema
 from kio.schema.index import api_key_map, schema_name_map
 
 from millstream.config import Config
+from millstream.core.errors import Code, ProtocolError
 from millstream.doors.kafka.apis import APIS
-from millstream.errors import Code, ProtocolError
 from millstream.records import codec
 from millstream.server import Server
 from millstream.wire.kafka import api_versions, fetch, header, messages, metadata, primitives, produce, refusal

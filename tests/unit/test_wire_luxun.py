@@ -13,7 +13,7 @@ from thriftpy2.protocol.binary import TBinaryProtocol
 from thriftpy2.thrift import TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.records.compression import Codec
 from millstream.wire import luxun, thrift
 

@@ -10,7 +10,7 @@ import pytest
 from kio.index import load_request_schema
 from kio.serial import entity_reader
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.wire.kafka import messages, share
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.share import Acknowledged, PartitionAnswer, ShareAcknowledgeRequest, ShareFetchRequest

@@ -18,7 +18,7 @@ from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, fall_back
 from millstream.broker.groups.group_configs import GroupConfigs
 from millstream.broker.groups.groups import Groups
-from millstream.broker.groups.queues import Queues
+from millstream.broker.groups.queue.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
@@ -26,12 +26,12 @@ from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.scrub import Scrub
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import Clock, Timer
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
-from millstream.errors import RevisionConflict
+from millstream.core.clock import Clock, Timer
+from millstream.core.errors import RevisionConflict
+from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
-from millstream.metrics import Metrics
 from millstream.stores.base import LogStore, MetaStore, Put
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from millstream.broker.setting import BOOLEAN, INT, LIST, STRING
 from millstream.broker.settings import SETTINGS
 from millstream.config import FIELDS, Config
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore, Put, Versioned
 
 logger = logging.getLogger(__name__)

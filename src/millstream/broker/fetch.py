@@ -24,12 +24,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millstream.broker.topics import Topics
-from millstream.clock import Clock, Timer
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock, Timer
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.log.checked import Work
 from millstream.log.slice import Slice
-from millstream.logs import Damped
-from millstream.promise import Promise
 from millstream.stores.base import PartitionLog
 
 unexpected = Damped(__name__)

@@ -20,11 +20,11 @@ from typing import Any
 
 from millstream.broker.partition import Partition
 from millstream.broker.record_rules import check_time
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
-from millstream.metrics import Metrics
-from millstream.promise import Promise
 from millstream.records import codec
 from millstream.records.batch import HEADER_BYTES, BatchHeader
 from millstream.records.record import Headers

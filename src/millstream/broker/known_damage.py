@@ -22,9 +22,9 @@ from uuid import UUID
 
 from millstream.broker.topics import Topics
 from millstream.broker.verification import verify_piece
-from millstream.clock import Clock, sleep
-from millstream.errors import RequestError
-from millstream.logs import Damped
+from millstream.core.clock import Clock, sleep
+from millstream.core.errors import RequestError
+from millstream.core.logs import Damped
 from millstream.stores.base import MetaStore, Put
 
 logger = logging.getLogger(__name__)

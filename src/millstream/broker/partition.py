@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from millstream.broker.record_rules import check_records, out_of_time
 from millstream.broker.setting import LONG_MAX
 from millstream.broker.settings import TopicSettings
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise, begin
 from millstream.log.answers import Appended
-from millstream.promise import Promise, begin
 from millstream.records import batch as batches
 from millstream.records.aside import LIGHT_BYTES, Aside
 from millstream.records.batch import (

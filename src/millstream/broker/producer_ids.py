@@ -6,7 +6,7 @@ block; there are 2^63 of them.
 
 from __future__ import annotations
 
-from millstream.errors import RevisionConflict
+from millstream.core.errors import RevisionConflict
 from millstream.stores.base import MetaStore, Put
 
 KEY = "producers/next"

@@ -6,7 +6,7 @@ The refusal names the bad records, so that a producer can send the others again 
 from __future__ import annotations
 
 from millstream.broker.settings import TopicSettings
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.records import codec
 from millstream.records.batch import NO_TIMESTAMP, BatchTooLarge, Buffer
 

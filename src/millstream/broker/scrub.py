@@ -26,10 +26,10 @@ from millstream.broker.known_damage import KnownDamage
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topic, Topics
 from millstream.broker.verification import verify_piece
-from millstream.clock import Clock, sleep
 from millstream.cluster.base import Cluster
-from millstream.errors import RequestError
-from millstream.metrics import Metrics
+from millstream.core.clock import Clock, sleep
+from millstream.core.errors import RequestError
+from millstream.core.metrics import Metrics
 from millstream.stores.base import MetaStore, Put
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from millstream.broker.setting import (
     integer,
     ratio,
 )
-from millstream.errors import Code, RequestError, StartupError
+from millstream.core.errors import Code, RequestError, StartupError
 from millstream.log.config import FlushPolicy, LogConfig
 
 DAY_MS = 86_400_000

@@ -25,8 +25,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from millstream.broker.partition import Partition
 from millstream.broker.settings import TopicSettings, check_name, check_topic
-from millstream.errors import Code, RequestError, RevisionConflict
-from millstream.promise import Promise, promised
+from millstream.core.errors import Code, RequestError, RevisionConflict
+from millstream.core.promise import Promise, promised
 from millstream.stores.base import Delete, LogStore, MetaStore, Put, Versioned
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from millstream.broker.topics import Topic
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedOffset, DamagedRange
 from millstream.log.slice import Slice
-from millstream.metrics import Metrics
 from millstream.records.batch import sound_batches
 from millstream.stores.base import PartitionLog
 

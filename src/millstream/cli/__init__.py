@@ -16,7 +16,7 @@ import sys
 
 
 def main() -> None:
-    from millstream.errors import MillstreamError
+    from millstream.core.errors import MillstreamError
 
     debug = os.environ.get("MILLSTREAM_DEBUG", "") not in ("", "0")
     try:

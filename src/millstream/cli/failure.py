@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.errors import Code, MillstreamError
+from millstream.core.errors import Code, MillstreamError
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

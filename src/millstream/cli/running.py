@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from millstream.cli.connection import INT32_MAX, Connection
 from millstream.cli.failure import Failure
 from millstream.cli.spark import local_settings
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline.catalog import sink_names
 from millstream.pipeline.gauges import Gauges
 from millstream.pipeline.live import View, view_for

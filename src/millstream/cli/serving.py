@@ -34,8 +34,9 @@ def plain_flags(arguments: Sequence[str]) -> dict[str, object] | None:
 
 
 def run(flags: Mapping[str, object]) -> int:
-    from millstream import logs, server
+    from millstream import server
     from millstream.config import load
+    from millstream.core import logs
 
     settings, _ = load(flags, os.environ)
     logs.configure(settings.log_level, settings.log_format)

@@ -12,7 +12,7 @@ from millstream.cli.connection import CONNECT_SECONDS, Connection
 from millstream.cli.failure import CODES, Failure
 from millstream.cli.output import show_json, show_table
 from millstream.client.link import Link, LinkBroken
-from millstream.errors import Code
+from millstream.core.errors import Code
 from millstream.wire.kafka.messages import Message
 
 LIST_GROUPS, DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS = 16, 77, 90, 91

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from millstream.cli import pages
 from millstream.cli.connection import Connection
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 ASK_SECONDS = 1.0
 """Without progress, before the broker is asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 _ADDRESS = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 """With a protocol before it or without, as Kafka's clients take it."""

@@ -16,7 +16,7 @@ What a verb promises
     queue       any worker of a group gets any record; each is answered on its own
     exclusive   one member of a group reads all of a topic in order, the others stand by
 
-Errors are those of `millstream.errors`, the same both ways: a broker's refusal is a `RequestError` with its code.
+Errors are those of `millstream.core.errors`, the same both ways: a broker's refusal is a `RequestError` with its code.
 
 A send that is cancelled may or may not have happened. Everything else that is cancelled can be called again.
 """
@@ -48,8 +48,8 @@ from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Strea
 from millstream.client.partitioners import Partitioner
 from millstream.client.records import Message, Sent
 from millstream.client.sending import Sender
-from millstream.clock import Clock, SystemClock
-from millstream.errors import Closed, MillstreamError
+from millstream.core.clock import Clock, SystemClock
+from millstream.core.errors import Closed, MillstreamError
 from millstream.records.compression import Codec
 from millstream.records.record import Headers
 

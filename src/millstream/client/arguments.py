@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.records.compression import Codec
 from millstream.records.record import Headers
 

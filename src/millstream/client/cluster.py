@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 from millstream.client.link import Link, LinkBroken
-from millstream.errors import Code, MillstreamError, code_of
+from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.wire.kafka import requests
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS
 from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node, Place

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from millstream.client.closing import Once, close_after, look
-from millstream.clock import Clock
-from millstream.errors import Closed, Undecodable
+from millstream.core.clock import Clock
+from millstream.core.errors import Closed, Undecodable
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -54,7 +54,7 @@ class Consuming(abc.ABC, Generic[T]):
         self.is_closed = False
         self._is_clean = False
         self.is_held_back = False
-        """What was given last has not reached the thread that asked for it (`sync.py`), so nobody has processed it."""
+        """Whether the last record given has not reached the thread that asked for it (`client/sync.py`)."""
         self._opening: asyncio.Task[None] | None = None
         self._has_begun = False
         """It has something to shut, by now or soon."""

@@ -29,14 +29,14 @@ from millstream.client.embedded_reading import EmbeddedReading
 from millstream.client.embedded_stream import EmbeddedStream
 from millstream.client.iterators import Reading
 from millstream.client.partitioners import Partitioner
-from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Solo
 from millstream.cluster.shared import SharedCluster
 from millstream.config import configure
-from millstream.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
+from millstream.core.metrics import Metrics
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
-from millstream.metrics import Metrics
-from millstream.promise import Promise
 from millstream.records import codec as codecs
 from millstream.records.compression import Codec
 from millstream.stores.base import LogStore, MetaStore

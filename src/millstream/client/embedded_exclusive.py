@@ -17,7 +17,7 @@ from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Exclusive
 from millstream.client.records import Event
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.core.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from millstream.broker.groups.queue import Queue as BrokerQueue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, TakenRecord, Verb
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue as BrokerQueue
+from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
 from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Queue
 from millstream.client.records import Desk, Job
 from millstream.client.signal import Signal
-from millstream.errors import Closed, Code, LeaseLost, LogLost, RequestError, UnknownTopic, refusal
+from millstream.core.errors import Closed, Code, LeaseLost, LogLost, RequestError, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded

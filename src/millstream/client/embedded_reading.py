@@ -11,7 +11,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.signal import Signal
-from millstream.errors import Code, LogLost, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.core.errors import Code, LogLost, OutOfRange, RequestError, UnknownTopic, refusal
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader
 from millstream.records.record import Record as StoredRecord

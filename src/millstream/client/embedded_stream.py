@@ -29,7 +29,7 @@ from millstream.client.embedded_reading import Cursor, user_record
 from millstream.client.iterators import Stream
 from millstream.client.records import Record
 from millstream.client.signal import Signal
-from millstream.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
+from millstream.core.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from struct import Struct
 
-from millstream.errors import MillstreamError, ProtocolError
+from millstream.core.errors import MillstreamError, ProtocolError
 from millstream.wire.kafka import messages, requests
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.requests import VERSIONS

@@ -19,7 +19,7 @@ import random as _random
 from collections.abc import Callable
 from zlib import crc32 as _crc32
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.records.pure import murmur2 as _murmur2
 
 Partitioner = Callable[[bytes | None, int], int]

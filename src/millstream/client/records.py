@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from millstream.client.arguments import checked_delay, checked_reason
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.records.record import Headers
 
 V = TypeVar("V")

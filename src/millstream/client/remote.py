@@ -24,7 +24,7 @@ from millstream.client.consuming import Decoder
 from millstream.client.iterators import Exclusive, Queue, Reading, Stream
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
-from millstream.errors import BufferFull, Code, UnknownTopic, Unreachable, Unsupported
+from millstream.core.errors import BufferFull, Code, UnknownTopic, Unreachable, Unsupported
 from millstream.records.compression import Codec
 
 FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})

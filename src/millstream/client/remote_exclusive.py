@@ -27,7 +27,7 @@ from millstream.client.records import Event
 from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_stream import LOST
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, Code, MillstreamError, NotActive, refusal
+from millstream.core.errors import Closed, Code, MillstreamError, NotActive, refusal
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

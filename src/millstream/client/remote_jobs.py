@@ -40,7 +40,7 @@ from millstream.client.share import (
     ShareError,
     ShareMember,
 )
-from millstream.errors import Closed, Code, LeaseLost, MillstreamError, code_of, refusal
+from millstream.core.errors import Closed, Code, LeaseLost, MillstreamError, code_of, refusal
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

@@ -21,7 +21,7 @@ from millstream.client.records import Job
 from millstream.client.remote_jobs import LeasedJobs
 from millstream.client.remote_reading import PASSING
 from millstream.client.remote_share import SharedJobs
-from millstream.errors import Unreachable, code_of
+from millstream.core.errors import Unreachable, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

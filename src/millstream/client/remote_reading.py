@@ -21,7 +21,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.iterators import Reading
 from millstream.client.records import Record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Code, OutOfRange, UnknownTopic, Unreachable, code_of
+from millstream.core.errors import Code, OutOfRange, UnknownTopic, Unreachable, code_of
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

@@ -19,7 +19,7 @@ from millstream.client.consuming import Decoder, decoded
 from millstream.client.records import Desk, Job, Record
 from millstream.client.remote_reading import closing, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Closed, Code, LeaseLost, Unsupported
+from millstream.core.errors import Closed, Code, LeaseLost, Unsupported
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

@@ -18,7 +18,7 @@ from millstream.client.iterators import Stream
 from millstream.client.records import Record
 from millstream.client.remote_reading import closing, poll, raise_for, user_record
 from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.errors import Code, NotMember, RequestError
+from millstream.core.errors import Code, NotMember, RequestError
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote

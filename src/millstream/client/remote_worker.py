@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from millstream.client.closing import close_all, look
-from millstream.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
+from millstream.core.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
 
 T = TypeVar("T")
 POLL_SECONDS = 0.25

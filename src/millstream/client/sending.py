@@ -30,9 +30,9 @@ from millstream.client.arguments import check_partition, check_topic, checked
 from millstream.client.closing import close_after
 from millstream.client.partitioners import Partitioner
 from millstream.client.records import Message, Sent
-from millstream.clock import Timer
-from millstream.errors import BufferFull, Closed, MillstreamError, SendFailed
-from millstream.promise import Promise
+from millstream.core.clock import Timer
+from millstream.core.errors import BufferFull, Closed, MillstreamError, SendFailed
+from millstream.core.promise import Promise
 from millstream.records.compression import Codec
 from millstream.records.record import Headers
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from millstream.client.link import Link, LinkBroken
-from millstream.errors import Code, MillstreamError, code_of
+from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.records import codec
 from millstream.records.record import Record
 from millstream.wire.kafka import share

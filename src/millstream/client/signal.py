@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.clock import Clock
+from millstream.core.clock import Clock
 
 
 class Signal:

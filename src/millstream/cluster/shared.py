@@ -37,11 +37,11 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from millstream.clock import Clock, Timer
 from millstream.cluster.base import Node, Owns
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError
-from millstream.logs import Damped
-from millstream.promise import Promise, promised
+from millstream.core.clock import Clock, Timer
+from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise, promised
 from millstream.stores.base import Check, Delete, MetaStore, Operation, Put, Versioned
 
 logger = logging.getLogger(__name__)

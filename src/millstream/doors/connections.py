@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from millstream.clock import Clock
 from millstream.config import DOOR_PORTS, Config
-from millstream.logs import Damped
-from millstream.metrics import Metrics
-from millstream.peer import is_loopback, peer_of
+from millstream.core.clock import Clock
+from millstream.core.logs import Damped
+from millstream.core.metrics import Metrics
+from millstream.core.peer import is_loopback, peer_of
 
 refusals = Damped(__name__)
 

@@ -8,7 +8,7 @@ the broker that has it, so that somebody can point the client there.
 from __future__ import annotations
 
 from millstream.cluster.base import Cluster
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 
 async def coordinate(cluster: Cluster, group_id: str) -> None:

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 
 from millstream.config import Address
-from millstream.errors import StartupError
-from millstream.logs import Damped
+from millstream.core.errors import StartupError
+from millstream.core.logs import Damped
 
 failures = Damped(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 
 _NEVER = (1 << 63) - 1
 """Kafka's default of both `flush.messages` and `flush.ms`."""

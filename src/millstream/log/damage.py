@@ -24,7 +24,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
-from millstream.errors import LogLost
+from millstream.core.errors import LogLost
 from millstream.records.batch import CorruptBatch
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from millstream.callbacks import tell
-from millstream.clock import Clock
-from millstream.errors import Code, LogReadOnly, RequestError
+from millstream.core.callbacks import tell
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, LogReadOnly, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
@@ -40,8 +42,6 @@ from millstream.log.producers import Producers
 from millstream.log.readable import ReadableLog
 from millstream.log.segment import RELATIVE_OFFSET_MAX, BrokenSegment, Segment
 from millstream.log.slice import OpenFile
-from millstream.logs import Damped
-from millstream.promise import Promise
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.records.run import BatchRun
 

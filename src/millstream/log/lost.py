@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.errors import LogLost
+from millstream.core.errors import LogLost
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.records.run import BatchRun
 

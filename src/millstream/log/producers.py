@@ -18,7 +18,7 @@ The table is part of the log's checkpoint, and batches behind the checkpoint are
 
 from __future__ import annotations
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.records.batch import NO_PRODUCER, BatchHeader
 
 WINDOW = 5

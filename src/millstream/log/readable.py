@@ -20,7 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise, begin
 from millstream.log.answers import TimedOffset
 from millstream.log.checked import CHECK_BYTES_MAX
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
@@ -28,8 +30,6 @@ from millstream.log.index import NO_TIME
 from millstream.log.segment import BrokenSegment, Segment, Unindexed
 from millstream.log.slice import OpenFile, Slice
 from millstream.log.soundness import Examined, Extent, Finding
-from millstream.logs import Damped
-from millstream.promise import Promise, begin
 from millstream.records import codec
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 _PREFIX = struct.Struct(">BI")
 _PLAIN: dict[str, DataType] = {

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline import decode, files
 from millstream.pipeline.lake import Lake, create_lake, is_lake, is_only_of_others
 from millstream.pipeline.spec import LakeSink, Sink, TableSink, TopicSink, redacted

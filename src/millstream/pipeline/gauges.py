@@ -24,7 +24,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from millstream.config import Address
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline.spec import DEAD_LETTERS
 
 if TYPE_CHECKING:

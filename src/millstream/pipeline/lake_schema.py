@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline.files import PARTITIONS
 
 PARTITION_TYPES = {"day": pa.date32(), "hour": pa.int32()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 FILE = ".lock"
 

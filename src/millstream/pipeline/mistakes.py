@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 
 @dataclass(frozen=True, order=True)

@@ -28,7 +28,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
 from millstream.client.cluster import Cluster
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline import guess
 from millstream.pipeline.ddl import columns as read_ddl
 from millstream.pipeline.mistakes import closest

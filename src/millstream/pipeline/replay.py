@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline.lake import LakeRows, open_lake
 from millstream.pipeline.lake_rows import BATCH_ROWS
 from millstream.pipeline.objects import as_objects

@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline.lake import is_lake
 from millstream.pipeline.spec import LakeSink, PipelineSpec, TableSink
 from millstream.pipeline.table import empty_table

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline import check, decode, mover, state
 from millstream.pipeline.deliveries import (
     DeadLetterDelivery,

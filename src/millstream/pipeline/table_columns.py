@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 BATCHES = "millstream_batches"
 """The table that remembers, for each application, the last batch that is in."""

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 HEADER_BYTES = 61
 PREFIX_BYTES = 12

@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, BinaryIO
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.wire.kafka.requests import EARLIEST, LATEST, Place
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from millstream.client.cluster import Cluster, ClusterError
-from millstream.errors import Code, MillstreamError
+from millstream.core.errors import Code, MillstreamError
 from millstream.records import codec
 from millstream.records.batch import HEADER_BYTES, TRANSACTIONAL, CorruptBatch, read_header
 from millstream.records.columns import DATA_BYTES_MAX, Columns, ColumnsTooLarge

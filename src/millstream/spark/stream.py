@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from millstream.client.cluster import Cluster, ClusterError
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.spark.options import SourceOptions
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, split
 from millstream.spark.reading import read_range

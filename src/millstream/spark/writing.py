@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.client.cluster import Cluster, ClusterError
-from millstream.errors import Code, MillstreamError
+from millstream.core.errors import Code, MillstreamError
 from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.rows import BAD_PARTITION, RowRefused, from_arrow

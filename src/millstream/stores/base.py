@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
+from millstream.core.promise import Promise
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.records.run import BatchRun
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from millstream.errors import MillstreamError, RequestError, RevisionConflict
+from millstream.core.errors import MillstreamError, RequestError, RevisionConflict
+from millstream.core.promise import Promise
 from millstream.log.producers import Producers
-from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Operation, Versioned
 

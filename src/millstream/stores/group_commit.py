@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from millstream.promise import Promise
+from millstream.core.promise import Promise
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from millstream.callbacks import tell
-from millstream.errors import RevisionConflict, StartupError
-from millstream.promise import Promise
+from millstream.core.callbacks import tell
+from millstream.core.errors import RevisionConflict, StartupError
+from millstream.core.promise import Promise
 from millstream.stores.base import Check, Operation, Put, Versioned
 
 Change = tuple[str, Versioned | None]

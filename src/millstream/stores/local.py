@@ -26,8 +26,10 @@ import os
 import shutil
 from functools import partial
 
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError, StartupError, StoreInUse
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError, StartupError, StoreInUse
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.log.compaction import compact
 from millstream.log.config import LogConfig
 from millstream.log.disk import DIRECTORY_MODE, FILE_MODE, Disk, restrict, restrict_tree
@@ -37,8 +39,6 @@ from millstream.log.lost import LostLog
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment
-from millstream.logs import Damped
-from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
-from millstream.callbacks import tell
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.core.callbacks import tell
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise, begin
 from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.promise import Promise, begin
 from millstream.records import codec
 from millstream.records.aside import Aside
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header

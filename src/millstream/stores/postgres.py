@@ -24,9 +24,9 @@ from typing import Any
 
 import asyncpg
 
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError, code_of
+from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError, code_of
+from millstream.core.promise import Promise, promised
 from millstream.log.producers import Producers
-from millstream.promise import Promise, promised
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row, Stored, Torn, check_bundles

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 RETRY_SECONDS = 0.2
 STATEMENT_SECONDS_MAX = 60.0

@@ -13,7 +13,7 @@ import os
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 
 CONNECT_SECONDS = 10.0
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")

@@ -25,9 +25,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.core.promise import Promise
 from millstream.log.producers import Producers
-from millstream.promise import Promise
 from millstream.stores import queries
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row

@@ -27,9 +27,9 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
-from millstream.errors import RequestError
-from millstream.logs import Damped
-from millstream.promise import Promise
+from millstream.core.errors import RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.stores.sqlite_file import BUSY_MS
 from millstream.stores.sqlite_writer import SqliteWriter
 from millstream.stores.worker import Worker

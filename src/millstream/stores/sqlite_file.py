@@ -17,7 +17,7 @@ import sqlite3
 import stat
 import time
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 from millstream.log.disk import FILE_MODE, restrict
 from millstream.stores import queries
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from millstream.errors import Code, RequestError, RevisionConflict, StartupError
-from millstream.logs import Damped
-from millstream.promise import Promise
+from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Operation, Put, Versioned
 from millstream.stores.keys import Keys
 from millstream.stores.sqlite_file import error_name, make_private, sentence

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from millstream.errors import Code, RequestError, RevisionConflict
+from millstream.core.errors import Code, RequestError, RevisionConflict
 from millstream.log.producers import Producers
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.stores import queries

@@ -18,15 +18,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millstream.callbacks import tell
-from millstream.errors import Code, LogReadOnly, RequestError
+from millstream.core.callbacks import tell
+from millstream.core.errors import Code, LogReadOnly, RequestError
+from millstream.core.promise import Promise, promised
 from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
-from millstream.promise import Promise, promised
 from millstream.records import codec
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader, CorruptBatch, read_header

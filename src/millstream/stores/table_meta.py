@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from millstream.callbacks import tell
-from millstream.errors import Code, RequestError, StartupError
-from millstream.logs import Damped
-from millstream.promise import Promise, promised
+from millstream.core.callbacks import tell
+from millstream.core.errors import Code, RequestError, StartupError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise, promised
 from millstream.stores.base import Operation, Versioned
 from millstream.stores.database import Changes, Database
 from millstream.stores.group_commit import GroupCommit

@@ -8,12 +8,12 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise, promised
 from millstream.log.config import LogConfig
 from millstream.log.producers import PRODUCERS_MAX
-from millstream.logs import Damped
-from millstream.promise import Promise, promised
 from millstream.stores.database import Database, Landed, LogState, Stored, Torn
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.table_log import TableLog, Waiting

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millstream.clock import Clock
 from millstream.config import without_secrets
-from millstream.errors import StartupError
+from millstream.core.clock import Clock
+from millstream.core.errors import StartupError
 from millstream.log.flusher import Flusher
 from millstream.log.reserve import ReservingDisk
 from millstream.stores.base import LogStore, MetaStore

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from millstream.promise import Promise
+from millstream.core.promise import Promise
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], Promise[Any] | None, asyncio.AbstractEventLoop | None]

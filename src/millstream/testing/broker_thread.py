@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar
 
 from millstream.broker.broker import Broker
 from millstream.config import Address, configure
+from millstream.core.errors import Code
+from millstream.core.loop_watch import LoopWatch
+from millstream.core.metrics import Metrics
 from millstream.doors.kafka.door import KafkaDoor
-from millstream.errors import Code
-from millstream.loop_watch import LoopWatch
-from millstream.metrics import Metrics
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import open_store
 from millstream.testing.faults import Faults

@@ -19,7 +19,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Implements `millstream.clock.Clock`. `advance` runs every timer that falls due, in order of time."""
+    """Implements `millstream.core.clock.Clock`. `advance` runs every timer that falls due, in order of time."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._start_ms = start_ms

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from millstream.core.errors import Code, code_of
 from millstream.doors.kafka.apis import APIS
-from millstream.errors import Code, code_of
 from millstream.wire.kafka import header, messages, refusal
 
 PRODUCE, METADATA, API_VERSIONS = 0, 3, 18

@@ -29,7 +29,7 @@ class MovedTimer:
 
 
 class MovedClock:
-    """Implements `millstream.clock.Clock`. Runs by itself; `advance` runs every timer that falls due, in order."""
+    """Implements `millstream.core.clock.Clock`. Runs by itself; `advance` runs every timer that falls due, in order."""
 
     def __init__(self, ahead: float = 0.0) -> None:
         self.ahead = ahead

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from struct import Struct
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 DEFAULT_PORT = 9876
 SMALL_BYTES_MAX = 64 * 1024

@@ -28,7 +28,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 
 PRODUCE, FETCH, JOIN_GROUP, LEAVE_GROUP, HEARTBEAT, OFFSET_COMMIT, OFFSET_FETCH = range(7)
 BY_KEY = -1

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.errors import MillstreamError, ProtocolError
+from millstream.core.errors import MillstreamError, ProtocolError
 from millstream.records.batch import CorruptBatch
 from millstream.records.compression import Codec, compress, decompress
 from millstream.wire import thrift

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 VIEW = STRING | 0x100

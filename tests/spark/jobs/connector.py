@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from millstream.errors import MillstreamError
+from millstream.core.errors import MillstreamError
 from millstream.pipeline import check
 from millstream.pipeline.run import Pipeline
 from millstream.spark import session

@@ -36,9 +36,9 @@ from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_o
 from millstream.broker.outlet import RECORD_BYTES, Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.cluster.base import Cluster, Owns, Solo
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.log.damage import UnreadableOffset
-from millstream.promise import Promise
 from millstream.records.record import Record
 from millstream.stores.base import Delete, MetaStore, PartitionLog, Put
 

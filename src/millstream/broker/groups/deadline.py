@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.clock import Clock, Timer
+from millstream.core.clock import Clock, Timer
 
 _SLACK_SECONDS = 0.001
 """Timers may fire a rounding error early; re-arming for less than this would spin."""

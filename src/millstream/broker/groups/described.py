@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from millstream.broker.groups.assignors import Partition
+from millstream.broker.groups.stream.assignors import Partition
 
 
 class Listed(NamedTuple):

@@ -37,9 +37,9 @@ from urllib.parse import quote
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import Clock
-from millstream.errors import Code, MillstreamError, NotActive, RevisionConflict, UnknownTopic
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, MillstreamError, NotActive, RevisionConflict, UnknownTopic
+from millstream.core.promise import Promise
 from millstream.stores.base import MetaStore, Put, Versioned
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from millstream.errors import Code, RequestError
-from millstream.logs import Damped
-from millstream.peer import is_loopback, peer_of
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
+from millstream.core.peer import is_loopback, peer_of
 
 refusals = Damped(__name__)
 

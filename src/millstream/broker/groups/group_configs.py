@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from millstream.broker.setting import INT, Setting, integer
 from millstream.broker.settings import check_overrides
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Delete, MetaStore, Put, Versioned
 
 PREFIX = "group-configs/"

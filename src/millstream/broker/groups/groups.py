@@ -29,19 +29,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from millstream.broker.groups.assignors import ASSIGNORS, Assignor
-from millstream.broker.groups.classic import CONSUMER, ClassicGroup
-from millstream.broker.groups.classic_member import Converted, Join, Joined, Synced
-from millstream.broker.groups.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
 from millstream.broker.groups.founders import Founders
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.kinds import Group, Kinds
-from millstream.broker.groups.migration import Migration
-from millstream.broker.groups.mixed import MixedGroup
-from millstream.broker.groups.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
-from millstream.broker.groups.pattern import Pattern, pattern_of
+from millstream.broker.groups.queue.share import ShareGroup
+from millstream.broker.groups.queue.share_member import ShareBeat
 from millstream.broker.groups.record import (
     GROUPS_PREFIX,
     OFFSETS_PREFIX,
@@ -53,16 +47,22 @@ from millstream.broker.groups.record import (
     offset_of,
 )
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.share import ShareGroup
-from millstream.broker.groups.share_member import ShareBeat
-from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.stream.assignors import ASSIGNORS, Assignor
+from millstream.broker.groups.stream.classic import CONSUMER, ClassicGroup
+from millstream.broker.groups.stream.classic_member import Converted, Join, Joined, Synced
+from millstream.broker.groups.stream.consumer_member import JOINING, Beat, BeatAnswer
+from millstream.broker.groups.stream.migration import Migration
+from millstream.broker.groups.stream.mixed import MixedGroup
+from millstream.broker.groups.stream.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.stream.pattern import Pattern, pattern_of
+from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.turns import Turns
 from millstream.broker.groups.view import NoQueues, QueuesView, TopicLike, TopicsView
-from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Owns, Solo
-from millstream.errors import Code, RequestError
-from millstream.peer import peer_of
-from millstream.promise import begin
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.peer import peer_of
+from millstream.core.promise import begin
 from millstream.stores.base import Delete, MetaStore
 
 __all__ = [

@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from millstream.cluster.base import Cluster
-from millstream.errors import Code, RequestError, RevisionConflict
-from millstream.promise import Promise
+from millstream.core.errors import Code, RequestError, RevisionConflict
+from millstream.core.promise import Promise
 from millstream.stores.base import MetaStore, Operation
 
 _OPERATIONS_MAX = 1_000

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from millstream.broker.groups.assignors import Assignor
-from millstream.broker.groups.classic import ClassicGroup
 from millstream.broker.groups.journal import Journal
-from millstream.broker.groups.mixed import MixedGroup
-from millstream.broker.groups.plan import plan_range
+from millstream.broker.groups.queue.share import ShareGroup
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.share import ShareGroup
-from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.stream.assignors import Assignor
+from millstream.broker.groups.stream.classic import ClassicGroup
+from millstream.broker.groups.stream.mixed import MixedGroup
+from millstream.broker.groups.stream.plan import plan_range
+from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.view import QueuesView, TopicsView
-from millstream.clock import Clock
+from millstream.core.clock import Clock
 
 Group = ClassicGroup | MixedGroup | ShareGroup
 

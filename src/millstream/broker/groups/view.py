@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Queue
+    from millstream.broker.groups.queue.queue import Queue
 
 
 class TopicLike(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.flowmq import message_id
 from millstream.doors.flowmq.targets import Target
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.wire import flowmq as wire
 from millstream.wire.flowmq import Command
 

@@ -26,15 +26,15 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.groups.queue_verbs import Verb
+from millstream.broker.groups.queue.verbs import Verb
 from millstream.broker.inlet import Inlet
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.flowmq import answers, message_id
 from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
 from millstream.doors.keepalive import keep_alive
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.wire import flowmq as wire
 from millstream.wire.flowmq import Command, Frame
 

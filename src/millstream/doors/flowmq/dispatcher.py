@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, TakenRecord, Verb
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.verbs import Answer, TakenRecord, Verb
 from millstream.broker.topics import Topic
+from millstream.core.errors import LogLost, RequestError
+from millstream.core.promise import Promise, begin
 from millstream.doors.flowmq import message_id
 from millstream.doors.flowmq.subscription import Sent, Subscription
-from millstream.errors import LogLost, RequestError
-from millstream.promise import Promise, begin
 
 if TYPE_CHECKING:
     from millstream.doors.flowmq.connection import Connection

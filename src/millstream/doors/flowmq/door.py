@@ -9,8 +9,9 @@ import uuid
 
 from millstream.broker.broker import Broker
 from millstream.broker.topics import Topic
-from millstream.clock import Timer
 from millstream.config import Address
+from millstream.core.clock import Timer
+from millstream.core.logs import Damped
 from millstream.doors.connections import Connections
 from millstream.doors.coordinator import coordinate
 from millstream.doors.flowmq.connection import Connection
@@ -19,7 +20,6 @@ from millstream.doors.flowmq.targets import Targets
 from millstream.doors.hangup import HangUps
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget
-from millstream.logs import Damped
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 
 from millstream.broker.broker import Broker
-from millstream.broker.groups.dead_letters import RETENTION_MS
+from millstream.broker.groups.queue.dead_letters import RETENTION_MS
 from millstream.broker.inlet import Inlet
 from millstream.broker.settings import GROUP_SETTINGS
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code, RequestError
 from millstream.doors.flowmq import message_id
 from millstream.doors.message_size import one_mebibyte
-from millstream.errors import Code, RequestError
 from millstream.wire import flowmq as wire
 
 DEAD_TOPIC = GROUP_SETTINGS["errors.deadletterqueue.topic.name"].default

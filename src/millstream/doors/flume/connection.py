@@ -4,7 +4,7 @@ Topics are created by the first record for them, with `flume_partitions` partiti
 classic group whose members the broker plans for (range), so that Kafka's tools see and can reset it.
 
 Flume's own consumer joins once, sends heartbeats and commits; it never joins again. So a join is answered at once and
-waits for no other member, and a member that is behind stays (`broker/groups/classic.py`, rules 7 and 8).
+waits for no other member, and a member that is behind stays (`broker/groups/stream/classic.py`, rules 7 and 8).
 
 Flume's OffsetCommit names neither member nor generation. The connection stands in for them: it is the member that it
 last joined or sent a heartbeat as, in the generation that it was told then. So a member that was expelled, or whose
@@ -22,17 +22,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
-from millstream.broker.groups.plan import PROTOCOL, encode_subscription
+from millstream.broker.groups.stream.plan import PROTOCOL, encode_subscription
 from millstream.broker.partition import Partition
 from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.message_size import one_mebibyte
-from millstream.errors import Code, ProtocolError, RequestError
-from millstream.logs import Damped
-from millstream.promise import Promise
 from millstream.wire import flume
 from millstream.wire.flume import Error
 

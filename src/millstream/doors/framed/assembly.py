@@ -11,7 +11,7 @@ import socket
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 
 if TYPE_CHECKING:
     from millstream.doors.framed.door import FramedDoor

@@ -30,12 +30,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, NamedTuple
 
+from millstream.core.errors import ProtocolError
+from millstream.core.promise import Promise
 from millstream.doors.framed.assembly import LENGTH, Assembly
 from millstream.doors.framed.door import CLOSE_SECONDS_MAX, FramedDoor
 from millstream.doors.memory import Budget
 from millstream.doors.outbox import Outbox
-from millstream.errors import ProtocolError
-from millstream.promise import Promise
 
 logger = logging.getLogger(__name__)
 

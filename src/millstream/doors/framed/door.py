@@ -13,15 +13,15 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from millstream.broker.broker import Broker
-from millstream.clock import Timer
 from millstream.config import Address
+from millstream.core.clock import Timer
+from millstream.core.errors import ProtocolError
+from millstream.core.logs import Damped
 from millstream.doors.connections import Connections
 from millstream.doors.hangup import HangUps
 from millstream.doors.keepalive import keep_alive
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
-from millstream.errors import ProtocolError
-from millstream.logs import Damped
 
 if TYPE_CHECKING:
     from millstream.doors.framed.connection import FramedConnection

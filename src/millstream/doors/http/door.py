@@ -36,12 +36,12 @@ from urllib.parse import parse_qsl
 
 import h11
 
+from millstream.core.errors import StartupError
+from millstream.core.logs import Damped, Log
 from millstream.doors.http.hosts import Hosts
 from millstream.doors.http.pages import URGENT, Action, Route
 from millstream.doors.http.response import Response
 from millstream.doors.listener import BACKLOG
-from millstream.errors import StartupError
-from millstream.logs import Damped, Log
 
 CONNECTIONS_MAX = 256
 URGENT_CONNECTIONS_MAX = 16

@@ -19,9 +19,9 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from millstream.core.metrics import CONTENT_TYPE, Scrape
 from millstream.doors.http.response import Response
 from millstream.log.damage import DamagedRange
-from millstream.metrics import CONTENT_TYPE, Scrape
 
 URGENT = frozenset({"/healthz", "/readyz"})
 """Pages that the door answers although all its connections are taken."""

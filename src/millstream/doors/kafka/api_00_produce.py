@@ -14,11 +14,11 @@ from functools import partial
 
 from millstream.broker.partition import Partition
 from millstream.broker.record_rules import RecordsRefused
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
-from millstream.promise import Promise
 from millstream.records.batch import BatchHeader
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.primitives import Reader

@@ -11,11 +11,11 @@ from time import monotonic
 from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context, Wait
 from millstream.doors.kafka.sessions import NO_SESSION, FetchSession, all_wanted
 from millstream.doors.outbox import Chunk, pieces
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.wire.kafka import fetch
 from millstream.wire.kafka.fetch import FetchRequest, PartitionRead
 from millstream.wire.kafka.primitives import Reader

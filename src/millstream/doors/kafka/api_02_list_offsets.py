@@ -8,10 +8,10 @@ Gaps: no tiered storage, so -5 (last tiered) answers with no offset; both isolat
 from __future__ import annotations
 
 from millstream.broker.fetch import LEADER_EPOCH
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
-from millstream.logs import Damped
 from millstream.stores.base import PartitionLog
 from millstream.wire.kafka.messages import Fields, Message
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from uuid import UUID
 
 from millstream.broker.topics import Topic, Topics
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import LIGHT_BYTES, LIGHT_ITEMS, aside, in_turns
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code, ProtocolError, RequestError
-from millstream.promise import Promise
 from millstream.wire.kafka import metadata
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, MetadataRequest, TopicEntry
 from millstream.wire.kafka.primitives import Reader

@@ -7,9 +7,9 @@ to version 9 and identified by id from 10. Gaps: `retention_time` (up to version
 from __future__ import annotations
 
 from millstream.broker.groups.groups import PartitionCommit, TopicCommit
+from millstream.core.errors import RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 8

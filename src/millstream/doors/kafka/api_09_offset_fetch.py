@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from uuid import UUID
 
-from millstream.broker.groups.offsets import Committed, Fetched
+from millstream.broker.groups.stream.offsets import Committed, Fetched
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_steps, in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
 
 KEY = 9

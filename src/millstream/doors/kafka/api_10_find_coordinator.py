@@ -8,9 +8,9 @@ Gaps: none.
 from __future__ import annotations
 
 from millstream.cluster.base import Node
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 10

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from millstream.broker.groups.groups import Join, Joined
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context, Wait
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 11

@@ -5,8 +5,8 @@ A member says that it is alive; the answer says whether it must rejoin. Gaps: no
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 12

@@ -6,9 +6,9 @@ group is "Dead", and from version 6 an error. Gaps: none.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 

@@ -5,8 +5,8 @@ All groups of this broker, or those in some states (from version 4) and of some 
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 16

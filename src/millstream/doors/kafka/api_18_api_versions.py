@@ -9,10 +9,10 @@ Gaps: no `transaction.version`, because there are no transactions; no `kraft.ver
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka import share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code
 from millstream.wire.kafka import api_versions
 from millstream.wire.kafka.api_versions import Feature
 from millstream.wire.kafka.primitives import Reader

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.config_resources import check_count, topic_entries
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 19

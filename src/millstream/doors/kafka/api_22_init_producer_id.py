@@ -7,8 +7,8 @@ Gaps: no transactions: a transactional id is refused with TRANSACTIONAL_ID_AUTHO
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 22

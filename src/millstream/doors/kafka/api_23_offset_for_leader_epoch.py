@@ -7,9 +7,9 @@ Gaps: none.
 from __future__ import annotations
 
 from millstream.broker.fetch import LEADER_EPOCH
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 23

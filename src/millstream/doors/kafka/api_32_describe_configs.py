@@ -8,10 +8,10 @@ Gaps: no client metrics.
 
 from __future__ import annotations
 
+from millstream.core.errors import RequestError
 from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 32

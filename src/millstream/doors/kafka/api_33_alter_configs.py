@@ -8,10 +8,10 @@ refused with INVALID_REQUEST.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 33

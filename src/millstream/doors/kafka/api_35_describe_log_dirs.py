@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_turns
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 35

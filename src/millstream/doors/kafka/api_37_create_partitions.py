@@ -6,9 +6,9 @@ Gaps: assignments are checked only for their number, as there is one copy of eac
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 37

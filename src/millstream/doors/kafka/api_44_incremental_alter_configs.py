@@ -9,10 +9,10 @@ Gaps: no client metrics; more than 1,000 settings of one resource are refused wi
 from __future__ import annotations
 
 from millstream.broker.setting import LIST
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_loggers, config_relay, config_resources
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 44

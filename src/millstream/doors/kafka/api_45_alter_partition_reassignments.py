@@ -6,8 +6,8 @@ is nothing to cancel. Gaps: partitions do not move between brokers: those that s
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 from millstream.wire.kafka.metadata import BrokerEntry, leaders
 

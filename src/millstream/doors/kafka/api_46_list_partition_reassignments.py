@@ -5,8 +5,8 @@ None are under way: partitions do not move between brokers. Gaps: none.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 46

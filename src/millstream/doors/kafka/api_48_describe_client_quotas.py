@@ -5,8 +5,8 @@ No quota is set. A kind of entity that Kafka does not have is refused. Gaps: no 
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 48

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 50

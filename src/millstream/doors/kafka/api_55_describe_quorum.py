@@ -7,8 +7,8 @@ Gaps: metadata is not a log: its offsets and times are -1.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 55

@@ -6,8 +6,8 @@ Gaps: none.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 

@@ -6,9 +6,9 @@ Gaps: no transactions, so none is ever under way.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 61

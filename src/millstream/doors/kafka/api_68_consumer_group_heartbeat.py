@@ -10,9 +10,9 @@ Gaps: racks are kept and not used.
 from __future__ import annotations
 
 from millstream.broker.groups.groups import Beat
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 68

@@ -6,12 +6,12 @@ classic protocol (from version 1). Gaps: none.
 
 from __future__ import annotations
 
-from millstream.broker.groups.assignors import Partition
-from millstream.broker.groups.consumer_member import by_topic
 from millstream.broker.groups.described import ConsumerMemberView
+from millstream.broker.groups.stream.assignors import Partition
+from millstream.broker.groups.stream.consumer_member import by_topic
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 

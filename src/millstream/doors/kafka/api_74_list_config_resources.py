@@ -6,9 +6,9 @@ lists client metrics, of which there are none. Gaps: no client metrics.
 
 from __future__ import annotations
 
+from millstream.core.errors import Code
 from millstream.doors.kafka.config_resources import BROKER, CLIENT_METRICS, GROUP, LOGGER, TOPIC
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 74

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_turns
-from millstream.errors import Code
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import NO_ID, Fields, Message
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, leaders

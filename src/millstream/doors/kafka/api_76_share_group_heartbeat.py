@@ -8,8 +8,8 @@ they changed or when the member named its topics. Gaps: racks are kept and not u
 from __future__ import annotations
 
 from millstream.broker.groups.groups import ShareBeat
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 76

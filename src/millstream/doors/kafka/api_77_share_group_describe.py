@@ -7,9 +7,9 @@ workers are not members in Kafka's sense and are not listed. Gaps: none.
 from __future__ import annotations
 
 from millstream.broker.groups.described import ShareMemberView
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 

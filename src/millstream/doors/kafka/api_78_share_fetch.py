@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from millstream.broker.groups import share_fetch
-from millstream.broker.groups.queue_verbs import Verb
-from millstream.broker.groups.share_fetch import Leased, ShareFetch
+from millstream.broker.groups.queue import share_fetch
+from millstream.broker.groups.queue.share_fetch import Leased, ShareFetch
+from millstream.broker.groups.queue.verbs import Verb
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context, Wait
 from millstream.doors.kafka.share_answers import Refusals
 from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.wire.kafka import share
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.share import PartitionAnswer, ShareFetchRequest

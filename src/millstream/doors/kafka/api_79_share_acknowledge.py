@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from millstream.broker.groups import share_fetch
+from millstream.broker.groups.queue import share_fetch
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka import share_answers, share_relay
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.share_answers import Refusals
 from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
 from millstream.doors.outbox import Chunk
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
 from millstream.wire.kafka import share
 from millstream.wire.kafka.primitives import Reader
 from millstream.wire.kafka.share import ShareAcknowledgeRequest

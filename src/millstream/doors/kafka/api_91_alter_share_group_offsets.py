@@ -6,11 +6,11 @@ Gaps: none.
 
 from __future__ import annotations
 
-from millstream.broker.groups.queue import Queue
+from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 91

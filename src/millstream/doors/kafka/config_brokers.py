@@ -10,9 +10,9 @@ import dataclasses
 from millstream.broker.broker_settings import DEFAULT, DYNAMIC_DEFAULT, FIXED, STATIC, TOPIC_DEFAULTS
 from millstream.broker.setting import STRING
 from millstream.broker.settings import SETTINGS
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.config_entries import Synonym, entry
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields
 
 SETTABLE = {name: SETTINGS[topic] for name, topic in TOPIC_DEFAULTS.items()}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.config_entries import FROM_LOGGER, Synonym, entry
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 ROOT = "root"

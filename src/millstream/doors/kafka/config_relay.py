@@ -8,10 +8,10 @@ Nothing is passed on twice: who is asked for another broker, and does not have t
 
 from __future__ import annotations
 
+from millstream.core.errors import Code, RequestError, code_of
 from millstream.doors.kafka.config_resources import GROUP
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.share_relay import Relay
-from millstream.errors import Code, RequestError, code_of
 from millstream.wire.kafka import messages, requests
 from millstream.wire.kafka.messages import Fields, Message
 from millstream.wire.kafka.primitives import Reader

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from millstream.broker.broker_settings import TOPIC_DEFAULTS
 from millstream.broker.groups.group_configs import CONSUMER_SETTINGS
-from millstream.broker.groups.queue_settings import PREFIX, clean
+from millstream.broker.groups.queue.settings import PREFIX, clean
 from millstream.broker.setting import Setting
 from millstream.broker.settings import GROUP_SETTINGS, SETTINGS, TopicSettings, is_kafkas
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_brokers, config_loggers
 from millstream.doors.kafka.config_entries import FROM_DEFAULT, FROM_GROUP, FROM_TOPIC, Synonym, entry
 from millstream.doors.kafka.context import Context
-from millstream.errors import Code, RequestError
 from millstream.wire.kafka.messages import Fields, Message
 
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32

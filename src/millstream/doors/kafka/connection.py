@@ -28,6 +28,8 @@ from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
@@ -37,9 +39,7 @@ from millstream.doors.kafka.produce_run import ProduceRun, append_part
 from millstream.doors.kafka.receiving import SIZE, Receiving
 from millstream.doors.kafka.turns import LIGHT_BYTES, aside, is_large
 from millstream.doors.outbox import Chunk, Outbox
-from millstream.errors import Code, ProtocolError, RequestError
 from millstream.log.answers import Appended
-from millstream.promise import Promise
 from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP
 from millstream.wire.kafka import header, messages, refusal
 from millstream.wire.kafka.messages import Fields

@@ -12,8 +12,10 @@ import socket
 from collections.abc import Callable
 
 from millstream.broker.broker import Broker
-from millstream.clock import Timer
 from millstream.config import Address
+from millstream.core.clock import Timer
+from millstream.core.errors import ProtocolError
+from millstream.core.logs import Damped
 from millstream.doors.connections import Connections
 from millstream.doors.hangup import HangUps
 from millstream.doors.kafka.connection import Connection
@@ -25,8 +27,6 @@ from millstream.doors.kafka.unread import Unread
 from millstream.doors.keepalive import keep_alive
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
-from millstream.errors import ProtocolError
-from millstream.logs import Damped
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)

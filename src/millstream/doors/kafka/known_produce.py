@@ -17,11 +17,11 @@ from struct import Struct
 from millstream.broker.partition import Partition
 from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topics
-from millstream.clock import Clock
+from millstream.core.clock import Clock
+from millstream.core.promise import Promise
 from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
-from millstream.promise import Promise
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData

@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import partial
 
 from millstream.broker.partition import Partition
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
-from millstream.promise import Promise
 from millstream.wire.kafka.runs import Part, Request, answer, answers
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 
 if TYPE_CHECKING:
     from millstream.doors.kafka.door import KafkaDoor

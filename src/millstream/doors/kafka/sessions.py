@@ -14,7 +14,7 @@ from collections import OrderedDict
 from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.wire.kafka.fetch import FetchRequest
 
 SESSIONS_MAX = 1000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from millstream.broker.groups.queue_verbs import Answer, Verb
-from millstream.broker.groups.share_fetch import Place
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.queue.share_fetch import Place
+from millstream.broker.groups.queue.verbs import Answer, Verb
+from millstream.core.errors import Code, RequestError
 from millstream.wire.kafka.share import Acknowledged
 
 Refusals = dict[Place, RequestError | None]

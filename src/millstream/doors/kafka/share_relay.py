@@ -25,9 +25,9 @@ from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from millstream.cluster.base import Node
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Wait
-from millstream.errors import Code, ProtocolError, RequestError
-from millstream.promise import Promise
 from millstream.wire.kafka import api_versions, header
 from millstream.wire.kafka.primitives import Reader
 

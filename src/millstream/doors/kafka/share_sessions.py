@@ -18,15 +18,15 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.groups.queue_settings import lease_ms
-from millstream.broker.groups.share_fetch import Place, ShareFetch
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.queue.settings import lease_ms
+from millstream.broker.groups.queue.share_fetch import Place, ShareFetch
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Queue
-    from millstream.broker.groups.queue_verbs import Member
-    from millstream.broker.groups.share import ShareGroup
+    from millstream.broker.groups.queue.queue import Queue
+    from millstream.broker.groups.queue.share import ShareGroup
+    from millstream.broker.groups.queue.verbs import Member
     from millstream.broker.topics import Topics
     from millstream.doors.kafka.context import Context
     from millstream.doors.outbox import Chunk

@@ -15,8 +15,8 @@ from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
+from millstream.core.promise import begin
 from millstream.doors.kafka.collector import collector
-from millstream.promise import begin
 
 T = TypeVar("T")
 

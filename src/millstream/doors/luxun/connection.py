@@ -20,15 +20,15 @@ from typing import Any
 from millstream.broker.outlet import RECORDS_MAX
 from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
+from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.doors.luxun.read_barrier import Appends, ReadBarrier
 from millstream.doors.message_size import one_mebibyte
-from millstream.errors import Code, ProtocolError, RequestError
-from millstream.logs import Damped
-from millstream.promise import Promise
 from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.wire import luxun, thrift

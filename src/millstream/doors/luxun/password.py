@@ -25,7 +25,7 @@ import secrets
 import zlib
 from collections.abc import Callable
 
-from millstream.errors import StartupError
+from millstream.core.errors import StartupError
 
 PREFIX = "scrypt$"
 COST = 1 << 14

@@ -35,10 +35,10 @@ import termios
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from millstream.logs import Damped
+from millstream.core.logs import Damped
 
 if TYPE_CHECKING:
-    from millstream.clock import Clock
+    from millstream.core.clock import Clock
     from millstream.doors.listener import Listener
     from millstream.doors.luxun.connection import LuxunConnection
 

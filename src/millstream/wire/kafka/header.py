@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct, error
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.wire.kafka.primitives import Reader
 
 _FIXED = Struct(">hhi")

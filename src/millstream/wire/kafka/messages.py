@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.wire.kafka.primitives import Reader, error_text
 
 Fields = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from struct import Struct
 from uuid import UUID
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 
 STRING_BYTES_MAX = 0x7FFF
 """Compact strings could be longer; Kafka's own readers refuse that too, so that any version can carry any string."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any, TypeVar
 
-from millstream.errors import RequestError
+from millstream.core.errors import RequestError
 from millstream.records.batch import (
     CODEC_MASK,
     CODEC_MAX,

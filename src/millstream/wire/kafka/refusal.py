@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.errors import Code, ProtocolError
+from millstream.core.errors import Code, ProtocolError
 from millstream.wire.kafka import messages
 from millstream.wire.kafka.messages import Fields, Message
 

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
-from millstream.errors import ProtocolError
+from millstream.core.errors import ProtocolError
 from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
 
 Place = tuple[UUID, int]

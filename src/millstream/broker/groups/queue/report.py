@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
 
 RUNS_MAX = 20
 """Of neighbouring records that are available next: enough to peek at."""

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.queue_block import (
+from millstream.broker.groups.queue.block import (
     DONE,
     DYING,
     HELD,
@@ -46,21 +46,21 @@ from millstream.broker.groups.queue_block import (
     Block,
     Outcome,
 )
-from millstream.broker.groups.queue_calendar import Calendar
-from millstream.broker.groups.queue_figures import QueueFigures
-from millstream.broker.groups.queue_keeper import Keeper, Settlement
-from millstream.broker.groups.queue_keys import KeyOrder
-from millstream.broker.groups.queue_reading import Reading, first_due
-from millstream.broker.groups.queue_settings import OPEN_MAX, QueueSettings
-from millstream.broker.groups.queue_shelf import Grave, Head, Shelf, Stored
-from millstream.broker.groups.queue_verbs import Member, Run
+from millstream.broker.groups.queue.calendar import Calendar
+from millstream.broker.groups.queue.figures import QueueFigures
+from millstream.broker.groups.queue.key_order import KeyOrder
+from millstream.broker.groups.queue.reading import Reading, first_due
+from millstream.broker.groups.queue.settings import OPEN_MAX, QueueSettings
+from millstream.broker.groups.queue.storage import Grave, Head, Shelf, Stored
+from millstream.broker.groups.queue.verbs import Member, Run
+from millstream.broker.groups.queue.writer import Keeper, Settlement
 from millstream.broker.topics import Topic
-from millstream.errors import RequestError
-from millstream.promise import Promise
+from millstream.core.errors import RequestError
+from millstream.core.promise import Promise
 from millstream.records.batch import BatchHeader
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Queue
+    from millstream.broker.groups.queue.queue import Queue
 
 logger = logging.getLogger(__name__)
 

@@ -8,19 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.journal import Journal
-from millstream.broker.groups.queue_answers import LEFT
-from millstream.broker.groups.queue_partition import ELSEWHERE, QueuePartition
-from millstream.broker.groups.queue_settings import QueueSettings, clean
-from millstream.broker.groups.queue_shelf import Shelf, Stored
-from millstream.broker.groups.queue_verbs import Member
+from millstream.broker.groups.queue.answers import LEFT
+from millstream.broker.groups.queue.partition import ELSEWHERE, QueuePartition
+from millstream.broker.groups.queue.settings import QueueSettings, clean
+from millstream.broker.groups.queue.storage import Shelf, Stored
+from millstream.broker.groups.queue.verbs import Member
 from millstream.broker.settings import TopicSettings
 from millstream.broker.topics import Topic
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.dead_letters import DeadLetters
+    from millstream.broker.groups.queue.dead_letters import DeadLetters
 
 MEMBERS_MAX = 10_000
 

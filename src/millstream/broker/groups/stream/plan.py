@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
-from millstream.broker.groups.assignors import Wants, range_
-from millstream.broker.groups.classic_member import Member
-from millstream.broker.groups.subscription import FieldReader
+from millstream.broker.groups.stream.assignors import Wants, range_
+from millstream.broker.groups.stream.classic_member import Member
+from millstream.broker.groups.stream.subscription import FieldReader
 from millstream.broker.groups.view import TopicsView
 
 PROTOCOL = "range"

@@ -24,23 +24,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from millstream.broker.groups.consumer_member import JOINING, BeatAnswer
 from millstream.broker.groups.described import ShareMemberView, ShareView
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.queue_settings import group_value
+from millstream.broker.groups.queue.settings import group_value
+from millstream.broker.groups.queue.share_lines import Lines
+from millstream.broker.groups.queue.share_member import Assigned, ShareBeat, ShareMember
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.share_lines import Lines
-from millstream.broker.groups.share_member import Assigned, ShareBeat, ShareMember
+from millstream.broker.groups.stream.consumer_member import JOINING, BeatAnswer
 from millstream.broker.groups.view import QueuesView, TopicsView
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.stores.base import Put
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue import Queue
-    from millstream.broker.groups.queue_verbs import Member
+    from millstream.broker.groups.queue.queue import Queue
+    from millstream.broker.groups.queue.verbs import Member
 
 
 class ShareGroup:

@@ -27,8 +27,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from uuid import UUID, uuid4
 
-from millstream.broker.groups.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Assignor, Partition, Target, Wants
-from millstream.broker.groups.consumer_member import (
+from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
+from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.record import GroupRecord
+from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.stream.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Assignor, Partition, Target, Wants
+from millstream.broker.groups.stream.consumer_member import (
     JOINING,
     LEAVING_FOR_A_WHILE,
     Beat,
@@ -36,16 +40,12 @@ from millstream.broker.groups.consumer_member import (
     ConsumerMember,
     by_topic,
 )
-from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
-from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.pattern import Pattern
-from millstream.broker.groups.record import GroupRecord
-from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.stream.pattern import Pattern
+from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.view import TopicLike, TopicsView
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 from millstream.stores.base import Put
 
 PATTERNS_MAX = 50

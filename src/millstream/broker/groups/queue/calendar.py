@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 
 from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.queue_block import Block
-from millstream.clock import Clock
+from millstream.broker.groups.queue.block import Block
+from millstream.core.clock import Clock
 
 SLACK_MS = 1_000
 

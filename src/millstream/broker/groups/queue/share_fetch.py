@@ -15,15 +15,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, Verb
-from millstream.broker.groups.share_lines import Lines
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.share_lines import Lines
+from millstream.broker.groups.queue.verbs import Answer, Member, Run, Taken, Verb
 from millstream.broker.topics import Topics
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.logs import Damped
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 
 unexpected = Damped(__name__)
 

@@ -40,17 +40,17 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 
-from millstream.broker.groups.assignors import EXCLUSIVE, Partition
-from millstream.broker.groups.classic import CONSUMER, ClassicGroup
-from millstream.broker.groups.classic_member import Converted, Join, Member
-from millstream.broker.groups.consumer_member import Beat
 from millstream.broker.groups.kinds import Kinds
-from millstream.broker.groups.mixed import MixedGroup, Seat
-from millstream.broker.groups.plan import decode_assignment
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.subscription import decode_subscription
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.assignors import EXCLUSIVE, Partition
+from millstream.broker.groups.stream.classic import CONSUMER, ClassicGroup
+from millstream.broker.groups.stream.classic_member import Converted, Join, Member
+from millstream.broker.groups.stream.consumer_member import Beat
+from millstream.broker.groups.stream.mixed import MixedGroup, Seat
+from millstream.broker.groups.stream.plan import decode_assignment
+from millstream.broker.groups.stream.subscription import decode_subscription
+from millstream.core.errors import Code, RequestError
 
 _STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
 """Their members make nothing of user data in an assignment. librdkafka repeats that of the subscription there."""

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicMemberView
-from millstream.broker.groups.subscription import subscribed_topics
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.stream.subscription import subscribed_topics
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 Protocols = tuple[tuple[str, bytes], ...]
 """Name and metadata, in the member's order of preference."""

@@ -34,17 +34,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from millstream.broker.groups.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.offsets import TopicCommit
-from millstream.broker.groups.plan import owners
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.stream.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
+from millstream.broker.groups.stream.offsets import TopicCommit
+from millstream.broker.groups.stream.plan import owners
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 EMPTY = "Empty"
 PREPARING = "PreparingRebalance"

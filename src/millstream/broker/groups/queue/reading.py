@@ -13,7 +13,7 @@ import asyncio
 from bisect import bisect_left
 
 from millstream.broker.batches import decode, read_batches, undecodable
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.records import codec
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader, CorruptBatch

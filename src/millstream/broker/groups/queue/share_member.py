@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from millstream.broker.groups.consumer_member import JOINING, LEAVING, MEMBER_ID_CHARS_MAX
 from millstream.broker.groups.deadline import Deadline
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.consumer_member import JOINING, LEAVING, MEMBER_ID_CHARS_MAX
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
 
 TOPICS_MAX = 10_000
 """Of one member's subscription."""

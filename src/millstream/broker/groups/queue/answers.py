@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 
-from millstream.broker.groups.queue_block import ACCEPTED, ANSWERED, LEASED, SIZE, Block, Outcome
-from millstream.broker.groups.queue_keeper import Settlement
-from millstream.broker.groups.queue_settings import OPEN_MAX
-from millstream.broker.groups.queue_shelf import Grave
-from millstream.broker.groups.queue_states import QueueStates, pieces
-from millstream.broker.groups.queue_verbs import Answer, Member, Verb
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.queue.block import ACCEPTED, ANSWERED, LEASED, SIZE, Block, Outcome
+from millstream.broker.groups.queue.settings import OPEN_MAX
+from millstream.broker.groups.queue.states import QueueStates, pieces
+from millstream.broker.groups.queue.storage import Grave
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
+from millstream.broker.groups.queue.writer import Settlement
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 LEFT = "its consumer went away"
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from millstream.broker.groups.queue_block import Block
+from millstream.broker.groups.queue.block import Block
 from millstream.stores.base import Put
 
 QUEUES_PREFIX = "queues/"

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from millstream.broker.groups.assignors import Partition
-from millstream.broker.groups.classic_member import Join
 from millstream.broker.groups.deadline import Deadline
-from millstream.broker.groups.pattern import Pattern
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.stream.assignors import Partition
+from millstream.broker.groups.stream.classic_member import Join
+from millstream.broker.groups.stream.pattern import Pattern
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
 
 JOINING = 0
 LEAVING = -1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Set
 from weakref import WeakKeyDictionary
 
-from millstream.broker.groups.pattern import Pattern
+from millstream.broker.groups.stream.pattern import Pattern
 from millstream.broker.groups.turns import Turns
 from millstream.broker.groups.view import TopicsView
 

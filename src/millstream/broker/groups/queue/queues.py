@@ -6,14 +6,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from millstream.broker.groups.dead_letters import DeadLetters
-from millstream.broker.groups.done_retention import DoneRetention
 from millstream.broker.groups.founders import Founders
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.queue import Queue
-from millstream.broker.groups.queue_partition import QueuePartition
-from millstream.broker.groups.queue_settings import clean
-from millstream.broker.groups.queue_shelf import (
+from millstream.broker.groups.queue.dead_letters import DeadLetters
+from millstream.broker.groups.queue.done_retention import DoneRetention
+from millstream.broker.groups.queue.partition import QueuePartition
+from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.settings import clean
+from millstream.broker.groups.queue.storage import (
     QUEUES_PREFIX,
     Stored,
     StoredSettings,
@@ -24,10 +24,10 @@ from millstream.broker.groups.queue_shelf import (
 )
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.topics import Topics
-from millstream.clock import Clock
 from millstream.cluster.base import Cluster, Owns, Solo
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise, promised
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise, promised
 from millstream.stores.base import Delete, MetaStore, Put, Versioned
 
 logger = logging.getLogger(__name__)

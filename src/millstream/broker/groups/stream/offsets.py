@@ -22,9 +22,9 @@ from uuid import UUID
 from millstream.broker.groups.journal import Entry, Journal
 from millstream.broker.groups.record import offset_key, offset_of
 from millstream.broker.groups.view import TopicLike, TopicsView
-from millstream.clock import Clock
-from millstream.errors import Code
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 
 NO_TOPIC = UUID(int=0)

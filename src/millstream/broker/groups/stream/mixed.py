@@ -32,20 +32,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from millstream.broker.groups.assignors import EXCLUSIVE, Assignor, Partition
-from millstream.broker.groups.classic_member import Converted, Join, Joined, Synced, new_member_id
-from millstream.broker.groups.consumer import ConsumerGroup
-from millstream.broker.groups.consumer_member import MEMBER_ID_CHARS_MAX, ConsumerMember
 from millstream.broker.groups.journal import Journal
-from millstream.broker.groups.plan import encode_assignment
 from millstream.broker.groups.record import GroupRecord
 from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.subscription import Subscription, decode_subscription
-from millstream.broker.groups.topic_matches import TopicMatches
+from millstream.broker.groups.stream.assignors import EXCLUSIVE, Assignor, Partition
+from millstream.broker.groups.stream.classic_member import Converted, Join, Joined, Synced, new_member_id
+from millstream.broker.groups.stream.consumer import ConsumerGroup
+from millstream.broker.groups.stream.consumer_member import MEMBER_ID_CHARS_MAX, ConsumerMember
+from millstream.broker.groups.stream.plan import encode_assignment
+from millstream.broker.groups.stream.subscription import Subscription, decode_subscription
+from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.view import TopicsView
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
 
 
 class Seat(NamedTuple):

@@ -1,4 +1,4 @@
-"""A queue's place in one partition: gives records out to members. Their answers are taken in `queue_answers.py`.
+"""A queue's place in one partition: gives records out to members. Their answers are taken in `answers.py`.
 
 Rules
 -----
@@ -10,13 +10,13 @@ Rules
 
 from __future__ import annotations
 
-from millstream.broker.groups.queue_answers import QueueAnswers
-from millstream.broker.groups.queue_block import DONE, DYING, HELD, OUT, READY, SIZE, WAITING, Block
-from millstream.broker.groups.queue_keys import KeyOrder
-from millstream.broker.groups.queue_settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX
-from millstream.broker.groups.queue_states import pieces
-from millstream.broker.groups.queue_verbs import Answer, Member, Run, Taken, TakenRecord, Verb
-from millstream.errors import Code, RequestError
+from millstream.broker.groups.queue.answers import QueueAnswers
+from millstream.broker.groups.queue.block import DONE, DYING, HELD, OUT, READY, SIZE, WAITING, Block
+from millstream.broker.groups.queue.key_order import KeyOrder
+from millstream.broker.groups.queue.settings import LEASES_GROUP_MAX, LEASES_MEMBER_MAX, OPEN_MAX
+from millstream.broker.groups.queue.states import pieces
+from millstream.broker.groups.queue.verbs import Answer, Member, Run, Taken, TakenRecord, Verb
+from millstream.core.errors import Code, RequestError
 from millstream.log.damage import UnreadableOffset
 from millstream.records.batch import BatchHeader
 from millstream.stores.base import Delete

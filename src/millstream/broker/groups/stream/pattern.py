@@ -27,7 +27,7 @@ import string
 from typing import Final
 from weakref import WeakValueDictionary
 
-from millstream.errors import Code, RequestError
+from millstream.core.errors import Code, RequestError
 
 _ALPHABET: Final = frozenset(string.ascii_letters + string.digits + "._-")
 _ESCAPES: Final = {

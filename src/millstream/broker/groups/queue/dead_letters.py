@@ -28,10 +28,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from millstream.broker.batches import decode, read_batches
-from millstream.broker.groups.queue_shelf import Grave
+from millstream.broker.groups.queue.storage import Grave
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import Clock
-from millstream.errors import Code, RequestError
+from millstream.core.clock import Clock
+from millstream.core.errors import Code, RequestError
 from millstream.log.damage import UnreadableOffset
 from millstream.records import codec
 from millstream.records.aside import Aside
@@ -40,7 +40,7 @@ from millstream.records.record import Headers, Record
 from millstream.stores.base import PartitionLog
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue_partition import QueuePartition
+    from millstream.broker.groups.queue.partition import QueuePartition
 
 logger = logging.getLogger(__name__)
 

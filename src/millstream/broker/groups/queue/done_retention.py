@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.exclusive import PREFIX, State
-from millstream.broker.groups.queue_partition import QueuePartition
+from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.topics import Topic, Topics
-from millstream.clock import Clock
-from millstream.errors import RequestError
-from millstream.logs import Damped
-from millstream.promise import Promise
+from millstream.core.clock import Clock
+from millstream.core.errors import RequestError
+from millstream.core.logs import Damped
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, MetaStore, Put, Versioned
 
 refusals = Damped(__name__)

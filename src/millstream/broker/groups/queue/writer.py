@@ -20,12 +20,12 @@ from typing import NamedTuple, Protocol
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.journal import Entry, Journal
-from millstream.broker.groups.queue_block import ACCEPTED, Block
-from millstream.broker.groups.queue_shelf import Grave, Head, Shelf
-from millstream.broker.groups.queue_verbs import Member
-from millstream.clock import Clock
-from millstream.errors import RequestError
-from millstream.promise import Promise
+from millstream.broker.groups.queue.block import ACCEPTED, Block
+from millstream.broker.groups.queue.storage import Grave, Head, Shelf
+from millstream.broker.groups.queue.verbs import Member
+from millstream.core.clock import Clock
+from millstream.core.errors import RequestError
+from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 
 SAVE_MS = 50

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 
-from millstream.metrics import Metrics
+from millstream.core.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -120,7 +120,7 @@ class Metrics:
         for key, histogram in ((0, self.produce_seconds), (1, self.fetch_seconds), (8, self.commit_seconds)):
             self.latencies[key] = histogram
         self.stall_seconds = Histogram()
-        """By how much beats of the event loop were late (`loop_watch.py`)."""
+        """By how much beats of the event loop were late (`core/loop_watch.py`)."""
         self.loop_busy_seconds_max = 0.0
         self.recovered_logs = 0
         """Logs that were not closed cleanly and had to be scanned."""

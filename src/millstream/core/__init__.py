@@ -1,0 +1,1 @@
+"""What every layer may use: clock, promises, errors, logging, metrics. Nothing here knows the domain."""
