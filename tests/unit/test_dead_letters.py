@@ -29,7 +29,7 @@ DEAD = "__dlq__"
 def letters(broker: Broker) -> list[bytes | None]:
     topic = broker.topics.get(DEAD)
     assert topic is not None
-    slices = [partition.log.read(0, 1 << 20).value() for partition in topic.partitions]
+    slices = [partition.log.read(0, 1 << 24).value() for partition in topic.partitions]
     return [record.value for each in slices for record in codec.iterate(each.to_bytes())]
 
 
@@ -140,3 +140,48 @@ async def test_a_dead_letter_topic_that_is_just_being_made_is_waited_for(
     may_go_on.set()
     await settle()
     assert sorted(filter(None, letters(kit.broker))) == [b"0", b"1"] and not caplog.records
+
+
+async def reject_all(kit: Kit, *values: bytes) -> None:
+    """As rejected jobs of the group `g`."""
+    await kit.put(*values)
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    await take(partition, member)
+    partition.answer(member, [Answer(0, len(values) - 1, Verb.REJECT)])
+    await settle()
+
+
+async def test_a_letter_of_the_largest_record_makes_room_for_itself_in_its_topic(kit: Kit) -> None:
+    topic = kit.broker.topics.get("jobs")
+    assert topic is not None
+    value = bytes(topic.settings.message_bytes_max - 100)
+    await reject_all(kit, b"one", value, b"three")
+    assert letters(kit.broker) == [b"one", value, b"three"]
+    dead = kit.broker.topics.get(DEAD)
+    assert dead is not None and dead.settings.message_bytes_max > topic.settings.message_bytes_max
+
+
+async def test_letters_pass_the_gate_of_their_topic_and_wait_until_it_takes_them(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its limit was set by an operator, so it is the operator who raises it."""
+    await kit.broker.topics.create(DEAD, 1, {"max.message.bytes": "400"})
+    await reject_all(kit, b"small", bytes(400))
+    assert letters(kit.broker) == [b"small"]
+    assert "cannot write dead letters of jobs-0; retrying in 1 s" in caplog.text
+    assert "the topic's max.message.bytes is 400" in caplog.text
+    await kit.broker.topics.configure(DEAD, {"max.message.bytes": "1000"})
+    kit.clock.advance(1)
+    await settle()
+    assert letters(kit.broker) == [b"small", bytes(400)]
+
+
+async def test_a_compacted_dead_letter_topic_refuses_letters_without_a_key(kit: Kit) -> None:
+    await kit.broker.topics.create(DEAD, 1, {"cleanup.policy": "compact"})
+    await reject_all(kit, b"one")
+    assert letters(kit.broker) == []
+    await kit.broker.topics.configure(DEAD, {"cleanup.policy": "delete"})
+    kit.clock.advance(1)
+    await settle()
+    assert letters(kit.broker) == [b"one"]

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.broker.partition import Partition
-from millstream.broker.record_rules import check_time
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.metrics import Metrics
@@ -27,12 +26,10 @@ from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.records import codec
 from millstream.records.batch import HEADER_BYTES, BatchHeader
-from millstream.records.record import Headers
+from millstream.records.record import Headers, record_bytes_max
 
 RECORDS_MAX = 10_000
 """Of one batch."""
-RECORD_OVERHEAD_BYTES = 40
-"""At most what a record's lengths, deltas and attributes take; each header takes up to ten more."""
 LARGE_BYTES = 16 << 10
 Row = tuple[int, int, bytes | None, bytes | None, Headers]
 """As the codec takes it: a place for the offset, timestamp, key, value, headers."""
@@ -100,9 +97,7 @@ class Inlet:
         timestamp: int | None = None,
     ) -> None:
         """The same in fewer steps: calls back with the offset, or with an error. It may do so before it returns."""
-        size = RECORD_OVERHEAD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
-        if headers:
-            size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
+        size = record_bytes_max(value, key, headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
             exact = _alone_bytes(value, key, headers)
@@ -110,16 +105,13 @@ class Inlet:
                 detail = f"the record's batch has {exact} bytes, max.message.bytes is {settings.message_bytes_max}"
                 settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
                 return
-        if key is None and settings.needs_more_checks and settings.log.compact:
-            settled(-1, RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic"))
-            return
         time_ms = now_ms = self._clock.now_ms()
+        try:
+            self._partition.check_record(key, timestamp, now_ms)
+        except RequestError as refusal:
+            settled(-1, refusal)
+            return
         if timestamp is not None:
-            try:
-                check_time(settings, timestamp, now_ms)
-            except RequestError as refusal:
-                settled(-1, refusal)
-                return
             time_ms = timestamp
         rows = self._rows
         if rows and (len(rows) == RECORDS_MAX or self._bytes + size + HEADER_BYTES > settings.message_bytes_max):
@@ -164,10 +156,7 @@ class Inlet:
         partition = self._partition
         try:
             batch, header = encode(*what)
-            if partition.settings.needs_more_checks:
-                appended = partition.append_own(batch, header, self._clock)
-            else:
-                appended = partition.log.append(batch, header)
+            appended = partition.append_own(batch, header, self._clock)
         except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
             self.leaving = None
             for settled in settling:

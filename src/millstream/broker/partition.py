@@ -1,4 +1,11 @@
-"""One partition as the broker sees it: the rules for what may be appended, over whatever log the store has.
+"""One partition as the broker sees it, and the one gate for appends: no batch enters the log but through here.
+
+    a producer's batch               append       admitted by its header and checksum, then by the topic's rules
+    a run of producers' batches      append_run   the kernel admits each batch within `run_limits`
+    a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`)
+
+The kernel (`wire/kafka/runs.py`) only compares: which limits hold, and whether a topic takes runs at all, is decided
+here.
 
 A batch is judged by its header alone, its first and largest timestamp included. Records inside are the producer's
 business, with two exceptions: in a compacted topic every record needs a key, or compaction could not tell what it
@@ -11,9 +18,9 @@ their turn, so that the log keeps the order of arrival.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker.record_rules import check_records, out_of_time
+from millstream.broker.record_rules import check_records, check_time, out_of_time
 from millstream.broker.setting import LONG_MAX
 from millstream.broker.settings import TopicSettings
 from millstream.core.clock import Clock
@@ -32,6 +39,7 @@ from millstream.records.batch import (
     BatchHeader,
     BatchTooLarge,
 )
+from millstream.records.run import BatchRun
 from millstream.stores.base import PartitionLog
 
 if TYPE_CHECKING:
@@ -40,6 +48,15 @@ if TYPE_CHECKING:
 
 WAITING_MAX = 16
 """Batches of a partition that may wait for others to be checked in a thread; each is a copy in memory."""
+
+
+class RunLimits(NamedTuple):
+    """What each batch of a run has to keep."""
+
+    batch_bytes_max: int
+    bytes_max: int
+    """Of the whole run: it goes into one segment."""
+    timestamp_max: int
 
 
 class Partition:
@@ -60,10 +77,7 @@ class Partition:
         settings = self.settings
         size = len(records)
         if size > settings.message_bytes_max:
-            raise RequestError(
-                Code.MESSAGE_TOO_LARGE,
-                f"the batch has {size} bytes, the topic's max.message.bytes is {settings.message_bytes_max}",
-            )
+            raise self._too_large(size)
         header = batches.check(records)
         attributes = header.attributes
         if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX:
@@ -88,10 +102,33 @@ class Partition:
         return header, self._append_checked(records, header, now_ms)
 
     def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
-        """Takes one batch that the broker itself has just encoded, of records that it has checked."""
-        if self.settings.needs_more_checks:
+        """Takes one batch that the broker itself has just encoded, of records that `check_record` admitted."""
+        settings = self.settings
+        if len(records) > settings.message_bytes_max:
+            raise self._too_large(len(records))
+        if settings.needs_more_checks:
             header = self._prepare(records, header, clock.now_ms())
         return self.log.append(records, header)
+
+    def check_record(self, key: bytes | None, timestamp: int | None, now_ms: int) -> None:
+        """For a record that comes alone and has a batch made for it; raises `RequestError` if it may not be stored."""
+        settings = self.settings
+        if key is None and settings.needs_more_checks and settings.log.compact:
+            raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
+        if timestamp is not None:
+            check_time(settings, timestamp, now_ms)
+
+    def run_limits(self, now_ms: int) -> RunLimits | None:
+        """What the batches of a run are held to; None for a topic that looks into batches (compacted, stamped)."""
+        settings = self.settings
+        if settings.needs_more_checks or self._waiting:
+            return None
+        latest = min(now_ms + settings.timestamp_after_max_ms, LONG_MAX)
+        return RunLimits(settings.message_bytes_max, settings.log.segment_bytes, latest)
+
+    def append_run(self, run: BatchRun) -> Promise[Appended]:
+        """Takes batches that were admitted, in this turn of the event loop, within `run_limits`."""
+        return self.log.append_run(run)
 
     def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
         settings = self.settings
@@ -122,6 +159,12 @@ class Partition:
         finally:
             self._waiting -= 1
         return await appended
+
+    def _too_large(self, size: int) -> RequestError:
+        limit = self.settings.message_bytes_max
+        return RequestError(
+            Code.MESSAGE_TOO_LARGE, f"the batch has {size} bytes, the topic's max.message.bytes is {limit}"
+        )
 
     def _refusal(self, attributes: int) -> RequestError:
         if attributes & (CONTROL | TRANSACTIONAL):

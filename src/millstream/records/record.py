@@ -24,6 +24,14 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
+def record_bytes_max(value: Buffer | None, key: bytes | None, headers: Headers) -> int:
+    """At most what a record takes in a batch: 40 bytes for its lengths, deltas and attributes, ten for each header."""
+    size = 40 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    if headers:
+        size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
+    return size
+
+
 class Section(NamedTuple):
     """The records of one batch, decompressed."""
 

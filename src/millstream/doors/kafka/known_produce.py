@@ -15,7 +15,6 @@ from __future__ import annotations
 from struct import Struct
 
 from millstream.broker.partition import Partition
-from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topics
 from millstream.core.clock import Clock
 from millstream.core.promise import Promise
@@ -119,14 +118,8 @@ class KnownProduces:
         return take(data, position, self._shapes, self.lengths, self._make_part, requests)
 
     def _part_for(self, partition: Partition) -> Part | None:
-        """An empty part, or None for a topic that looks into batches (compacted, stamped by the broker)."""
-        settings = partition.settings
-        if settings.needs_more_checks:
-            return None
-        latest = self._now_ms + settings.timestamp_after_max_ms
-        if latest > LONG_MAX:
-            latest = LONG_MAX
-        return Part(settings.message_bytes_max, settings.log.segment_bytes, latest)
+        limits = partition.run_limits(self._now_ms)
+        return None if limits is None else Part(*limits)
 
     def note_time(self) -> None:
         """Called every few seconds. A bound of timestamps that is so much too early costs nothing: the general way

@@ -27,7 +27,7 @@ def append_part(partition: Partition, part: Part, context: Context) -> Promise[A
     metrics = broker.metrics
     metrics.batches_in += part.count
     metrics.records_in += part.offsets
-    promise = log.append_run(part)
+    promise = partition.append_run(part)
     if not promise.done and log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
         context.slow_down = True
     return promise

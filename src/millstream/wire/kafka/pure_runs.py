@@ -7,7 +7,7 @@ partition, so that one write stores them all. `answers` makes all answers of a r
 Rules
 -----
 1. `take` stops in front of the first frame that is not exactly as known and in order: incomplete, of another API or
-   another shape, with anything unusual around the batch, or with a batch that `broker.partition.Partition.admit` would
+   another shape, with anything unusual around the batch, or with a batch that the gate (`broker/partition.py`) would
    refuse or that belongs to an idempotent producer. It does not say what is wrong; the general way does.
 2. What it took is as if each request had come alone.
 3. Every length is compared with what is there before it is used. The buffer is only read.

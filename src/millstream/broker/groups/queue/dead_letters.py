@@ -17,6 +17,9 @@ Rules
 4. A record that cannot be read now is tried again until it can. Only one that is out of the log's range has no letter.
    One that is damaged or cannot be decoded has a letter without key and value, whose reason says so.
 5. Nothing is written for a queue that another broker has by now: it finds the same graves.
+6. A letter passes the same gate as every other batch (`broker/partition.py`). A record may have been as large as its
+   topic allowed, and its letter is larger: `max.message.bytes` of the dead-letter topic is raised for it, unless an
+   operator has set it. What the gate refuses stays given up, and is tried again.
 """
 
 from __future__ import annotations
@@ -32,23 +35,25 @@ from millstream.broker.groups.queue.storage import Grave
 from millstream.broker.topics import Topic, Topics
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
+from millstream.core.logs import Damped
 from millstream.log.damage import UnreadableOffset
 from millstream.records import codec
 from millstream.records.aside import Aside
-from millstream.records.batch import read_header
-from millstream.records.record import Headers, Record
+from millstream.records.batch import HEADER_BYTES
+from millstream.records.record import Headers, Record, record_bytes_max
 from millstream.stores.base import PartitionLog
 
 if TYPE_CHECKING:
     from millstream.broker.groups.queue.partition import QueuePartition
 
 logger = logging.getLogger(__name__)
+refusals = Damped(__name__)
 
 HEADER = "millstream-dead-"
 RETENTION_MS = 30 * 24 * 3_600_000
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES = 1 << 20
-"""One record more may be as large as it likes."""
+"""Of several letters together; a larger one is alone in its batch."""
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 1.0
 
@@ -93,14 +98,11 @@ class DeadLetters:
         except Exception as error:
             if partition.is_closed:
                 return
-            unexpected = None if isinstance(error, RequestError) else error
-            logger.error(
-                "dead letters of %s-%d cannot be written yet: %s",
-                partition.topic.name,
-                partition.index,
-                error,
-                exc_info=unexpected,
-            )
+            name, index, retry = partition.topic.name, partition.index, RETRY_SECONDS
+            if isinstance(error, RequestError):
+                refusals.error("cannot write dead letters of %s-%d; retrying in %d s: %s", name, index, retry, error)
+            else:
+                logger.exception("unexpected error while writing dead letters of %s-%d", name, index)
             self._clock.call_later(RETRY_SECONDS, lambda: self.bury(partition))
         finally:
             self._busy.discard(partition)
@@ -110,21 +112,28 @@ class DeadLetters:
             await partition.buried(graves)
             return
         target = await self._ensure(name)
-        log = target.partitions[partition.index % target.partition_count].log
         written = await self._find(target, partition, graves)
         if written:
             await partition.buried([grave for grave in graves if self._identity(partition, grave) in written])
         missing = sorted(grave for grave in graves if self._identity(partition, grave) not in written)
         while missing:
-            letters, count = await self._letters(partition, missing)
+            letters, count = await self._letters(partition, missing, target.settings.message_bytes_max)
             partition.check()
             if not partition.is_private:  # this may have stood still for longer than its lease, and not know it yet
                 self._check(partition.group_id)
             if letters:
-                batch = memoryview(codec.encode(letters))
-                await log.append(batch, read_header(batch))
+                await self._append(target, partition.index, letters)
             await partition.buried(missing[:count])
             missing = missing[count:]
+
+    async def _append(self, target: Topic, index: int, letters: Sequence[Record]) -> None:
+        batch = memoryview(codec.encode(letters))
+        settings = target.settings
+        if len(batch) > settings.message_bytes_max and "max.message.bytes" not in settings.overrides:
+            room = {"max.message.bytes": str(2 * len(batch))}
+            await self._topics.configure(target.name, {**settings.overrides, **room})
+        _, stored = target.partitions[index % target.partition_count].append(batch, self._clock)
+        await stored
 
     async def _ensure(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -170,13 +179,13 @@ class DeadLetters:
             offset = max(offset, next_offset)
         return found
 
-    async def _letters(self, partition: QueuePartition, graves: Sequence[Grave]) -> tuple[list[Record], int]:
+    async def _letters(
+        self, partition: QueuePartition, graves: Sequence[Grave], bytes_max: int
+    ) -> tuple[list[Record], int]:
         """As many as make a batch, and how many graves that is. A record that retention took has no dead letter."""
         letters: list[Record] = []
-        size = 0
+        room = min(BATCH_BYTES, bytes_max) - HEADER_BYTES
         for count, grave in enumerate(graves):
-            if size > BATCH_BYTES:
-                return letters, count
             try:
                 record = await self._record(partition, grave.offset)
             except UnreadableOffset as error:
@@ -185,9 +194,12 @@ class DeadLetters:
                 unreadable = ((HEADER + "unreadable", str(error.next_offset).encode()),)
                 record = Record(grave.offset, 0, None, None, unreadable)
             if record is not None:
-                size += len(record.value or b"") + len(record.key or b"")
                 headers = record.headers + self._headers(partition, grave)
-                letters.append(Record(0, self._clock.now_ms(), record.key, record.value, headers))
+                letter = Record(0, self._clock.now_ms(), record.key, record.value, headers)
+                room -= record_bytes_max(letter.value, letter.key, headers)
+                if room < 0 and letters:
+                    return letters, count
+                letters.append(letter)
         return letters, len(graves)
 
     async def _record(self, partition: QueuePartition, offset: int) -> Record | None:
