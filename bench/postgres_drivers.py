@@ -101,7 +101,7 @@ async def _prepare(url: str) -> int:
     await connection.execute("DROP SCHEMA IF EXISTS millstream CASCADE; CREATE SCHEMA millstream")
     await connection.execute(queries.text("postgres_schema.sql"))
     await connection.execute(SQL["make_logs"], "bench", 1)
-    log: int = await connection.fetchval("SELECT id FROM millstream.core.logs")
+    log: int = await connection.fetchval("SELECT id FROM millstream.logs")
     await connection.close()
     return log
 

@@ -78,7 +78,7 @@ async def _read_bare(url: str) -> float:
     """MB/s."""
     connection = await asyncpg.connect(url)
     per_read = READ_BYTES // len(store_writers.make_batch())
-    log_id = await connection.fetchval("SELECT id FROM millstream.core.logs")
+    log_id = await connection.fetchval("SELECT id FROM millstream.logs")
     query = (
         "SELECT last_offset, data FROM millstream.batches WHERE log_id = $1 AND last_offset >= $2 "
         "ORDER BY last_offset LIMIT $3"
@@ -95,7 +95,7 @@ async def _read_bare(url: str) -> float:
 async def _read_ours(url: str) -> float:
     store, [log] = await store_writers.open_logs(PostgresDatabase(url), 1)
     at, size, start = 0, 0, time.perf_counter()
-    while at < log.durable:
+    while at < log.high_watermark:
         piece = await log.read(at, READ_BYTES)
         at = piece.next_offset
         size += piece.size

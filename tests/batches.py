@@ -56,7 +56,7 @@ def read_all(log: PartitionLog, offset: int | None = None, bytes_max: int = 1 <<
     """Every record from an offset on, read piece by piece."""
     records: list[Record] = []
     at = log.start if offset is None else offset
-    while at < log.durable:
+    while at < log.high_watermark:
         piece = log.read(at, bytes_max).value()
         if not piece.size:
             break
@@ -70,7 +70,7 @@ async def read_back(log: PartitionLog, offset: int | None = None, bytes_max: int
     """`read_all` from a log whose reads may take their time."""
     records: list[Record] = []
     at = log.start if offset is None else offset
-    while at < log.durable:
+    while at < log.high_watermark:
         piece = await log.read(at, bytes_max)
         if not piece.size:
             break

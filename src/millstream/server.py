@@ -192,7 +192,9 @@ class Server:
                 log = partition.log
                 if log.damage.lost is not None:  # its offsets are unknown
                     continue
-                yield PartitionFigures(topic.name, partition.index, log.start, log.durable, log.end, log.size_bytes())
+                yield PartitionFigures(
+                    topic.name, partition.index, log.start, log.high_watermark, log.end, log.size_bytes()
+                )
 
     def _damage_figures(self) -> Iterator[DamageFigures]:
         for topic in self.broker.topics:

@@ -190,7 +190,7 @@ def test_records_without_acknowledgement_are_stored_although_their_producer_hung
         wait_for(lambda: waiting(broker) > 0, "a fetch that waits")
         client.send(raw.produce("unacknowledged", raw.batch(b"kept"), acks=0) * 3)
     log = broker.ask(lambda server: server.broker.topics.find("unacknowledged")).partitions[0].log  # type: ignore[union-attr]
-    wait_for(lambda: broker.ask(lambda server: log.durable) == 3, "three records")
+    wait_for(lambda: broker.ask(lambda server: log.high_watermark) == 3, "three records")
 
 
 def test_an_abandoned_flume_join_is_closed_within_twenty_seconds(

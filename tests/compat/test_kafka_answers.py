@@ -372,3 +372,35 @@ def test_a_commit_of_nothing_makes_no_group(link: Raw, unique: Unique) -> None:
     assert ask(link, 8, 9, group_id=group, topics=[], **member).topics == ()
     [deleted] = ask(link, 42, 2, groups_names=[group]).results
     assert deleted.error_code == Code.GROUP_ID_NOT_FOUND
+
+
+def test_a_setting_is_named_once_in_a_request(link: Raw, topic: str) -> None:
+    twice = [{"name": "retention.ms", "config_operation": 0, "value": value} for value in ("1000000", "2000000")]
+    resource = {"resource_type": 2, "resource_name": topic, "configs": twice}
+    [answer] = ask(link, 44, 1, resources=[resource], validate_only=False).responses
+    assert answer.error_code == Code.INVALID_REQUEST and "named twice" in answer.error_message
+
+
+def test_a_name_that_no_topic_can_have_is_told_from_a_missing_topic(link: Raw) -> None:
+    assert [each.error_code for each in describe_topics(link, "bad name", "missing")] == [
+        Code.INVALID_TOPIC_EXCEPTION,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    resources = [{"resource_type": 2, "resource_name": name, "configuration_keys": None} for name in ("a b", "")]
+    answers = ask(link, 32, 4, resources=resources, include_synonyms=False, include_documentation=False).results
+    assert [each.error_code for each in answers] == [Code.INVALID_TOPIC_EXCEPTION] * 2
+
+
+def test_there_are_no_client_metrics_to_describe(link: Raw) -> None:
+    resource = {"resource_type": 16, "resource_name": "basic", "configuration_keys": None}
+    [answer] = ask(link, 32, 4, resources=[resource], include_synonyms=False, include_documentation=False).results
+    assert (answer.error_code, answer.configs) == (Code.NONE, ())
+
+
+def test_a_refused_reset_of_share_offsets_is_told_for_every_partition(link: Raw, topic: str) -> None:
+    """Kafka's Java client (4.1) reads no other code than those of the partitions."""
+    partitions = [{"partition_index": index, "start_offset": 0} for index in range(2)]
+    answer = ask(link, 91, 0, group_id="no-such-group", topics=[{"topic_name": topic, "partitions": partitions}])
+    assert answer.error_code == Code.GROUP_ID_NOT_FOUND
+    codes = [each.error_code for named in answer.responses for each in named.partitions]
+    assert codes == [Code.GROUP_ID_NOT_FOUND] * 2

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from millstream.core.errors import Code, RequestError
+from millstream.core.errors import Code, Diverged, RequestError
 from millstream.log.config import FlushPolicy, LogConfig
 from millstream.records import codec
-from millstream.records.batch import read_header
+from millstream.records.batch import patch_offset, read_header
+from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.testing.clock import VirtualClock
 from tests.batches import NOW, append, append_run, batch, fill, read_back
@@ -28,12 +29,20 @@ async def refusal(promise: Awaitable[object]) -> Code:
     return caught.value.code
 
 
+async def read_bytes(log: PartitionLog) -> bytes:
+    data, at = b"", log.start
+    while at < log.high_watermark:
+        piece = await log.read(at, 1 << 20)
+        data, at = data + piece.to_bytes(), piece.next_offset
+    return data
+
+
 class TestAppend:
     async def test_assigns_dense_offsets(self, open_log: OpenLog) -> None:
         log = await open_log()
         bases = [(await append(log, batch(*[b"x"] * count))).base_offset for count in (1, 3, 2, 5)]
         assert bases == [0, 1, 4, 6]
-        assert (log.start, log.durable, log.end) == (0, 11, 11)
+        assert (log.start, log.high_watermark, log.end) == (0, 11, 11)
 
     async def test_keeps_the_producers_bytes_but_for_offset_and_epoch(self, open_log: OpenLog) -> None:
         log = await open_log()
@@ -67,7 +76,7 @@ class TestAppend:
         log = await open_log()
         seen_at_answer: list[int] = []
         promise = append(log, batch(b"x", b"y"))
-        promise.then(lambda _: seen_at_answer.append(log.durable))
+        promise.then(lambda _: seen_at_answer.append(log.high_watermark))
         await promise
         assert seen_at_answer == [2]
 
@@ -79,7 +88,7 @@ class TestAppendRun:
         promises = [append_run(log, batch(b"a"), batch(b"b", b"c"), batch(b"d")), append_run(log, batch(b"e"))]
         assert [(await promise).base_offset for promise in promises] == [1, 5]
         assert (await append(log, batch(b"after"))).base_offset == 6
-        assert (log.start, log.durable, log.end) == (0, 7, 7)
+        assert (log.start, log.high_watermark, log.end) == (0, 7, 7)
         records = await read_back(log)
         assert [record.offset for record in records] == list(range(7))
         assert [record.value for record in records] == [b"before", b"a", b"b", b"c", b"d", b"e", b"after"]
@@ -239,7 +248,7 @@ class TestTime:
         await append(log, batch(b"x", at=NOW))
         promise = append(log, batch(b"y", at=NOW + 50))
         found = await log.find_max_time()
-        assert found in ((0, NOW), (1, NOW + 50)) and found.offset < log.durable
+        assert found in ((0, NOW), (1, NOW + 50)) and found.offset < log.high_watermark
         await promise
 
 
@@ -303,7 +312,7 @@ class TestTruncate:
         await append(log, batch(b"a"))
         await append(log, batch(b"b", b"c", b"d"))
         assert await log.truncate(3) == 1
-        assert log.end == log.durable == 1
+        assert log.end == log.high_watermark == 1
 
     async def test_behind_the_end_does_nothing(self, open_log: OpenLog) -> None:
         log = await open_log()
@@ -327,6 +336,105 @@ class TestTruncate:
         assert [record.value for record in await read_back(log)] == values[:11]
 
 
+@pytest.fixture
+async def copy(open_log: OpenLog, driver: Driver) -> PartitionLog:
+    """A second log, to follow the first one."""
+    await open_log()
+    assert driver.logs is not None
+    if not driver.logs.can_follow:
+        pytest.skip("a database has the only copy")
+    return await driver.open(LogConfig(**SMALL), partition=1)
+
+
+async def replicate(leader: PartitionLog, follower: PartitionLog) -> None:
+    """A follower in a few lines: cut what the leader does not have (KIP-101), then copy what is new."""
+    while True:
+        epoch, end = leader.epochs.end_of(follower.epochs.latest, leader.end)
+        if follower.end <= end:
+            break
+        assert await follower.truncate(end) == end
+        if follower.epochs.latest <= epoch:
+            break
+    while follower.end < leader.high_watermark:
+        piece = (await leader.read(follower.end, 1)).to_bytes()
+        await follower.follow(memoryview(bytearray(piece)), read_header(piece))
+
+
+class TestFollow:
+    async def test_a_follower_has_the_bytes_of_its_leader(self, open_log: OpenLog, copy: PartitionLog) -> None:
+        log = await open_log(**SMALL)
+        await fill(log, 20)
+        log.lead(3)
+        await append(log, batch(b"a", b"b", producer=7))
+        await replicate(log, copy)
+        assert await read_bytes(copy) == await read_bytes(log)
+        assert copy.epochs.to_state() == log.epochs.to_state() == [[0, 0], [3, 20]]
+        assert (copy.counted, copy.end) == (22, 22)
+
+    async def test_the_same_batch_again_changes_nothing(self, open_log: OpenLog, copy: PartitionLog) -> None:
+        log = await open_log()
+        await fill(log, 3)
+        await replicate(log, copy)
+        piece = (await log.read(1, 1)).to_bytes()
+        again = await copy.follow(memoryview(bytearray(piece)), read_header(piece))
+        assert (again.base_offset, again.duplicate, copy.end) == (1, True, 3)
+
+    async def test_another_batch_at_the_same_offset_is_a_divergence(
+        self, open_log: OpenLog, copy: PartitionLog
+    ) -> None:
+        await fill(copy, 3)
+        for epoch, value in ((0, b"other"), (1, b"2:" + bytes(100))):
+            data = codec.encode([Record(2, NOW, None, value)], base_offset=2)
+            patch_offset(data, 2, read_header(data).length, epoch)
+            with pytest.raises(Diverged):
+                await copy.follow(memoryview(data), read_header(data))
+        assert copy.end == 3
+
+    async def test_a_batch_of_an_older_epoch_is_a_divergence(self, open_log: OpenLog, copy: PartitionLog) -> None:
+        copy.lead(4)
+        await fill(copy, 2)
+        data = codec.encode([Record(2, NOW, None, b"late")], base_offset=2)
+        patch_offset(data, 2, read_header(data).length, 3)
+        with pytest.raises(Diverged):
+            await copy.follow(memoryview(data), read_header(data))
+
+    async def test_offsets_that_compaction_removed_stay_missing(self, open_log: OpenLog, copy: PartitionLog) -> None:
+        for base in (5, 9, 1000):
+            data = codec.encode([Record(base, NOW, None, b"%d" % base)], base_offset=base)
+            patch_offset(data, base, read_header(data).length, 0)
+            assert (await copy.follow(memoryview(data), read_header(data))).base_offset == base
+        assert [(record.offset, record.value) for record in await read_back(copy)] == [
+            (5, b"5"), (9, b"9"), (1000, b"1000"),
+        ]  # fmt: skip
+        assert (await append(copy, batch(b"next"))).base_offset == 1001
+
+    async def test_a_former_leader_gives_up_what_the_new_one_does_not_have(
+        self, open_log: OpenLog, copy: PartitionLog
+    ) -> None:
+        log = await open_log()
+        await fill(log, 5)
+        await replicate(log, copy)
+        copy.lead(1)
+        await append(copy, batch(b"lost"))
+        log.lead(2)
+        await append(log, batch(b"kept", b"too"))
+        await replicate(log, copy)
+        assert await read_bytes(copy) == await read_bytes(log)
+        assert copy.epochs.to_state() == [[0, 0], [2, 5]]
+
+    async def test_its_history_of_epochs_outlives_a_kill(
+        self, open_log: OpenLog, copy: PartitionLog, driver: Driver, persistent: Driver
+    ) -> None:
+        copy.lead(2)
+        await fill(copy, 30)
+        copy.lead(7)
+        await fill(copy, 1)
+        await persistent.reopen_after_kill()
+        again = await persistent.open(LogConfig(**SMALL), partition=1)
+        assert again.epochs.to_state() == [[2, 0], [7, 30]]
+        assert again.end == 31
+
+
 class TestFlushAndWake:
     @pytest.mark.parametrize("policy", ["always", "os", "every=3", "every=50ms"])
     async def test_a_flush_makes_all_durable(self, open_log: OpenLog, policy: str) -> None:
@@ -334,7 +442,7 @@ class TestFlushAndWake:
         promises = [append(log, batch(b"x")) for _ in range(5)]
         await log.flush()
         assert all(promise.done for promise in promises)
-        assert (log.durable, log.unsynced_bytes) == (5, 0)
+        assert (log.high_watermark, log.unsynced_bytes) == (5, 0)
 
     async def test_a_flush_of_an_empty_log_is_done_at_once(self, open_log: OpenLog) -> None:
         assert (await open_log()).flush().done
@@ -342,7 +450,7 @@ class TestFlushAndWake:
     async def test_wakes_whenever_more_can_be_read(self, open_log: OpenLog) -> None:
         log = await open_log()
         seen: list[int] = []
-        log.wake(lambda: seen.append(log.durable))
+        log.wake(lambda: seen.append(log.high_watermark))
         await append(log, batch(b"a"))
         await append(log, batch(b"b", b"c"))
         assert seen == [1, 3]
@@ -355,7 +463,7 @@ class TestFlushAndWake:
             raise ValueError("a mistake elsewhere")
 
         log.wake(fail)
-        log.wake(lambda: woken.append(log.durable))
+        log.wake(lambda: woken.append(log.high_watermark))
         assert (await append(log, batch(b"a"))).base_offset == 0
         assert (await append(log, batch(b"b"))).base_offset == 1
         assert woken == [1, 2]
@@ -363,7 +471,7 @@ class TestFlushAndWake:
     async def test_wakes_nobody_who_was_taken_off(self, open_log: OpenLog) -> None:
         log = await open_log()
         seen: list[int] = []
-        take_off = log.wake(lambda: seen.append(log.durable))
+        take_off = log.wake(lambda: seen.append(log.high_watermark))
         take_off()
         take_off()
         await append(log, batch(b"a"))
@@ -604,7 +712,7 @@ class TestReopen:
         config = LogConfig(**SMALL)
         values = await fill(await persistent.open(config), 50)
         log = await persistent.reopen(config)
-        assert (log.start, log.durable, log.end) == (0, 50, 50)
+        assert (log.start, log.high_watermark, log.end) == (0, 50, 50)
         assert [record.value for record in await read_back(log)] == values
         assert await log.find_time(NOW + 30) == (30, NOW + 30)
         assert (await append(log, batch(b"next"))).base_offset == 50

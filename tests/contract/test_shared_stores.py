@@ -82,7 +82,7 @@ class TestLogs:
     ) -> None:
         one, two = logs
         await append(one, batch(b"a", b"b"))
-        await woken(two, lambda: two.durable == 2)
+        await woken(two, lambda: two.high_watermark == 2)
         assert [record.value for record in await read_back(two)] == [b"a", b"b"]
 
     async def test_offsets_are_dense_and_ordered_however_many_write_at_once(
@@ -95,7 +95,7 @@ class TestLogs:
         assert sorted(offset for offsets in answers for offset in offsets) == list(range(240))
         assert all(offsets == sorted(offsets) for offsets in answers)
         for log in logs:
-            await woken(log, lambda log=log: log.durable == 240)  # type: ignore[misc]
+            await woken(log, lambda log=log: log.high_watermark == 240)  # type: ignore[misc]
             records = await read_back(log)
             assert [record.offset for record in records] == list(range(240))
             for name, offsets in enumerate(answers):
@@ -121,7 +121,7 @@ class TestLogs:
         appended = await append(one, batch(b"b"))
         # However far the news have come: what one has answered the other serves.
         assert (await two.read(appended.base_offset + 1, 1000)).size == 0
-        assert two.durable == 2
+        assert two.high_watermark == 2
         with pytest.raises(RequestError):
             await two.read(3, 1000)
 
@@ -179,13 +179,13 @@ class TestLogs:
         await append(writer, batch(b"a"))
         [state] = await one.database.states([writer.id])
         one._learn([state])  # as a notification would, between preparing and opening
-        assert one.open("late", "late", 0, LogConfig()).durable == 1
+        assert one.open("late", "late", 0, LogConfig()).high_watermark == 1
 
     async def test_a_refresh_shows_what_was_answered_elsewhere(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
         one, two = logs
         await append(one, batch(b"a"))
         await two.refresh()
-        assert two.durable == 1
+        assert two.high_watermark == 1
 
     async def test_a_trim_through_one_moves_the_start_of_the_other(
         self, logs: tuple[PartitionLog, PartitionLog]
@@ -275,7 +275,7 @@ class TestLogs:
         await asyncio.gather(*work)
         for log in opened[0]:
             await log.refresh()
-        assert sum(log.durable for log in opened[0]) == 120
+        assert sum(log.high_watermark for log in opened[0]) == 120
 
     async def test_a_reader_that_fails_to_take_the_news_costs_later_ones_nothing(
         self, logs: tuple[PartitionLog, PartitionLog]
@@ -293,7 +293,7 @@ class TestLogs:
             await failed.wait()
         take_off()
         await append(one, batch(b"b"))
-        await woken(two, lambda: two.durable == 2)
+        await woken(two, lambda: two.high_watermark == 2)
 
     async def test_whoever_fails_at_an_answer_costs_later_appends_nothing(
         self, logs: tuple[PartitionLog, PartitionLog]
@@ -444,7 +444,7 @@ class TestLines:
         log = stores[0].open(TOPIC, TOPIC_ID, 0, LogConfig())
         other = await asyncpg.connect(database._url.dsn)
         async with other.transaction():
-            await other.execute("SELECT * FROM millstream.core.logs FOR UPDATE")
+            await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
             waiting = append(log, batch(b"a"))
             await asyncio.sleep(0.2)
             assert database._appends.uses()  # it is on its way

@@ -16,7 +16,7 @@ from random import Random
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
-from millstream.log.log import LEADER_EPOCH, Log
+from millstream.log.log import Log
 from millstream.records import codec
 from millstream.records.batch import PREFIX_BYTES, BatchHeader, patch_offset, read_header
 from millstream.records.record import Record
@@ -203,7 +203,7 @@ class History:
         """Appends. Readers may be woken, or the power may fail, within the call: the batch is expected before it."""
         end = log.end
         placed = bytearray(batch)
-        patch_offset(placed, end, read_header(batch).length, LEADER_EPOCH)
+        patch_offset(placed, end, read_header(batch).length, 0)
         expected.content[end] = bytes(placed)
         promise = log.append(memoryview(batch), read_header(batch))
         if log.end == end:
@@ -218,7 +218,7 @@ class History:
             expected.settle(answer.base_offset)
 
     def _trim(self, expected: Expected, log: Log) -> None:
-        offset = self.random.randint(log.start, log.durable)
+        offset = self.random.randint(log.start, log.high_watermark)
         expected.start_max = max(expected.start_max, offset)
         expected.trimmed = max(expected.trimmed, log.trim(offset).value())
 
@@ -250,9 +250,9 @@ class History:
     def _read_on(self, expected: Expected, log: Log) -> None:
         """A consumer that reads whatever is published, and never forgets."""
         offset = max(expected.seen_to, log.start)
-        while offset < log.durable:
+        while offset < log.high_watermark:
             piece = log.read(offset, self.random.choice((1, 500, 5000))).value()
-            assert piece.size, f"nothing to read at {offset}, below {log.durable}"
+            assert piece.size, f"nothing to read at {offset}, below {log.high_watermark}"
             for base, batch in _split(piece.to_bytes()):
                 assert read_header(batch).last_offset >= offset
                 assert expected.config.compact or batch == expected.content[base]
@@ -298,7 +298,7 @@ class History:
 
     def _check(self, expected: Expected, log: Log) -> None:
         where = f"{expected.kind}: {log.start} to {log.end}"
-        assert log.durable == log.end and log.start <= log.end, where
+        assert log.high_watermark == log.end and log.start <= log.end, where
         assert not log.damage.ranges, f"{where}: a crash is no damage: {log.damage.ranges}"
         assert log.start >= (min(expected.trimmed, log.end) if expected.is_weak else expected.trimmed), where
         for segment in log.segments:

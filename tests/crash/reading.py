@@ -12,7 +12,7 @@ async def read_around(log: Log, bytes_max: int = 1 << 20) -> tuple[dict[int, byt
     values: dict[int, bytes | None] = {}
     refused: set[int] = set()
     at = log.start
-    while at < log.durable:
+    while at < log.high_watermark:
         try:
             piece = await log.read(at, bytes_max)
         except RequestError as error:

@@ -90,7 +90,7 @@ class Failing:
         return promise
 
     def _trim(self, log: Log) -> None:
-        self.trimmed = log.trim(max(log.durable - 12, 0)).value()
+        self.trimmed = log.trim(max(log.high_watermark - 12, 0)).value()
 
     def _try(self, step: object) -> None:
         try:
@@ -187,7 +187,7 @@ async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Pa
     outcomes = await asyncio.gather(*(append(log, batch(b"x")) for _ in range(10)), return_exceptions=True)
     assert {type(outcome).__name__ for outcome in outcomes} == {"LogReadOnly"}
     assert woken.is_set(), "whoever waits for more is told"
-    assert (log.durable, [record.value for record in read_all(log)]) == (1, [b"kept"])
+    assert (log.high_watermark, [record.value for record in read_all(log)]) == (1, [b"kept"])
     with pytest.raises(MillstreamError, match="read-only"):
         await log.flush()
     await store.close()
@@ -455,7 +455,7 @@ class TestNoDescriptors:
         log, end = machine.logs[0], machine.logs[0].end
         monkeypatch.setattr(machine.disk, "sync_directory", no_descriptors)
         promises = [machine.append(log, batch(b"a")), machine.append(log, batch(b"b"))]
-        assert log.failure is None and (log.durable, log.end) == (end, end + 2)
+        assert log.failure is None and (log.high_watermark, log.end) == (end, end + 2)
         assert not any(promise.done for promise in promises)
         monkeypatch.undo()
         machine.clock.advance(1)

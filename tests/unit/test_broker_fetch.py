@@ -195,7 +195,7 @@ class SlowLog(MemoryLog):
         self.held: list[tuple[Promise[Slice], Promise[Slice]]] = []
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        if offset == self.durable:
+        if offset == self.high_watermark:
             return super().read(offset, bytes_max)
         later: Promise[Slice] = Promise()
         self.held.append((later, super().read(offset, bytes_max)))

@@ -87,12 +87,12 @@ async def test_a_deleted_topic_is_gone_with_its_logs_and_a_new_one_of_its_name_i
     old = await bench.topics.create("orders", 1, {})
     header, promise = old.partitions[0].append(memoryview(codec.encode([(0, 1, None, b"x")])), bench.clock)
     await promise
-    assert header.count == 1 and old.partitions[0].log.durable == 1
+    assert header.count == 1 and old.partitions[0].log.high_watermark == 1
     await (await bench.topics.delete("orders"))
     assert bench.topics.get("orders") is None and bench.topics.by_id(old.id) is None
     assert await code_of(bench.topics.delete("orders")) == Code.UNKNOWN_TOPIC_OR_PARTITION
     new = await bench.topics.create("orders", 1, {})
-    assert new.id != old.id and new.partitions[0].log.durable == 0
+    assert new.id != old.id and new.partitions[0].log.high_watermark == 0
 
 
 async def test_of_two_who_delete_one_succeeds(bench: Bench) -> None:

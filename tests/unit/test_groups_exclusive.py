@@ -435,7 +435,7 @@ async def test_whatever_happens_positions_only_grow_and_every_commit_is_of_the_a
             stalled._heartbeat.stop()
         elif step < 0.8 and members:
             member = rng.choice(members)
-            end = kit.topic().partitions[0].log.durable
+            end = kit.topic().partitions[0].log.high_watermark
             try:
                 offset = min(member.position(0) + 1, end)
                 await member.commit({0: offset})

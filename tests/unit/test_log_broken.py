@@ -160,7 +160,7 @@ class TestARangeWithoutAPlaceInItsSegment:
         log = place.open()
         await fill(log, 40)
         log.damage.add(40, 60, Cause.MISSING, "a hole")
-        log.end = log.durable = 60
+        log.end = log.high_watermark = 60
         assert (await log.read(0, 1 << 20)).next_offset == 40
         assert (await refused(log, 45)).next_offset == 60
         assert await log.inspect(45) is not None, "there is nothing that would have healed"

@@ -48,9 +48,9 @@ def test_always_answers_after_the_sync(machine: Machine) -> None:
     store, _, flusher, disk = machine
     log = store.open("t", "id", 0, LogConfig())
     promise = append(log, batch(b"x"))
-    assert not promise.done and log.durable == 0 and log.end == 1
+    assert not promise.done and log.high_watermark == 0 and log.end == 1
     flusher.run_all()
-    assert promise.done and log.durable == 1 and disk.syncs == 1
+    assert promise.done and log.high_watermark == 1 and disk.syncs == 1
 
 
 def test_os_never_asks_for_one(machine: Machine) -> None:
@@ -58,7 +58,7 @@ def test_os_never_asks_for_one(machine: Machine) -> None:
     log = store.open("t", "id", 0, LogConfig(flush=FlushPolicy.parse("os")))
     assert all(append(log, batch(b"x")).done for _ in range(50))
     clock.advance(3600)
-    assert log.durable == 50 and not flusher.waiting and disk.syncs == 0
+    assert log.high_watermark == 50 and not flusher.waiting and disk.syncs == 0
 
 
 def test_every_n_batches(machine: Machine) -> None:

@@ -203,9 +203,9 @@ class TestRaces:
         flusher.begin(log)
         late = append(log, batch(b"late"))
         flusher.end(log)
-        assert (early.done, late.done, log.durable) == (True, False, 1)
+        assert (early.done, late.done, log.high_watermark) == (True, False, 1)
         flusher.run_all()
-        assert late.done and log.durable == 2
+        assert late.done and log.high_watermark == 2
 
     async def test_a_flush_of_a_discarded_log_is_answered(self, by_hand: LocalLogStore) -> None:
         log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)

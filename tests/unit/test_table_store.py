@@ -88,7 +88,7 @@ async def grown(log: TableLog, end: int) -> None:
     event = asyncio.Event()
     log.wake(event.set)
     async with asyncio.timeout(10):
-        while log.durable < end:
+        while log.high_watermark < end:
             await event.wait()
             event.clear()
 
@@ -127,7 +127,7 @@ async def test_news_that_are_lost_while_a_log_is_prepared_are_asked_for_again(
     await database.asked.wait()
     database.opening.set()
     await preparing
-    assert store.open("t", "id", 0, LogConfig()).durable == 5
+    assert store.open("t", "id", 0, LogConfig()).high_watermark == 5
 
 
 async def test_news_that_are_lost_between_preparing_a_log_and_opening_it_are_asked_for_again(
@@ -137,7 +137,7 @@ async def test_news_that_are_lost_between_preparing_a_log_and_opening_it_are_ask
     database.end = 5
     store._lost()
     await database.asked.wait()
-    assert store.open("t", "id", 0, LogConfig()).durable == 5
+    assert store.open("t", "id", 0, LogConfig()).high_watermark == 5
 
 
 class Busy(Database):

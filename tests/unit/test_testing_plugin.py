@@ -148,15 +148,15 @@ def test_a_fault_that_cannot_be_is_refused(millstream: BrokerThread) -> None:
 
 def test_its_clock_can_be_moved(millstream: BrokerThread) -> None:
     produce(millstream, "orders", b"x")
-    before = millstream.core.clock.now_ms()
+    before = millstream.clock.now_ms()
     reader = consumer(millstream, **{"session.timeout.ms": 60_000, "heartbeat.interval.ms": 59_000})
     reader.subscribe(["orders"])
     deadline = time.monotonic() + 20
     while (message := reader.poll(0.1)) is None and time.monotonic() < deadline:
         pass
     assert message is not None
-    millstream.core.clock.advance(61)
-    assert millstream.core.clock.now_ms() - before >= 61_000
+    millstream.clock.advance(61)
+    assert millstream.clock.now_ms() - before >= 61_000
     with pytest.raises(KafkaException) as raised:  # its session has ended, without a minute of waiting
         reader.commit(message=message, asynchronous=False)
     assert raised.value.args[0].code() in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION)

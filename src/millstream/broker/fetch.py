@@ -34,7 +34,6 @@ from millstream.stores.base import PartitionLog
 
 unexpected = Damped(__name__)
 
-LEADER_EPOCH = 0
 TURN_BYTES = 1 << 20
 """What a round checks before the event loop runs again. The read that exceeds it may check as much once more."""
 EMPTY = Slice(0, 0)
@@ -139,7 +138,7 @@ class Fetch:
                 found += 1
                 room -= min(limit, log.size_bytes())
                 self._reading += 1
-                one = Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
+                one = Fetched(wanted, Code.NONE, log.high_watermark, log.start, EMPTY)
             fetched.append(one)
         return None if self._reading else (found, failed)
 
@@ -155,7 +154,7 @@ class Fetch:
             slice_ = done.value()
             if slice_.size > limit and not first:
                 slice_ = EMPTY
-            self._round[at] = Fetched(wanted, Code.NONE, log.durable, log.start, slice_)
+            self._round[at] = Fetched(wanted, Code.NONE, log.high_watermark, log.start, slice_)
         else:
             self._round[at] = _refused(wanted, log, done.error)
         self._reading -= 1
@@ -191,10 +190,10 @@ class Fetch:
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID
             return Fetched(wanted, unknown, -1, -1, EMPTY)
-        if wanted.leader_epoch > LEADER_EPOCH:
-            return Fetched(wanted, Code.UNKNOWN_LEADER_EPOCH, -1, -1, EMPTY)
+        if wanted.leader_epoch != log.epochs.latest and (code := log.epochs.check(wanted.leader_epoch)) != Code.NONE:
+            return Fetched(wanted, code, -1, -1, EMPTY)
         if room <= 0 and not first:
-            return Fetched(wanted, Code.NONE, log.durable, log.start, EMPTY)
+            return Fetched(wanted, Code.NONE, log.high_watermark, log.start, EMPTY)
         # A later partition must not get its one oversized batch on top of a full answer, so only the first may
         # overshoot.
         limit = min(wanted.bytes_max, room)
@@ -209,11 +208,11 @@ class Fetch:
         slice_ = promise.value()
         if slice_.size > limit and not first:
             slice_ = EMPTY
-        return Fetched(wanted, Code.NONE, log.durable, log.start, slice_)
+        return Fetched(wanted, Code.NONE, log.high_watermark, log.start, slice_)
 
 
 def _refused(wanted: Wanted, log: PartitionLog, error: BaseException) -> Fetched:
     if isinstance(error, RequestError):
-        return Fetched(wanted, error.code, log.durable, log.start, EMPTY)
+        return Fetched(wanted, error.code, log.high_watermark, log.start, EMPTY)
     unexpected.error("fetch of %s-%d failed: %r", wanted.topic, wanted.partition, error)
-    return Fetched(wanted, Code.UNKNOWN_SERVER_ERROR, log.durable, log.start, EMPTY)
+    return Fetched(wanted, Code.UNKNOWN_SERVER_ERROR, log.high_watermark, log.start, EMPTY)

@@ -71,7 +71,7 @@ class KnownDamage:
             if topic is None or index >= len(topic.partitions):
                 continue
             log = topic.partitions[index].log
-            offset, end = max(first, log.start), min(end, log.durable)
+            offset, end = max(first, log.start), min(end, log.high_watermark)
             try:
                 while offset < end:
                     piece = await verify_piece(log, offset)

@@ -110,7 +110,7 @@ class Scrub:
     async def _scrub(self, topic: Topic, part: Partition, offset: int) -> None:
         """Checks one partition from an offset on, at its pace."""
         log = part.log
-        offset, end = max(offset, log.start), log.durable
+        offset, end = max(offset, log.start), log.high_watermark
         while offset < end and self._topics.get(topic.name) is topic:
             try:
                 piece = await verify_piece(log, offset)

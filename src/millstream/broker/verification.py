@@ -67,7 +67,7 @@ class Verification:
 
     def __init__(self, topics: Iterable[Topic], metrics: Metrics) -> None:
         self._metrics = metrics
-        self._parts = [(topic, part, part.log.durable) for topic in topics for part in topic.partitions]
+        self._parts = [(topic, part, part.log.high_watermark) for topic in topics for part in topic.partitions]
         self.bytes_total = sum(part.log.size_bytes() for _, part, _ in self._parts)
         self.bytes_done = 0
         self.partitions_total = len(self._parts)

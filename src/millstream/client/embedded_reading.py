@@ -48,7 +48,7 @@ class Cursor(Generic[V]):
 
     @property
     def has_more(self) -> bool:
-        return self._at < len(self._records) or self.next < self.log.durable or self.log.damage.lost is not None
+        return self._at < len(self._records) or self.next < self.log.high_watermark or self.log.damage.lost is not None
 
     @property
     def is_inside_batch(self) -> bool:
@@ -105,7 +105,7 @@ class Cursor(Generic[V]):
                     self._records, self._at = records, 0
                     return True
                 self.next = header.next_offset
-            if self.next >= self.log.durable or (limit is not None and self.next >= limit):
+            if self.next >= self.log.high_watermark or (limit is not None and self.next >= limit):
                 return False
             self._batches = iter(await self._read())
 
@@ -172,16 +172,16 @@ class EmbeddedReading(Reading[V]):
         offset = self._offset
         if self._time is not None:
             found = await log.find_time(self._time)
-            offset = log.durable if found is None else found.offset
+            offset = log.high_watermark if found is None else found.offset
         elif offset == "start":
             offset = log.start
         elif offset == "end":
-            offset = log.durable
+            offset = log.high_watermark
         assert isinstance(offset, int)
-        if not log.start <= offset <= log.durable:
-            detail = f"{self._topic}-{self._partition} holds offsets {log.start} to {log.durable}, not {offset}"
+        if not log.start <= offset <= log.high_watermark:
+            detail = f"{self._topic}-{self._partition} holds offsets {log.start} to {log.high_watermark}, not {offset}"
             raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
-        self._limit = None if self._follow else log.durable
+        self._limit = None if self._follow else log.high_watermark
         self._cursor = Cursor(topics.get, topic, self._partition, offset)
         self._unwake = log.wake(self._signal.set)
 

@@ -140,7 +140,7 @@ class EmbeddedStream(Stream[V]):
                 try:
                     await cursor.load()
                 except OutOfRange:  # retention was faster
-                    cursor.seek(cursor.log.start if self._from_start else cursor.log.durable)
+                    cursor.seek(cursor.log.start if self._from_start else cursor.log.high_watermark)
                     self._signal.set()  # what is left of it is there already, and wakes nobody
                 except RequestError:  # the next call serves the other partitions
                     self._turn = at + 1
@@ -342,10 +342,10 @@ class EmbeddedStream(Stream[V]):
             self._cursors[place] = Cursor(broker.topics.get, topic, number, offset)
             self._signal.set()
             return
-        if committed is not None and committed.offset > log.durable:
+        if committed is not None and committed.offset > log.high_watermark:
             await log.refresh()  # what others appended may be known late here; what they committed is not
-        offset = log.start if self._from_start else log.durable
-        if committed is not None and log.start <= committed.offset <= log.durable:
+        offset = log.start if self._from_start else log.high_watermark
+        if committed is not None and log.start <= committed.offset <= log.high_watermark:
             offset = self._committed[place] = committed.offset
         cursor: Cursor[V] = Cursor(broker.topics.get, topic, number, offset)
         self._cursors[place] = cursor

@@ -170,6 +170,13 @@ class LogLost(RequestError):
         super().__init__(Code.KAFKA_STORAGE_ERROR, detail)
 
 
+class Diverged(RequestError):
+    """A follower's log has another batch than its leader: it has to be truncated to where both agree (KIP-101)."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Code.INVALID_REQUEST, detail)
+
+
 class RevisionConflict(MillstreamError):
     """A metadata transaction whose expected revision is not the current one; nothing of it was applied."""
 

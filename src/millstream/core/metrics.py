@@ -157,7 +157,7 @@ class PartitionFigures(NamedTuple):
     topic: str
     partition: int
     start: int
-    durable: int
+    high_watermark: int
     """The first offset that readers cannot see yet."""
     end: int
     size_bytes: int
@@ -362,11 +362,11 @@ class _Collector:
         for figures in self._snapshot.partitions:
             where = [figures.topic, str(figures.partition)]
             partitions[figures.topic] += 1
-            ends[figures.topic, figures.partition] = figures.durable
-            current.add_metric(where, figures.durable)
+            ends[figures.topic, figures.partition] = figures.high_watermark
+            current.add_metric(where, figures.high_watermark)
             oldest.add_metric(where, figures.start)
             size.add_metric(where, figures.size_bytes)
-            unsynced.add_metric(where, figures.end - figures.durable)
+            unsynced.add_metric(where, figures.end - figures.high_watermark)
         count = GaugeMetricFamily("kafka_topic_partitions", "Partitions of the topic.", labels=["topic"])
         for topic, number in partitions.items():
             count.add_metric([topic], number)

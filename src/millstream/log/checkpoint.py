@@ -2,8 +2,8 @@
 
 A JSON object and its CRC-32 on one line, in a file that is replaced as a whole. Everything that it speaks of is synced
 before it is written. It holds the first readable offset, the segment and the position up to which the log is known
-to be sound, the offset that comes next there, the table of idempotent producers as of that offset, and base offset and
-size of each closed segment.
+to be sound, the offset that comes next there, the table of idempotent producers as of that offset, base offset and size
+of each closed segment, and the history of leader epochs (left out while there was only one).
 
 The sizes tell a hole from a gap. Recovery compares them with the files: a segment that is missing or too short was
 neither removed by retention, which first moves the start, nor by compaction, which first takes the segments that it
@@ -34,11 +34,15 @@ class Checkpoint:
     producers: list[list[object]] = field(default_factory=list)
     closed: list[list[int]] | None = None
     """Base offset and size of each closed segment; None if an earlier version wrote the checkpoint."""
+    epochs: list[list[int]] = field(default_factory=list)
+    """As `Epochs.to_state` gives them."""
 
     def write(self, disk: Disk, directory: str) -> None:
         fields = [self.start, self.segment, self.position, self.next_offset, self.producers]
         if self.closed is not None:
             fields.append(self.closed)
+            if self.epochs:
+                fields.append(self.epochs)
         text = json.dumps(fields, separators=(",", ":")).encode()
         disk.replace(os.path.join(directory, FILE_NAME), b"%08x %s\n" % (zlib.crc32(text), text))
 

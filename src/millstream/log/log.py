@@ -1,18 +1,22 @@
 """One partition on disk: segments, and the rules by which they grow.
 
-    start          durable            end
-      |---- readers ----|-- unsynced --|
+    start         high_watermark   counted        end
+      |---- readers ----|-- replicas --|-- unsynced --|
 
 Rules
 -----
-1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `durable` moves, when a
+1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `counted` moves, when a
    sync that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
-2. Readers see nothing at or above `durable`.
+   `counted` is what this copy vouches for.
+2. Readers see nothing at or above `high_watermark`. With one copy it is `counted`. In a log with replicas it moves when
+   the leader says so (`raise_high_watermark`), and never above `counted`.
 3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
    retried, because after a failed sync the operating system may report success without having written anything.
 4. A failed append (a full disk, or any other error) costs its request: the file is cut back to where it was, or the log
    goes read-only.
 5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
+6. A leader's log assigns offsets (`append`), a follower's takes them as they are (`follow`). The same batch twice is
+   taken once; another batch at an offset that the log has is a divergence, and is refused.
 
 Reading is in `readable.py`, recovery in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
 """
@@ -30,13 +34,14 @@ from typing import NamedTuple
 
 from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
-from millstream.core.errors import Code, LogReadOnly, RequestError
+from millstream.core.errors import Code, Diverged, LogReadOnly, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.disk import Disk
+from millstream.log.epochs import Epochs
 from millstream.log.flusher import Flusher
 from millstream.log.producers import Producers
 from millstream.log.readable import ReadableLog
@@ -48,7 +53,6 @@ from millstream.records.run import BatchRun
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
-LEADER_EPOCH = 0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Nothing was asked of the disk: what could not be opened can be when a client has gone."""
@@ -89,9 +93,13 @@ class Log(ReadableLog):
         "closed",
         "compacted_to",
         "config",
+        "counted",
         "directory",
+        "epochs",
         "failure",
         "is_abandoned",
+        "is_replicated",
+        "leader_epoch",
         "lost",
         "producers",
         "rewritten",
@@ -108,6 +116,12 @@ class Log(ReadableLog):
         self.clock = clock
         self._flusher = flusher
         self.producers = Producers()
+        self.epochs = Epochs()
+        self.leader_epoch = 0
+        """Of the batches that are appended now."""
+        self.counted = 0
+        self.is_replicated = False
+        """Whether others have copies: then this log does not raise its high watermark by itself."""
         self.failure: str | None = None
         self.closed = False
         self.is_abandoned = False
@@ -144,10 +158,10 @@ class Log(ReadableLog):
             except RequestError as error:
                 return Promise.failed(error)
             if repeated is not None:
-                return self._when_durable(repeated + header.last_offset_delta + 1, Appended(repeated, self.start, True))
+                return self._when_counted(repeated + header.last_offset_delta + 1, Appended(repeated, self.start, True))
         base = self.end
         size = len(batch)
-        patch_offset(batch, base, header.length, LEADER_EPOCH)
+        patch_offset(batch, base, header.length, self.leader_epoch)
         config = self.config
         try:
             segment = self._segment_for(size, config)
@@ -163,7 +177,7 @@ class Log(ReadableLog):
             return Promise.failed(self._refusal())
         base = self.end
         size = len(run.data)
-        run.place(base, LEADER_EPOCH)
+        run.place(base, self.leader_epoch)
         config = self.config
         before = None
         try:
@@ -174,25 +188,77 @@ class Log(ReadableLog):
             return Promise.failed(self._undo_write(error, before))
         return self._appended(segment, base + run.offsets, size, run.count)
 
+    def lead(self, epoch: int) -> None:
+        """What is appended from now on has a leader epoch."""
+        self.epochs.begin(epoch, self.end)
+        self.leader_epoch = epoch
+
+    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        if self.failure is not None or self.closed:
+            return Promise.failed(self._refusal())
+        base = header.base_offset
+        if base < self.end:
+            return self._follow_again(header)
+        if header.leader_epoch < self.epochs.latest:
+            detail = (
+                f"{self.name} has epoch {self.epochs.latest}; a batch of epoch {header.leader_epoch} came behind it"
+            )
+            return Promise.failed(Diverged(detail))
+        if base - self.end >= RELATIVE_OFFSET_MAX:
+            detail = f"{self.name} ends at {self.end} and cannot go on at {base}: copy the partition from its start"
+            return Promise.failed(Diverged(detail))
+        config = self.config
+        try:
+            segment = self._segment_for(len(batch), config, base)
+            segment.append(batch, header, base, config.index_interval_bytes)
+        except Exception as error:
+            return Promise.failed(self._undo_write(error))
+        self.epochs.begin(header.leader_epoch, base)
+        self.producers.note(header, base, self.clock.now_ms())
+        return self._appended(segment, header.next_offset, len(batch), 1, base)
+
+    def _follow_again(self, header: BatchHeader) -> Promise[Appended]:
+        """A batch below the end: nothing to do if it is the one that is there."""
+        base = header.base_offset
+        if base >= self.start:
+            segment = self.segments[max(self._segment_index(base), 0)]
+            found = segment.locate(base, segment.size)
+            if found is not None and found[1][:5] == header[:5]:  # offset, length, epoch, magic, CRC
+                return self._when_counted(header.next_offset, Appended(base, self.start, True))
+        return Promise.failed(
+            Diverged(f"{self.name} has another batch at offset {base} than the leader (epoch {header.leader_epoch})")
+        )
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """As the leader of a replicated log says: readers may see what lies below an offset that this copy counts."""
+        offset = min(offset, self.counted)
+        if offset <= self.high_watermark:
+            return
+        segment = self.segments[max(self._segment_index(offset - 1), 0)]
+        found = segment.locate(offset, segment.size)
+        self.high_watermark = offset if found is None else min(offset, found[1].base_offset)
+        self._read_mark = (segment.base_offset, segment.size if found is None else found[0])
+        if self._wakers:
+            self._wake_readers()
+
     def _refusal(self) -> RequestError:
         if self.failure is not None:
             return LogReadOnly(self.name, self.failure)
         return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed")
 
-    def _appended(self, segment: Segment, end: int, size: int, count: int) -> Promise[Appended]:
+    def _appended(
+        self, segment: Segment, end: int, size: int, count: int, base: int | None = None
+    ) -> Promise[Appended]:
         """The books after bytes went to the end of the active segment, and the promise of an answer."""
-        answer = Appended(self.end, self.start)
+        answer = Appended(self.end if base is None else base, self.start)
         self.end = end
         self.unsynced_bytes += size
         self._unsynced_batches += count
         flush = self.config.flush
         if flush.batches == 1:
             self._flusher.request(self)
-            return self._when_durable(end, answer)
-        self.durable = end
-        self._durable_mark = (segment.base_offset, segment.size)
-        if self._wakers:
-            self._wake_readers()
+            return self._when_counted(end, answer)
+        self._count(end, (segment.base_offset, segment.size))
         if (flush.batches is not None and self._unsynced_batches >= flush.batches) or (
             flush.records is not None and end - self._synced[0] >= flush.records
         ):
@@ -202,18 +268,20 @@ class Log(ReadableLog):
             self.clock.call_later(flush.ms / 1000, self._flush_by_time)
         return Promise.of(answer)
 
-    def _when_durable(self, offset: int, answer: Appended) -> Promise[Appended]:
-        if offset <= self.durable:
+    def _when_counted(self, offset: int, answer: Appended) -> Promise[Appended]:
+        if offset <= self.counted:
             return Promise.of(answer)
         promise: Promise[Appended] = Promise()
         self._waiting.append((offset, promise, answer))
         return promise
 
-    def _segment_for(self, size: int, config: LogConfig) -> Segment:
+    def _segment_for(self, size: int, config: LogConfig, base: int | None = None) -> Segment:
+        """The segment for bytes whose first offset is `base`, by default the end."""
         if self.segments:
             active = self.segments[-1]
             fits = active.size + size <= config.segment_bytes
-            if (fits and self.end - active.base_offset < RELATIVE_OFFSET_MAX) or active.size == 0:
+            relative = (self.end if base is None else base) - active.base_offset
+            if (fits and relative < RELATIVE_OFFSET_MAX) or active.size == 0:
                 return active
         return self.roll()
 
@@ -235,7 +303,7 @@ class Log(ReadableLog):
             self._unsynced_segments.append(self.segments[-1])
         self.segments.append(segment)
         if len(self.segments) == 1:
-            self._durable_mark = (segment.base_offset, 0)
+            self._read_mark = (segment.base_offset, 0)
             self._synced = (self.end, segment.base_offset, 0)
             self._checkpoint_due = CHECKPOINT_BYTES
         return segment
@@ -339,8 +407,8 @@ class Log(ReadableLog):
         while waiting and waiting[0][0] <= end:
             ready.append(waiting.popleft())
         go_on()
-        if end > self.durable:
-            self._publish(end, mark)
+        if end > self.counted:
+            self._count(end, mark)
         for _, promise, answer in ready:
             promise.settle(answer)
 
@@ -356,9 +424,11 @@ class Log(ReadableLog):
         refusals.error("cannot sync %s yet: %s", self.name, error)
         self.clock.call_later(SYNC_AGAIN_SECONDS, self._flush_by_time)
 
-    def _publish(self, end: int, mark: tuple[int, int]) -> None:
-        self.durable = end
-        self._durable_mark = mark
+    def _count(self, end: int, mark: tuple[int, int]) -> None:
+        self.counted = end
+        if not self.is_replicated:
+            self.high_watermark = end
+            self._read_mark = mark
         if self._wakers:
             self._wake_readers()
 
@@ -380,8 +450,8 @@ class Log(ReadableLog):
     # -- shrinking ---------------------------------------------------------------------------------------------------
 
     def trim(self, offset: int) -> Promise[int]:
-        if offset > self.durable or offset < 0:
-            detail = f"{self.name} ends at {self.durable}; it cannot be trimmed to {offset}"
+        if offset > self.high_watermark or offset < 0:
+            detail = f"{self.name} ends at {self.high_watermark}; it cannot be trimmed to {offset}"
             return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
         if offset > self.start:
             before, self.start = self.start, offset
@@ -486,9 +556,12 @@ class Log(ReadableLog):
             if segment in self.segments:
                 self._disk.sync(segment.file)
         self._unsynced_segments = []
-        self.end = self.durable = max(offset, active.base_offset)
-        self._durable_mark = (active.base_offset, position)
-        self._synced = (self.end, *self._durable_mark)
+        self.end = self.counted = max(offset, active.base_offset)
+        if self.end <= self.high_watermark or not self.is_replicated:
+            self.high_watermark = self.end
+            self._read_mark = (active.base_offset, position)
+        self._synced = (self.end, active.base_offset, position)
+        self.epochs.cut_from(self.end)
         self.start = min(self.start, self.end)
         self.producers.forget_from(self.end)
         self.unsynced_bytes = self._unsynced_batches = 0
@@ -537,8 +610,10 @@ class Log(ReadableLog):
         if not self.segments:
             return
         offset, base, position = self._synced
+        self.epochs.cut_below(self.start)
+        epochs = self.epochs.to_state()  # recovery begins those again that begin behind the offset
         checkpoint = Checkpoint(
-            self.start, base, position, offset, self._producers_at(offset), self._closed_below(base)
+            self.start, base, position, offset, self._producers_at(offset), self._closed_below(base), epochs
         )
         try:
             for segment in self.segments:
@@ -570,12 +645,13 @@ class Log(ReadableLog):
 
     def restore(self, start: int, end: int, producers: Producers) -> None:
         """Takes over what recovery found: everything in the segments is sound and synced."""
-        self.start, self.end, self.durable = start, end, end
+        self.start, self.end = start, end
+        self.counted = self.high_watermark = end
         self.producers = producers
         if self.segments:
-            self._durable_mark = (self.segments[-1].base_offset, self.segments[-1].size)
+            self._read_mark = (self.segments[-1].base_offset, self.segments[-1].size)
             self.segments[-1].resume_index()
-        self._synced = (end, *self._durable_mark)
+        self._synced = (end, *self._read_mark)
         self._checkpoint_due = CHECKPOINT_BYTES
         self._directory_dirty = True  # who made the last segment may have been killed before it synced the name
 
@@ -586,8 +662,9 @@ class Log(ReadableLog):
         if self.failure is None and self.segments:
             try:
                 self._sync([segment.file for segment in [*self._unsynced_segments, self.segments[-1]]], self.directory)
-                self._publish(self.end, (self.segments[-1].base_offset, self.segments[-1].size))
-                self._synced = (self.end, *self._durable_mark)
+                mark = (self.segments[-1].base_offset, self.segments[-1].size)
+                self._count(self.end, mark)
+                self._synced = (self.end, *mark)
                 self.unsynced_bytes = self._unsynced_batches = 0
                 self.write_checkpoint()
             except OSError as error:

@@ -4,8 +4,8 @@ Rules
 -----
 1. Every read, append and look-up fails with `LogLost`, never with OFFSET_OUT_OF_RANGE: a consumer would reset its
    position, and read on at another record once the directory is restored.
-2. `start`, `durable` and `end` are 0, because the real ones are unknown. Code that compares positions with them asks
-   `damage.lost` first.
+2. `start`, `high_watermark` and `end` are 0, because the real ones are unknown. Code that compares positions with
+   them asks `damage.lost` first.
 3. Nothing is written: the next start finds the directory restored, or reports it again.
 """
 
@@ -18,6 +18,7 @@ from millstream.core.promise import Promise
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
+from millstream.log.epochs import Epochs
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.records.batch import BatchHeader
@@ -29,7 +30,8 @@ class LostLog:
 
     def __init__(self, name: str, directory: str, config: LogConfig) -> None:
         self.config = config
-        self.start = self.durable = self.end = self.unsynced_bytes = 0
+        self.start = self.high_watermark = self.counted = self.end = self.unsynced_bytes = 0
+        self.epochs = Epochs()
         self.failure: str | None = None
         """None: a log that went read-only asks for a restart (`/healthz` answers 503), which does not help here."""
         self.damage = Damage(name)
@@ -40,6 +42,12 @@ class LostLog:
         return Promise.failed(self._refusal)
 
     def append_run(self, run: BatchRun) -> Promise[Appended]:
+        return Promise.failed(self._refusal)
+
+    def lead(self, epoch: int) -> None:
+        return None
+
+    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         return Promise.failed(self._refusal)
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:

@@ -1,7 +1,7 @@
 """The readable half of a log: from an offset or a time to a range of a segment file.
 
-Readers see what lies below `durable` and not below `start`. A read answers with a range of whole batches and copies
-nothing. Where a reader left off is remembered, so that reading on needs no search.
+Readers see the offsets from `start` to below `high_watermark`. A read answers with a range of whole batches and copies
+nothing. The position where a reader left off is remembered, so that reading on needs no search.
 
 Bytes that this process did not append are checked before they are served the first time (`checked.py`). A damaged batch
 goes into the registry (`damage.py`): reads end before it, and a read that begins there fails. To find out what is
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ReadableLog:
-    __slots__ = ("_cursors", "_durable_mark", "_turn", "damage", "durable", "end", "name", "segments", "start")
+    __slots__ = ("_cursors", "_read_mark", "_turn", "damage", "end", "high_watermark", "name", "segments", "start")
 
     closed: bool
 
@@ -52,9 +52,9 @@ class ReadableLog:
         self.damage = Damage(name)
         self.segments: list[Segment] = []
         self.start = 0
-        self.durable = 0
+        self.high_watermark = 0
         self.end = 0
-        self._durable_mark: tuple[int, int] = (0, 0)
+        self._read_mark: tuple[int, int] = (0, 0)
         """Base offset of the segment and the position in it up to which readers may read."""
         self._cursors: dict[int, tuple[Segment, int]] | None = None
         self._turn: asyncio.Lock | None = None
@@ -67,7 +67,7 @@ class ReadableLog:
                     Code.OFFSET_OUT_OF_RANGE, f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
                 )
             )
-        if offset >= self.durable:
+        if offset >= self.high_watermark:
             return Promise.of(Slice(0, offset))
         try:
             return Promise.of(self._slice(offset, bytes_max))
@@ -87,7 +87,7 @@ class ReadableLog:
         if place is None or (damaged is not None and place[2] >= damaged.first):
             if damaged is not None:  # there is nothing more before it
                 raise DamagedOffset(self.name, damaged)
-            return Slice(0, self.durable)  # compaction took all that was left
+            return Slice(0, self.high_watermark)  # compaction took all that was left
         segment, position, first = place
         limit, behind, stored = self._limit(segment), -1, segment.checked.stored
         if damaged is not None and damaged.first < self._offset_behind(segment):
@@ -145,7 +145,7 @@ class ReadableLog:
         met = set()
         async with self._turn:
             try:
-                while self.start <= offset < self.durable:
+                while self.start <= offset < self.high_watermark:
                     try:
                         return self._slice(offset, bytes_max)
                     except BrokenSegment as error:
@@ -265,13 +265,13 @@ class ReadableLog:
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def _limit(self, segment: Segment) -> int:
-        base, position = self._durable_mark
+        base, position = self._read_mark
         return segment.size if segment.base_offset < base else position if segment.base_offset == base else 0
 
     def _offset_behind(self, segment: Segment) -> int:
         """The offset that comes after everything readable in a segment."""
-        if segment.base_offset == self._durable_mark[0]:
-            return self.durable
+        if segment.base_offset == self._read_mark[0]:
+            return self.high_watermark
         at = self._segment_index(segment.base_offset)
         return self.segments[at + 1].base_offset if at + 1 < len(self.segments) else self.end
 

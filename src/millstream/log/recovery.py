@@ -30,6 +30,7 @@ from millstream.log import checkpoint as checkpoints
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.damage import Cause
 from millstream.log.disk import Disk
+from millstream.log.epochs import Epochs
 from millstream.log.log import Log, Lost
 from millstream.log.producers import Producers
 from millstream.log.segment import BrokenSegment, Segment, file_name
@@ -63,6 +64,9 @@ class Recovery:
         bases = self._list_segments()
         self._drop_below(point.start, bases)
         producers = Producers.from_state(point.producers)
+        if point.epochs:
+            log.epochs = Epochs(point.epochs)
+            log.epochs.cut_from(max(point.next_offset, 1))
         if known is None:
             end = self._take_tail(bases, None, 0, producers)
         else:
@@ -196,6 +200,8 @@ class Recovery:
                     header.max_timestamp, header.base_offset, header.size, self._log.config.index_interval_bytes
                 )
                 producers.note(header, header.base_offset, now)
+                if header.leader_epoch > self._log.epochs.latest:
+                    self._log.epochs.begin(header.leader_epoch, header.base_offset)
                 next_offset = header.next_offset
         self._scanned.append(segment)
         self.scanned_bytes += size - position

@@ -45,7 +45,7 @@ def _drop(log: Log, config: LogConfig, active: Segment, now: int) -> bool:
         total -= segment.size
         following = [other.base_offset for other in log.segments if other.base_offset > segment.base_offset]
         keep_from = following[0] if following else log.end
-    keep_from = min(keep_from, log.durable)
+    keep_from = min(keep_from, log.high_watermark)
     if keep_from <= log.segments[0].base_offset:
         return False
     if keep_from > log.segments[-1].base_offset:

@@ -19,6 +19,7 @@ from millstream.core.promise import Promise
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
+from millstream.log.epochs import Epochs
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.records.batch import BatchHeader
@@ -30,10 +31,14 @@ class PartitionLog(Protocol):
     """May be replaced at any time; the next append goes by the new one."""
     start: int
     """The first offset that can be read."""
-    durable: int
-    """The offset after the last one that readers may see (the high watermark)."""
+    high_watermark: int
+    """The offset after the last one that readers may see."""
+    counted: int
+    """The offset after the last one that this copy vouches for: synced with `flush=always`, otherwise appended."""
     end: int
-    """The offset after the last one appended; never below `durable`."""
+    """The offset after the last one appended: `high_watermark <= counted <= end`."""
+    epochs: Epochs
+    """Where each leader epoch begins."""
     unsynced_bytes: int
     """Appended and not durable yet: what backpressure is measured by."""
     damage: Damage
@@ -56,8 +61,18 @@ class PartitionLog(Protocol):
         As with `append`, the bytes are patched in place and are not used after the call returns.
         """
 
+    def lead(self, epoch: int) -> None:
+        """Gives a leader epoch to all batches that are appended from now on."""
+
+    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        """Stores a leader's batch at its own offsets and epoch. For logs that can follow (`LogStore.can_follow`).
+
+        Offsets may be missing before it: compaction removed them at the leader. Below the end the same batch (offset,
+        epoch, CRC) is stored once, and any other fails with `Diverged`.
+        """
+
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        """Whole batches from the one that holds `offset`, below `durable`; at least one where there is one.
+        """Whole batches from the one that holds `offset`, below `high_watermark`; at least one where there is one.
 
         Ends before a damaged range. Fails with `DamagedOffset` inside one.
         """
@@ -72,7 +87,7 @@ class PartitionLog(Protocol):
         """The record with the largest timestamp, or None."""
 
     def trim(self, offset: int) -> Promise[int]:
-        """Drops what lies below `offset` (at most up to `durable`); answers with the new start."""
+        """Drops what lies below `offset` (at most up to `high_watermark`); answers with the new start."""
 
     def truncate(self, offset: int) -> Promise[int]:
         """Drops what lies at or above `offset`; answers with the new end. For followers, never below acknowledged."""
@@ -81,12 +96,12 @@ class PartitionLog(Protocol):
         """Settles when all that was appended before the call is durable."""
 
     def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back whenever `durable` grows or the log fails; the answer takes the callback off again."""
+        """Calls back whenever `high_watermark` grows or the log fails; the answer takes the callback off again."""
 
     def size_bytes(self) -> int: ...
 
     def refresh(self) -> Promise[None]:
-        """Settles when `start`, `durable` and `end` are at least as new as the call, whoever else writes to the log."""
+        """Settles when the offsets known here are at least as new as the call, also where other brokers append."""
 
     def known_producers(self) -> Promise[Producers]:
         """The idempotent producers that the log remembers."""
@@ -95,6 +110,8 @@ class PartitionLog(Protocol):
 class LogStore(Protocol):
     location: str
     """Where the logs live, for people to read."""
+    can_follow: bool
+    """Whether its logs can be copies of a leader's: `follow`, and a history of epochs that outlives a restart."""
     atomic: bool
     """Whether what is appended inside `together` is stored as a whole or not at all, over several logs."""
 

@@ -75,6 +75,7 @@ class DirectoryLock:
 class LocalLogStore:
     atomic = False
     tells_loss = True
+    can_follow = True
 
     def __init__(self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None) -> None:
         self.location = self.directory = os.path.abspath(directory)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
-from millstream.core.errors import Code, RequestError
+from millstream.core.errors import Code, Diverged, RequestError
 from millstream.core.promise import Promise, begin
 from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Damage, DamagedRange
+from millstream.log.epochs import Epochs
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.records import codec
@@ -26,8 +27,8 @@ class MemoryLog:
     """Implements `stores.base.PartitionLog`: one bytes object per batch."""
 
     __slots__ = (
-        "_batches", "_clock", "_last_offsets", "_mark", "_wakers", "closed", "config", "damage", "durable", "end",
-        "failure", "producers", "start", "unsynced_bytes",
+        "_batches", "_clock", "_last_offsets", "_mark", "_wakers", "closed", "config", "counted", "damage", "end",
+        "epochs", "failure", "high_watermark", "producers", "start", "unsynced_bytes",
     )  # fmt: skip
 
     def __init__(self, config: LogConfig, clock: Clock) -> None:
@@ -35,7 +36,8 @@ class MemoryLog:
         self.failure: str | None = None
         self.damage = Damage("a log in memory")
         self.closed = False
-        self.start = self.durable = self.end = self.unsynced_bytes = 0
+        self.start = self.high_watermark = self.counted = self.end = self.unsynced_bytes = 0
+        self.epochs = Epochs()
         self._clock = clock
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
@@ -53,15 +55,30 @@ class MemoryLog:
                 return Promise.failed(error)
             if repeated is not None:
                 return Promise.of(Appended(repeated, self.start, True))
-        base = self.end
-        patch_offset(batch, base, header.length, 0)
+        patch_offset(batch, self.end, header.length, self.epochs.latest)
+        return self._store(batch, header, self.end)
+
+    def _store(self, batch: memoryview, header: BatchHeader, base: int) -> Promise[Appended]:
         self._batches.append(bytes(batch))
-        self.end = self.durable = base + header.last_offset_delta + 1
+        self.end = self.counted = self.high_watermark = base + header.last_offset_delta + 1
         self._last_offsets.append(self.end - 1)
         self.producers.note(header, base, self._clock.now_ms())
         for waker in list(self._wakers):
             tell(waker)
         return Promise.of(Appended(base, self.start))
+
+    def lead(self, epoch: int) -> None:
+        self.epochs.begin(epoch, self.end)
+
+    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        base = header.base_offset
+        if base >= self.end and header.leader_epoch >= self.epochs.latest:
+            self.epochs.begin(header.leader_epoch, base)
+            return self._store(batch, header, base)
+        at = bisect_left(self._last_offsets, base)
+        if base < self.end and at < len(self._batches) and read_header(self._batches[at])[:5] == header[:5]:
+            return Promise.of(Appended(base, self.start, True))
+        return Promise.failed(Diverged(f"the log has another batch at offset {base}"))
 
     def append_run(self, run: BatchRun) -> Promise[Appended]:
         answers = [self.append(batch, header) for batch, header in split(run.data)]
@@ -114,11 +131,12 @@ class MemoryLog:
         return await Aside().run(codec.newest_time, batch, self.start)
 
     def trim(self, offset: int) -> Promise[int]:
-        if offset > self.durable or offset < 0:
-            detail = f"the log ends at {self.durable}; it cannot be trimmed to {offset}"
+        if offset > self.high_watermark or offset < 0:
+            detail = f"the log ends at {self.high_watermark}; it cannot be trimmed to {offset}"
             return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
         if offset > self.start:
             self.start = offset
+            self.epochs.cut_below(offset)
             gone = bisect_left(self._last_offsets, offset)
             del self._batches[:gone], self._last_offsets[:gone]
         return Promise.of(self.start)
@@ -127,7 +145,9 @@ class MemoryLog:
         keep = bisect_right(self._last_offsets, offset - 1)
         del self._batches[keep:], self._last_offsets[keep:]
         if offset < self.end:
-            self.end = self.durable = self._last_offsets[-1] + 1 if self._last_offsets else self.start
+            self.end = self._last_offsets[-1] + 1 if self._last_offsets else self.start
+            self.counted = self.high_watermark = self.end
+            self.epochs.cut_from(self.end)
             self.producers.forget_from(self.end)
         return Promise.of(self.end)
 
@@ -176,6 +196,7 @@ class MemoryLog:
 class MemoryLogStore:
     atomic = True
     tells_loss = False
+    can_follow = True
 
     def __init__(self, clock: Clock) -> None:
         self.location = "memory"

@@ -1,11 +1,12 @@
 """One partition in a database: what is known of it here, and the way to what is not.
 
-    start            durable = end
+    start     high_watermark = end
       |---- readers ----|-- on its way to the database --
 
 Rules
 -----
-1. A committed batch is durable and readable: `durable` and `end` are one. They follow the database, never lead it.
+1. A committed batch is durable and readable: `high_watermark`, `counted` and `end` are one number. It follows the
+   database and never leads it.
 2. What is known here may be behind what others have appended, by the time that news takes. So nothing is refused for
    being behind the end before the database was asked.
 3. News come by several ways and may overtake each other; the version of a state tells which is the newer.
@@ -25,6 +26,7 @@ from millstream.log.age_mark import AgeMark
 from millstream.log.answers import Appended, TimedOffset
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
+from millstream.log.epochs import Epochs
 from millstream.log.producers import Producers
 from millstream.log.slice import Slice
 from millstream.records import codec
@@ -60,19 +62,21 @@ class TableLog:
     """Implements `stores.base.PartitionLog`."""
 
     __slots__ = (
-        "_flushes", "_mark", "_state", "_store", "_wakers", "closed", "config", "damage", "durable", "end", "id",
-        "name", "start", "unsynced_bytes",
+        "_flushes", "_mark", "_state", "_store", "_wakers", "closed", "config", "counted", "damage", "end", "epochs",
+        "high_watermark", "id", "name", "start", "unsynced_bytes",
     )  # fmt: skip
 
     def __init__(self, name: str, state: LogState, config: LogConfig, store: TableLogStore) -> None:
         self.name = name
         self.damage = Damage(name)
+        self.epochs = Epochs()
         self.id = state.id
         self.config = config
         self.closed = False
         self.unsynced_bytes = 0
         self._state = state
-        self.start, self.durable, self.end = state.start, state.end, state.end
+        self.start = state.start
+        self.high_watermark = self.counted = self.end = state.end
         self._store = store
         self._wakers: dict[Callable[[], None], None] = {}
         self._flushes: list[Promise[None]] = []
@@ -91,6 +95,13 @@ class TableLog:
         pieces = list(split(run.data))
         batches = [bytearray(batch) for batch, _ in pieces]
         return self._append(batches, [header for _, header in pieces], len(run.data))
+
+    def lead(self, epoch: int) -> None:
+        """Nothing: the database decides about offsets, so that any broker may append in the one epoch there is."""
+
+    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        detail = f"{self.name} cannot be a copy: its database has the only one"
+        return Promise.failed(RequestError(Code.INVALID_REQUEST, detail))
 
     def _append(self, batches: list[bytearray], headers: list[BatchHeader], size: int) -> Promise[Appended]:
         refusal = self._refusal()
@@ -135,9 +146,10 @@ class TableLog:
     def learn(self, state: LogState) -> None:
         if state.version <= self._state.version:
             return
-        grown = state.end > self.durable
+        grown = state.end > self.high_watermark
         self._state = state
-        self.start, self.durable, self.end = state.start, state.end, state.end
+        self.start = state.start
+        self.high_watermark = self.counted = self.end = state.end
         if self.damage.ranges:
             self.damage.forget(self.start, self.end)
         if grown and self._wakers:
@@ -171,18 +183,18 @@ class TableLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        if offset == self.durable:
+        if offset == self.high_watermark:
             return Promise.of(Slice(0, offset))
         if offset < self.start:
             return Promise.failed(self._out_of_range(offset))
         return promised(self._read(offset, bytes_max))
 
     async def _read(self, offset: int, bytes_max: int) -> Slice:
-        if offset > self.durable:
+        if offset > self.high_watermark:
             await self._refresh()
-            if not self.start <= offset <= self.durable:
+            if not self.start <= offset <= self.high_watermark:
                 raise self._out_of_range(offset)
-        below = self.durable
+        below = self.high_watermark
         if self.damage.ranges:
             self.damage.check(offset)
             damaged = self.damage.behind(offset)
@@ -238,7 +250,7 @@ class TableLog:
     async def _find_time(self, timestamp: int) -> TimedOffset | None:
         at, aside = self.start, Aside()
         while True:
-            batch = await self._store.database.first_at(self.id, timestamp, at, self.durable)
+            batch = await self._store.database.first_at(self.id, timestamp, at, self.high_watermark)
             if batch is None:
                 return None
             found = await aside.run(codec.find_time, batch, timestamp, self.start)
@@ -252,7 +264,7 @@ class TableLog:
 
     async def _find_max_time(self) -> TimedOffset | None:
         start = self.start
-        newest = await self._store.database.newest_time(self.id, start, self.durable)
+        newest = await self._store.database.newest_time(self.id, start, self.high_watermark)
         for row in await self._store.database.rows(self.id, start, 1):
             if row.base_offset < start and row.max_timestamp > newest:
                 data, _ = await self._store.database.read(self.id, start, row.last_offset + 1, 0)
@@ -268,10 +280,10 @@ class TableLog:
         return promised(self._trim(offset))
 
     async def _trim(self, offset: int) -> int:
-        if offset > self.durable:
+        if offset > self.high_watermark:
             await self._refresh()
-        if offset > self.durable or offset < 0:
-            detail = f"{self.name} ends at {self.durable}; it cannot be trimmed to {offset}"
+        if offset > self.high_watermark or offset < 0:
+            detail = f"{self.name} ends at {self.high_watermark}; it cannot be trimmed to {offset}"
             raise RequestError(Code.OFFSET_OUT_OF_RANGE, detail)
         if offset > self.start:
             self.learn(await self._store.database.trim(self.id, offset))

@@ -33,6 +33,7 @@ TOPICS_PREFIX = "topics/"
 class TableLogStore:
     atomic = True
     tells_loss = False
+    can_follow = False
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.database = database

@@ -151,7 +151,7 @@ class Cursors:
         except RequestError as error:
             return Promise.failed(error)
         answer: Promise[list[Record]] = Promise()
-        if not cursor.is_reading and self.position(fanout_id, topic) >= topic.partitions[0].log.durable:
+        if not cursor.is_reading and self.position(fanout_id, topic) >= topic.partitions[0].log.high_watermark:
             answer.settle([])
             return answer
         if len(cursor.waiting) >= WAITING_MAX:

@@ -258,7 +258,7 @@ class ExclusiveMember:
             self._look()
 
     def _is_behind(self) -> bool:
-        return any(partition.log.durable > self.position(partition.index) for partition in self.topic.partitions)
+        return any(partition.log.high_watermark > self.position(partition.index) for partition in self.topic.partitions)
 
     # Deciding
 
@@ -299,7 +299,7 @@ class ExclusiveMember:
         old = self._state
         positions = dict(old.positions) if old is not None else {}
         if old is None and self.settings.from_end:
-            positions = {partition.index: partition.log.durable for partition in self.topic.partitions}
+            positions = {partition.index: partition.log.high_watermark for partition in self.topic.partitions}
         self._write(self.id, positions, [])
 
     def _pump(self) -> None:
@@ -318,7 +318,7 @@ class ExclusiveMember:
     def _write(self, active: str | None, positions: dict[int, int], settling: list[Promise[None]]) -> None:
         self._is_busy = True
         behind = any(
-            partition.log.durable > max(positions.get(partition.index, 0), partition.log.start)
+            partition.log.high_watermark > max(positions.get(partition.index, 0), partition.log.start)
             for partition in self.topic.partitions
         )
         state = State(self.topic.id.hex, active, positions, self._clock.now_ms(), behind)

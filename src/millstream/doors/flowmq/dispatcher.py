@@ -61,7 +61,7 @@ class Lane:
         """Whether something may be available."""
         self.rests = False
         """Whether it could not be read a moment ago."""
-        self.seen = partition.log.durable
+        self.seen = partition.log.high_watermark
         """How far the log was when it last woke us."""
         self.cancel: Callable[[], None] = lambda: None
 
@@ -187,7 +187,7 @@ class Dispatcher:
         if not lane.is_awake:
             lane.is_awake = True
             self._awake.append(lane)
-        durable = lane.partition.log.durable
+        durable = lane.partition.log.high_watermark
         if durable > lane.seen:
             lane.seen = durable
             self.pump()
@@ -223,7 +223,7 @@ class Dispatcher:
                 partition = lane.partition
                 fresh = partition.take_fresh(self._member, room)
                 if fresh is not None:
-                    if partition.next < partition.log.durable:
+                    if partition.next < partition.log.high_watermark:
                         self._stay_awake(lane)
                     self._hand_out(lane, fresh, now_ms)
                     continue

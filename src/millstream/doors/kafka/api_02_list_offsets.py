@@ -7,7 +7,6 @@ Gaps: no tiered storage, so -5 (last tiered) answers with no offset; both isolat
 
 from __future__ import annotations
 
-from millstream.broker.fetch import LEADER_EPOCH
 from millstream.core.errors import Code, RequestError
 from millstream.core.logs import Damped
 from millstream.doors.kafka.context import Context
@@ -47,22 +46,24 @@ async def _find(name: str, one: Message, context: Context) -> Fields:
     topic = context.broker.topics.get(name)
     if topic is None or not 0 <= one.partition_index < topic.partition_count:
         return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    if (one.current_leader_epoch or 0) > LEADER_EPOCH:
-        return {**answer, "error_code": Code.UNKNOWN_LEADER_EPOCH}
+    log = topic.partitions[one.partition_index].log
+    code = log.epochs.check(-1 if one.current_leader_epoch is None else one.current_leader_epoch)
+    if code != Code.NONE:
+        return {**answer, "error_code": code}
     try:
-        offset, timestamp = await _look_up(topic.partitions[one.partition_index].log, one.timestamp)
+        offset, timestamp = await _look_up(log, one.timestamp)
     except RequestError as error:
         return {**answer, "error_code": error.code}
     except Exception as error:
         unexpected.error("list offsets of %s-%d failed: %r", name, one.partition_index, error)
         return {**answer, "error_code": Code.UNKNOWN_SERVER_ERROR}
-    return {**answer, "offset": offset, "timestamp": timestamp, "leader_epoch": LEADER_EPOCH if offset >= 0 else -1}
+    return {**answer, "offset": offset, "timestamp": timestamp, "leader_epoch": log.epochs.at(offset)}
 
 
 async def _look_up(log: PartitionLog, timestamp: int) -> tuple[int, int]:
     await log.refresh()
     if timestamp == LATEST:
-        return log.durable, -1
+        return log.high_watermark, -1
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return log.start, -1
     if timestamp < MAX_TIMESTAMP:

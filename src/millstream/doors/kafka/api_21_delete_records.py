@@ -38,7 +38,7 @@ async def _trim(name: str, one: Message, context: Context) -> Fields:
         return {**answer, "error_code": Code.POLICY_VIOLATION}
     log = topic.partitions[one.partition_index].log
     try:
-        start = await log.trim(log.durable if one.offset == -1 else one.offset)
+        start = await log.trim(log.high_watermark if one.offset == -1 else one.offset)
     except RequestError as error:
         return {**answer, "error_code": error.code}
     return {**answer, "low_watermark": start}

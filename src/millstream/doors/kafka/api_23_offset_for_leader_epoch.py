@@ -1,12 +1,11 @@
 """OffsetForLeaderEpoch (key 23), versions 2 to 4.
 
-Where an epoch ends: with one copy of each partition there is one epoch, which ends where the partition does.
+The offset where a leader epoch ends (KIP-101). A partition with one copy has one epoch, which ends where it does.
 Gaps: none.
 """
 
 from __future__ import annotations
 
-from millstream.broker.fetch import LEADER_EPOCH
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
@@ -29,8 +28,11 @@ def _find(name: str, one: Message, context: Context) -> Fields:
     topic = context.broker.topics.get(name)
     if topic is None or not 0 <= one.partition < topic.partition_count:
         return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    if (one.current_leader_epoch or 0) > LEADER_EPOCH:
-        return {**answer, "error_code": Code.UNKNOWN_LEADER_EPOCH}
-    if one.leader_epoch > LEADER_EPOCH:
-        return answer
-    return {**answer, "leader_epoch": LEADER_EPOCH, "end_offset": topic.partitions[one.partition].log.durable}
+    log = topic.partitions[one.partition].log
+    if log.damage.lost is not None:
+        return {**answer, "error_code": log.damage.lost.code}
+    code = log.epochs.check(-1 if one.current_leader_epoch is None else one.current_leader_epoch)
+    if code != Code.NONE:
+        return {**answer, "error_code": code}
+    epoch, end = log.epochs.end_of(one.leader_epoch, log.high_watermark)
+    return {**answer, "leader_epoch": epoch, "end_offset": end}

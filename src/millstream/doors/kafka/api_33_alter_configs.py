@@ -30,7 +30,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
-    config_resources.check_count(resource.configs)
+    config_resources.check_names(resource.configs)
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:

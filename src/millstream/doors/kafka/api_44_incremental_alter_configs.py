@@ -33,7 +33,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
-    config_resources.check_count(resource.configs)
+    config_resources.check_names(resource.configs)
     if resource.resource_type == config_resources.LOGGER:
         config_loggers.alter(resource, validate_only, context)
         return

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from millstream.broker.settings import check_name
 from millstream.broker.topics import Topic
-from millstream.core.errors import Code
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.wire.kafka import operations
@@ -53,10 +54,18 @@ async def _answer(request: Message, context: Context) -> Fields:
     return {"throttle_time": 0, "topics": topics, "next_cursor": None}
 
 
+def _refusal(name: str) -> Code:
+    try:
+        check_name(name)
+    except RequestError as error:
+        return error.code
+    return Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
 def _topic(name: str, topic: Topic | None, indexes: range, brokers: list[BrokerEntry]) -> Fields:
     leads = leaders(topic.id if topic is not None else NO_ID, brokers)
     return {
-        "error_code": Code.NONE if topic is not None else Code.UNKNOWN_TOPIC_OR_PARTITION,
+        "error_code": Code.NONE if topic is not None else _refusal(name),
         "name": name,
         "topic_id": topic.id if topic is not None else NO_ID,
         "is_internal": name in INTERNAL_TOPICS,

@@ -24,7 +24,8 @@ async def handle(request: Message, context: Context) -> Fields:
         if group.members or queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP)
     except RequestError as error:
-        return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": []}
+        refused = [_refused(each, error, context) async for each in in_turns(request.topics)]
+        return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": refused}
     responses = [await _alter(each, queue, context) async for each in in_turns(request.topics)]
     return {"throttle_time": 0, "error_code": Code.NONE, "responses": responses}
 
@@ -38,17 +39,26 @@ async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
             await _seek(queue, topic, each.partition_index, each.start_offset)
         except RequestError as error:
             refusal = error
-        partitions.append(
-            {
-                "partition_index": each.partition_index,
-                "error_code": Code.NONE if refusal is None else refusal.code,
-                "error_message": None if refusal is None else refusal.detail,
-            }
-        )
+        partitions.append(_partition(each, refusal))
+    return _answered(asked, topic, partitions)
+
+
+def _refused(asked: Message, error: RequestError, context: Context) -> Fields:
+    """Kafka's Java client (4.1) looks at the partitions' codes alone: without them a refusal would look done."""
+    topic = context.broker.topics.get(asked.topic_name)
+    return _answered(asked, topic, [_partition(each, error) for each in asked.partitions])
+
+
+def _answered(asked: Message, topic: Topic | None, partitions: list[Fields]) -> Fields:
+    topic_id = None if topic is None else topic.id
+    return {"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": partitions}
+
+
+def _partition(asked: Message, refusal: RequestError | None) -> Fields:
     return {
-        "topic_name": asked.topic_name,
-        "topic_id": None if topic is None else topic.id,
-        "partitions": partitions,
+        "partition_index": asked.partition_index,
+        "error_code": Code.NONE if refusal is None else refusal.code,
+        "error_message": None if refusal is None else refusal.detail,
     }
 
 
@@ -56,8 +66,8 @@ async def _seek(queue: Queue, topic: Topic | None, index: int, offset: int) -> N
     if topic is None or not 0 <= index < topic.partition_count:
         raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
     log = topic.partitions[index].log
-    if not log.start <= offset <= log.durable:
+    if not log.start <= offset <= log.high_watermark:
         raise RequestError(
-            Code.OFFSET_OUT_OF_RANGE, f"the partition holds offsets {log.start} to {log.durable}, not {offset}"
+            Code.OFFSET_OUT_OF_RANGE, f"the partition holds offsets {log.start} to {log.high_watermark}, not {offset}"
         )
     await (await queue.partition(topic, index)).seek(offset)

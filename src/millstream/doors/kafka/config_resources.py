@@ -13,7 +13,7 @@ from millstream.broker.broker_settings import TOPIC_DEFAULTS
 from millstream.broker.groups.group_configs import CONSUMER_SETTINGS
 from millstream.broker.groups.queue.settings import PREFIX, clean
 from millstream.broker.setting import Setting
-from millstream.broker.settings import GROUP_SETTINGS, SETTINGS, TopicSettings, is_kafkas
+from millstream.broker.settings import GROUP_SETTINGS, SETTINGS, TopicSettings, check_name, is_kafkas
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_brokers, config_loggers
 from millstream.doors.kafka.config_entries import FROM_DEFAULT, FROM_GROUP, FROM_TOPIC, Synonym, entry
@@ -38,11 +38,18 @@ class Configured:
 
 
 def check_count(configs: Sequence[Message]) -> None:
-    """They are validated and stored as a whole, which takes too long for the event loop where they are many."""
+    """Settings are validated and stored as a whole, which takes too long for the event loop where they are many."""
     if len(configs) > SETTINGS_MAX:
         raise RequestError(
             Code.INVALID_REQUEST, f"{len(configs)} settings of one resource: at most {SETTINGS_MAX} are taken"
         )
+
+
+def check_names(configs: Sequence[Message]) -> None:
+    """Of a request that alters settings: as in Kafka it names each of them once."""
+    check_count(configs)
+    if len({config.name for config in configs}) < len(configs):
+        raise RequestError(Code.INVALID_REQUEST, "a setting is named twice for one resource; name each setting once")
 
 
 def name_of(resource: Message, name: str) -> str:
@@ -71,6 +78,7 @@ def find(resource: Message, context: Context) -> Configured:
 def _topic(name: str, context: Context) -> TopicSettings:
     topic = context.broker.topics.get(name)
     if topic is None:
+        check_name(name)
         raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
     return topic.settings
 
@@ -88,6 +96,8 @@ def describe(resource: Message, context: Context) -> list[Fields]:
     elif resource.resource_type == TOPIC:
         settings = _topic(name, context)
         entries = topic_entries(settings, context, keys)
+    elif resource.resource_type == CLIENT_METRICS:
+        entries = []
     else:
         configured = find(resource, context)
         entries = [_group_entry(configured, name) for name in configured.table]

@@ -170,7 +170,7 @@ class LuxunConnection(FramedConnection):
         except RequestError as error:
             return self._refused(luxun.CONSUME, sequence_id, error)
         log = topic.partitions[0].log
-        if log.durable == log.start:
+        if log.high_watermark == log.start:
             empty = Failure(ErrorCode.TOPIC_IS_EMPTY, f"topic {topic.name} is empty", ResultCode.TRY_LATER)
             return luxun.encode_failure(luxun.CONSUME, sequence_id, empty)
         if self._is_at_end(request, topic):
@@ -199,7 +199,7 @@ class LuxunConnection(FramedConnection):
         if topic is None or len(topic.partitions) != 1:
             return False
         ahead = 1 if request.fetch_bytes_max <= 0 else RECORDS_MAX
-        last = topic.partitions[0].log.durable - ahead
+        last = topic.partitions[0].log.high_watermark - ahead
         if not request.fanout_id:
             return request.start_index <= last
         try:
@@ -209,7 +209,7 @@ class LuxunConnection(FramedConnection):
 
     def _is_at_end(self, request: luxun.Consume, topic: Topic) -> bool:
         """Whether it is certain, without waiting, that there is nothing to read."""
-        end = topic.partitions[0].log.durable
+        end = topic.partitions[0].log.high_watermark
         if not request.fanout_id:
             return request.start_index == end
         try:
@@ -241,19 +241,19 @@ class LuxunConnection(FramedConnection):
         if timestamp == luxun.EARLIEST_TIME:
             return log.start, await self._time_of(log, log.start)
         if timestamp == luxun.LATEST_TIME:
-            return log.durable, await self._time_of(log, log.durable - 1)
-        if log.durable == log.start:
+            return log.high_watermark, await self._time_of(log, log.high_watermark - 1)
+        if log.high_watermark == log.start:
             return None, None
         after = await log.find_time(timestamp)
         if after is None:
-            return log.durable - 1, await self._time_of(log, log.durable - 1)
+            return log.high_watermark - 1, await self._time_of(log, log.high_watermark - 1)
         before = await self._time_of(log, after.offset - 1)
         if before is not None and timestamp - before <= after.timestamp - timestamp:
             return after.offset - 1, before
         return after.offset, after.timestamp
 
     async def _time_of(self, log: PartitionLog, index: int) -> int | None:
-        if not log.start <= index < log.durable:
+        if not log.start <= index < log.high_watermark:
             return None
         taken = await self._broker.outlet.take(log, index, 0, count_max=1)
         return taken.records[0].timestamp if taken.records else None
@@ -270,7 +270,7 @@ class LuxunConnection(FramedConnection):
                     first = self._broker.cursors.position(request.fanout_id, topic)
             except RequestError as error:
                 return self._refused(luxun.GET_SIZE, sequence_id, error)
-            return luxun.encode_size(sequence_id, max(topic.partitions[0].log.durable - first, 0))
+            return luxun.encode_size(sequence_id, max(topic.partitions[0].log.high_watermark - first, 0))
 
         return self.run(work())
 

@@ -18,14 +18,14 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
 SELECT array(SELECT pid FROM pg_stat_activity WHERE state = 'active' AND usename = current_user)
 
 -- name: make_logs
-INSERT INTO millstream.core.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
+INSERT INTO millstream.logs (topic_id, partition) SELECT $1, generate_series(0, $2::int - 1) ON CONFLICT DO NOTHING
 
 -- name: logs_of_topic
-SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.core.logs
+SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.logs
 WHERE topic_id = $1 AND partition < $2 AND NOT closed ORDER BY partition
 
 -- name: logs
-SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.core.logs
+SELECT id, version, start_offset, end_offset, size_bytes FROM millstream.logs
 WHERE id = ANY ($1::bigint[]) AND NOT closed
 
 -- name: append
@@ -86,19 +86,19 @@ DELETE FROM millstream.producers WHERE (log_id, producer_id, seen_ms) IN (
 )
 
 -- name: every_log_of_topic
-SELECT id FROM millstream.core.logs WHERE topic_id = $1
+SELECT id FROM millstream.logs WHERE topic_id = $1
 
 -- name: close_log
-UPDATE millstream.core.logs SET closed = true WHERE id = $1
+UPDATE millstream.logs SET closed = true WHERE id = $1
 
 -- name: delete_log
-DELETE FROM millstream.core.logs WHERE id = $1
+DELETE FROM millstream.logs WHERE id = $1
 
 -- name: delete_producers
 DELETE FROM millstream.producers WHERE log_id = $1
 
 -- name: topic_ids
-SELECT DISTINCT topic_id FROM millstream.core.logs
+SELECT DISTINCT topic_id FROM millstream.logs
 
 -- name: revision
 SELECT revision FROM millstream.meta_revision

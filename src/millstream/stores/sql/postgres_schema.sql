@@ -6,7 +6,7 @@ INSERT INTO millstream.schema_version VALUES (1);
 -- One row per partition; whoever appends to it holds its lock until the commit, which is what keeps offsets dense.
 -- A log that is being deleted is closed first and goes last, so that a crash in between leaves something to go on from.
 -- Room is left in the pages: these rows change with every append, and in place that costs no index.
-CREATE TABLE millstream.core.logs (
+CREATE TABLE millstream.logs (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     topic_id     text   NOT NULL,
     partition    int    NOT NULL,
@@ -74,7 +74,7 @@ END $$;
 
 -- Stores batches, those of one log behind each other; the caller has sorted them by log, so that everybody takes locks
 -- in the same order. Answers for each batch with 0 and its offset, with 1 and the offset that it got the first time,
--- or with a code of core/errors.py; and with the states of the logs that changed.
+-- or with a code of errors.py; and with the states of the logs that changed.
 CREATE FUNCTION millstream.append(
     in_logs bigint[], in_counts int[], in_times bigint[], in_producers bigint[], in_epochs int[], in_sequences int[],
     in_data bytea[], in_now_ms bigint, OUT codes int[], OUT bases bigint[], OUT states bigint[]
@@ -95,7 +95,7 @@ BEGIN
         IF i > array_length(in_logs, 1) OR in_logs[i] <> current THEN
             IF changed THEN
                 log_version := log_version + 1;
-                UPDATE millstream.core.logs SET version = log_version, end_offset = log_end, size_bytes = log_size
+                UPDATE millstream.logs SET version = log_version, end_offset = log_end, size_bytes = log_size
                 WHERE id = current;
                 states := states || ARRAY[current, log_version, log_start, log_end, log_size];
                 told := told || concat_ws(' ', current, log_version, log_start, log_end, log_size);
@@ -104,7 +104,7 @@ BEGIN
             current := in_logs[i];
             changed := false;
             SELECT version, start_offset, end_offset, size_bytes INTO log_version, log_start, log_end, log_size
-            FROM millstream.core.logs WHERE id = current AND NOT closed FOR NO KEY UPDATE;
+            FROM millstream.logs WHERE id = current AND NOT closed FOR NO KEY UPDATE;
             known := FOUND;
         END IF;
         code := 0;
@@ -169,7 +169,7 @@ CREATE FUNCTION millstream.trim(in_log bigint, in_offset bigint) RETURNS void LA
 DECLARE
     state text;
 BEGIN
-    UPDATE millstream.core.logs SET version = version + 1, start_offset = in_offset
+    UPDATE millstream.logs SET version = version + 1, start_offset = in_offset
     WHERE id = in_log AND start_offset < in_offset AND end_offset >= in_offset
     RETURNING concat_ws(' ', id, version, start_offset, end_offset, size_bytes) INTO state;
     IF FOUND THEN
@@ -186,7 +186,7 @@ DECLARE
     removed int;
     freed bigint;
 BEGIN
-    SELECT start_offset INTO log_start FROM millstream.core.logs WHERE id = in_log FOR NO KEY UPDATE;
+    SELECT start_offset INTO log_start FROM millstream.logs WHERE id = in_log FOR NO KEY UPDATE;
     WITH gone AS (
         DELETE FROM millstream.batches WHERE log_id = in_log AND last_offset <= (
             SELECT max(last_offset) FROM (
@@ -198,7 +198,7 @@ BEGIN
     )
     SELECT count(*), coalesce(sum(size), 0) INTO removed, freed FROM gone;
     IF removed > 0 THEN
-        UPDATE millstream.core.logs SET version = version + 1, size_bytes = size_bytes - freed WHERE id = in_log
+        UPDATE millstream.logs SET version = version + 1, size_bytes = size_bytes - freed WHERE id = in_log
         RETURNING concat_ws(' ', id, version, start_offset, end_offset, size_bytes) INTO state;
         IF FOUND THEN
             PERFORM millstream.tell(ARRAY[state]);
@@ -214,7 +214,7 @@ DECLARE
     freed bigint;
     state text;
 BEGIN
-    PERFORM 1 FROM millstream.core.logs WHERE id = in_log AND end_offset > in_offset FOR NO KEY UPDATE;
+    PERFORM 1 FROM millstream.logs WHERE id = in_log AND end_offset > in_offset FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -222,7 +222,7 @@ BEGIN
         DELETE FROM millstream.batches WHERE log_id = in_log AND last_offset >= in_offset RETURNING base_offset, size
     )
     SELECT min(base_offset), coalesce(sum(size), 0) INTO new_end, freed FROM gone;
-    UPDATE millstream.core.logs SET
+    UPDATE millstream.logs SET
         version = version + 1, size_bytes = size_bytes - freed,
         end_offset = coalesce(new_end, greatest(in_offset, start_offset)),
         start_offset = least(start_offset, coalesce(new_end, greatest(in_offset, start_offset)))

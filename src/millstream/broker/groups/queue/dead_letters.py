@@ -166,7 +166,7 @@ class DeadLetters:
         aside = Aside()
         await log.refresh()  # another broker may have written them
         offset = max(offset, log.start)
-        while offset < log.durable:
+        while offset < log.high_watermark:
             try:
                 sound, next_offset = await read_batches(log, offset, READ_BYTES)
                 for header, batch in sound:

@@ -169,7 +169,7 @@ class DoneRetention:
             progress.note(reading, log.start, now_ms)
             reached = progress.take_expired(now_ms - found.settings.done_retention_ms)
             if reached > log.start and log.damage.lost is None:
-                log.trim(min(reached, log.durable))
+                log.trim(min(reached, log.high_watermark))
             if progress.notes:
                 self._progress[place] = progress
         self._save()

@@ -125,7 +125,7 @@ class QueuePartition(QueueAnswers):
             return None
         base, rows = inlet.leaving
         count, settings, queue = len(rows), self.settings, self._queue
-        if base != self.next or base + count > self.log.durable or (self._listed and self._first() != base):
+        if base != self.next or base + count > self.log.high_watermark or (self._listed and self._first() != base):
             return None
         if settings.key_order or settings.delay_ms or count > records_max or self._open + count > OPEN_MAX:
             return None

@@ -29,6 +29,6 @@ def _partition(partition: QueuePartition) -> dict[str, Any]:
         "topic": partition.topic.name,
         "partition": partition.index,
         **partition.figures()._asdict(),
-        "end": partition.log.durable,
+        "end": partition.log.high_watermark,
         "ahead": partition.ahead(RUNS_MAX),
     }

@@ -145,7 +145,7 @@ class QueueStates(abc.ABC):
         waiting, dying, held, *leased = (
             sum(block.states.count(state) for block in blocks) for state in (WAITING, DYING, HELD, *OUT)
         )
-        fresh = max(self.log.durable - max(self.next, self.log.start), 0)
+        fresh = max(self.log.high_watermark - max(self.next, self.log.start), 0)
         available = sum(block.ready for block in blocks) + held + fresh
         first = self._first()
         oldest = self.reading.timestamp_at(None if first is None else max(first, self.log.start))
@@ -162,8 +162,8 @@ class QueueStates(abc.ABC):
             for at in block.all_in(READY) if block.ready else ():
                 _extend(runs, number * SIZE + at, number * SIZE + at)
         fresh = max(self.next, self.log.start)
-        if fresh < self.log.durable:
-            _extend(runs, fresh, self.log.durable - 1)
+        if fresh < self.log.high_watermark:
+            _extend(runs, fresh, self.log.high_watermark - 1)
         return runs[:runs_max]
 
     # The first state, and the next
@@ -178,7 +178,7 @@ class QueueStates(abc.ABC):
             heapq.heappop(self._listed)
             if block is not None:
                 block.is_listed = False
-        return self.next if self.next < self.log.durable and self._open < OPEN_MAX else None
+        return self.next if self.next < self.log.high_watermark and self._open < OPEN_MAX else None
 
     def _look_at(self, header: BatchHeader, batch: memoryview, count_max: int) -> None:
         """Gives records that were never seen their first state: as many as are wanted, where they are alike."""
@@ -439,7 +439,7 @@ class QueueStates(abc.ABC):
         head = stored.head if stored is not None else None
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
             from_end = self._keeper.is_private or self.settings.reset == "latest"
-            self.next = self.log.durable if from_end else self.log.start
+            self.next = self.log.high_watermark if from_end else self.log.start
             self.first = self.next if self._keeper.is_private else 0
             return
         self.next, self.done, self.dead, self.redelivered = head[1:]
