@@ -44,7 +44,7 @@ async def give_up_the_first(kit: Kit, partition: QueuePartition, member: Member)
 
 
 async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_given_up(kit: Kit) -> None:
-    """One record is given up while what says that another is buried is on its way."""
+    """One record is given up while what says that another is letters_written is on its way."""
     await kit.broker.topics.create(DEAD, 1, {})
     await kit.put(b"one", b"two")
     partition = await kit.partition()

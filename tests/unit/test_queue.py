@@ -411,18 +411,18 @@ async def test_a_crash_between_giving_up_and_the_dead_letter_leaves_exactly_one(
     first, second = await take(partition, member)
     say(partition, member, Verb.REJECT, first)
     await settle()  # so that the dead-letter topic exists and holds something
-    graves = [(key, value.value) for key, value in await kit.meta.list("queues/workers/jobs/0/d")]
-    assert graves == []
-    buried = type(partition).buried
+    dead_records = [(key, value.value) for key, value in await kit.meta.list("queues/workers/jobs/0/d")]
+    assert dead_records == []
+    letters_written = type(partition).letters_written
     try:
         if written:  # the dead letter is durable, the queue's word that it is not
-            type(partition).buried = lambda self, graves: asyncio.get_running_loop().create_future()  # type: ignore[method-assign,assignment,return-value]
+            type(partition).letters_written = lambda self, dead_records: asyncio.get_running_loop().create_future()  # type: ignore[method-assign,assignment,return-value]
         else:
-            kit.broker.queues._dead_letters.bury = lambda partition: None  # type: ignore[method-assign]
+            kit.broker.queues._dead_letters.write_letters = lambda partition: None  # type: ignore[method-assign]
         say(partition, member, Verb.REJECT, second)
         await settle()
     finally:
-        type(partition).buried = buried  # type: ignore[method-assign]
+        type(partition).letters_written = letters_written  # type: ignore[method-assign]
     assert len(await kit.dead()) == (2 if written else 1)
     await kit.restart()
     letters = await kit.dead()

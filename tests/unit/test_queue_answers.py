@@ -51,7 +51,7 @@ async def test_a_refused_answer_leaves_the_lease_as_it_was_and_may_be_repeated(
     for _ in range(3):
         lose(shares, partition.answer(member, [answer]))
         assert partition.figures() == before and partition.has_leased(member, 0, 1)
-        assert not partition.graves() and not partition.has_some and (partition.low, member.leases) == (0, 2)
+        assert not partition.dead_records() and not partition.has_some and (partition.low, member.leases) == (0, 2)
     again = partition.answer(member, [answer])
     shares.meta.land_all()
     assert again.done and again.error is None and member.leases == 1
@@ -83,7 +83,7 @@ async def last_delivery(shares: share_kit.Kit) -> tuple[QueuePartition, Member]:
     return partition, member
 
 
-def graves(shares: share_kit.Kit) -> list[str]:
+def dead_records(shares: share_kit.Kit) -> list[str]:
     return [key for key in shares.meta.values if key.startswith("queues/g/jobs/0/d")]
 
 
@@ -94,10 +94,10 @@ async def test_a_refused_rejection_that_reached_the_store_leaves_no_dead_letter_
     partition, member = await last_delivery(shares)
     answered = partition.answer(member, [Answer(0, 0, verb)])
     shares.meta.break_at_commit()
-    assert isinstance(answered.error, RequestError) and len(graves(shares)) == 1
+    assert isinstance(answered.error, RequestError) and len(dead_records(shares)) == 1
     shares.meta.holding = False
     await partition.answer(member, [Answer(0, 1, Verb.ACCEPT)])
-    assert graves(shares) == []
+    assert dead_records(shares) == []
     await shares.restart()
     await turn()
     figures = (await shares.partition()).figures()
@@ -112,7 +112,7 @@ async def test_a_rejection_that_is_repeated_after_its_write_failed_gives_the_rec
     again = partition.answer(member, [Answer(0, 0, Verb.REJECT)])
     shares.meta.land()
     assert again.done and again.error is None
-    assert len(graves(shares)) == 1, "its deletion comes before it, in the same write"
+    assert len(dead_records(shares)) == 1, "its deletion comes before it, in the same write"
 
 
 async def test_of_several_answers_of_one_request_none_stands(shares: share_kit.Kit) -> None:

@@ -71,10 +71,10 @@ async def test_a_rejected_record_that_cannot_be_read_now_gets_its_dead_letter_la
     partition.reading._kept = []  # as when others were read meanwhile
     reads.failing = 1
     say(partition, member, Verb.REJECT, second)
-    assert await kit.dead() == [] and partition.graves(), "it is not done before its dead letter is there"
+    assert await kit.dead() == [] and partition.dead_records(), "it is not done before its dead letter is there"
     kit.clock.advance(1.1)
     assert [letter.value for letter in await kit.dead()] == [b"1"]
-    assert (partition.dead, partition.graves()) == (1, [])
+    assert (partition.dead, partition.dead_records()) == (1, [])
 
 
 async def test_a_rejected_record_that_retention_took_has_no_dead_letter(kit: Kit, reads: Reads) -> None:
@@ -88,7 +88,7 @@ async def test_a_rejected_record_that_retention_took_has_no_dead_letter(kit: Kit
     say(partition, member, Verb.REJECT, first)
     assert await kit.dead() == []
     await settle()
-    assert partition.graves() == [] and third.record.offset == 2
+    assert partition.dead_records() == [] and third.record.offset == 2
 
 
 async def test_a_failed_read_is_told_and_loses_nothing(kit: Kit, reads: Reads) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from millstream.broker.groups.queue.block import ACCEPTED, ANSWERED, LEASED, SIZE, Block, Outcome
 from millstream.broker.groups.queue.settings import OPEN_MAX
 from millstream.broker.groups.queue.states import QueueStates, pieces
-from millstream.broker.groups.queue.storage import Grave
+from millstream.broker.groups.queue.storage import DeadRecord
 from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.broker.groups.queue.writer import Settlement
 from millstream.core.errors import Code, RequestError
@@ -54,7 +54,7 @@ class QueueAnswers(QueueStates):
         settlements = []
         for each in answers:
             for number, start, stop in pieces(each.first, each.last):
-                graves: Sequence[Grave] = ()
+                dead_records: Sequence[DeadRecord] = ()
                 block = self._blocks[number]
                 if each.verb in (Verb.ACCEPT, Verb.GAP):
                     block.accept(start, stop)
@@ -62,10 +62,10 @@ class QueueAnswers(QueueStates):
                     for at in range(start, stop):
                         block.answer(at, Outcome(LEASED, until))
                 else:
-                    graves = self._note_failures(number, block, range(start, stop), each)
-                self._keeper.changed.add(number)
-                settlements.append(Settlement(member, number, start, stop, graves))
-        return self._keeper.save(settlements)
+                    dead_records = self._note_failures(number, block, range(start, stop), each)
+                self._writer.changed.add(number)
+                settlements.append(Settlement(member, number, start, stop, dead_records))
+        return self._writer.save(settlements)
 
     def _renew(self, answers: Sequence[Answer], until: int) -> None:
         """A lease is not kept, so there is nothing to write."""
@@ -73,16 +73,16 @@ class QueueAnswers(QueueStates):
             for number, start, stop in pieces(each.first, each.last):
                 self._blocks[number].renew(start, stop, until)
 
-    def _note_failures(self, number: int, block: Block, places: Iterable[int], answer: Answer) -> list[Grave]:
-        """Of records that are released or rejected; answers with the graves of those that are given up."""
-        graves = []
+    def _note_failures(self, number: int, block: Block, places: Iterable[int], answer: Answer) -> list[DeadRecord]:
+        """Of records that are released or rejected; answers with the dead records of those that are given up."""
+        dead_records = []
         for at in places:
             is_final = answer.verb == Verb.REJECT
-            outcome, grave = self._failed(number, block, at, answer.reason, answer.delay_ms, is_final)
+            outcome, dead = self._failed(number, block, at, answer.reason, answer.delay_ms, is_final)
             block.answer(at, outcome)
-            if grave is not None:
-                graves.append(grave)
-        return graves
+            if dead is not None:
+                dead_records.append(dead)
+        return dead_records
 
     def _check(self, member: Member, answers: Sequence[Answer]) -> None:
         after = -1
@@ -117,8 +117,8 @@ class QueueAnswers(QueueStates):
             else:
                 for at in range(each.start, each.stop):
                     self._carry_out(each.member, each.number, block, at)
-        if is_durable and any(each.graves for each in settlements):
-            self._bury()
+        if is_durable and any(each.dead_records for each in settlements):
+            self._write_letters()
         if self._is_full and self.leases < self.settings.leases_max:
             self._is_full = False
             self._wake()
@@ -144,7 +144,7 @@ class QueueAnswers(QueueStates):
             for at in refused:
                 self._count_leases(member, -1)
                 self._fail(number, block, at, LEFT)
-            self._keeper.save_soon()
+            self._writer.save_soon()
         self._calendar.watch(number, block)
 
     # Without an answer
@@ -172,7 +172,7 @@ class QueueAnswers(QueueStates):
             for at in block.leased_by(member.id):
                 if offsets is None or number * SIZE + at in offsets:
                     self._count_leases(member, -1)
-                    self._keeper.changed.add(number)
+                    self._writer.changed.add(number)
                     end(number, block, at)
-        if self._keeper.changed:
-            self._keeper.save()
+        if self._writer.changed:
+            self._writer.save()

@@ -1,25 +1,26 @@
-"""The way of given-up records into their dead-letter topic.
+"""Writes the records that a queue gives up to the dead-letter topic.
 
-A dead letter is the record with its key, value and headers, and then:
+A dead letter has the record's key, value and headers, and these headers:
 
-    millstream-dead-topic, -partition, -offset     where it was
-    millstream-dead-group                          who gave it up
-    millstream-dead-attempts, -reason, -at         how often it was tried, why it is here, since when
-    millstream-dead-unreadable                     where the batch of a record that cannot be read ends; else not there
+    millstream-dead-topic, -partition, -offset     origin of the record
+    millstream-dead-group                          the queue that gave it up
+    millstream-dead-attempts, -reason, -at         number of deliveries, reason, time
+    millstream-dead-unreadable                     for a record that cannot be read: the offset where its batch ends
 
-Its timestamp is that of its writing: it is kept for as long as its topic says from then on, however old the record was.
+Its timestamp is the time of writing. Retention of the dead-letter topic counts from there, however old the record is.
 
 Rules
 -----
-1. What is here is marked as dying in the queue, durably, with where the dead-letter topic ended then (`Grave.after`).
-2. A grave that a crash left behind is looked for in the dead-letter topic from there on, and written if missing.
-3. A queue that reads the dead-letter topic itself leaves what it gives up where it is.
-4. A record that cannot be read now is tried again until it can. Only one that is out of the log's range has no letter.
-   One that is damaged or cannot be decoded has a letter without key and value, whose reason says so.
-5. Nothing is written for a queue that another broker has by now: it finds the same graves.
-6. A letter passes the same gate as every other batch (`broker/partition.py`). A record may have been as large as its
-   topic allowed, and its letter is larger: `max.message.bytes` of the dead-letter topic is raised for it, unless an
-   operator has set it. What the gate refuses stays given up, and is tried again.
+1. A record is marked DYING, durably and with the end of the dead-letter topic at that time (`DeadRecord.after`), before
+   its letter is written.
+2. After a crash the letter is searched for from that offset on, and written if it is missing.
+3. A queue that reads the dead-letter topic itself leaves the records that it gives up where they are.
+4. A record that cannot be read now is retried. Only a record that is out of the log's range gets no letter. A damaged
+   or undecodable record gets a letter without key and value, with the cause as reason.
+5. A broker that lost the queue writes nothing: the new coordinator finds the same dead records.
+6. A letter passes the same gate as every other batch (`broker/partition.py`). A record may be as large as its topic
+   allows, and its letter is larger: `max.message.bytes` of the dead-letter topic is raised for it, unless an operator
+   has set it. A refused letter is retried.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from millstream.broker.batches import decode, read_batches
-from millstream.broker.groups.queue.storage import Grave
+from millstream.broker.groups.queue.storage import DeadRecord
 from millstream.broker.topics import Topic, Topics
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
@@ -76,15 +77,15 @@ class DeadLetters:
         self._in_background = in_background
         self._busy: set[QueuePartition] = set()
 
-    def place(self, grave: Grave, index: int) -> Grave:
+    def with_target(self, dead: DeadRecord, index: int) -> DeadRecord:
         """With where the dead letter will be written at the earliest."""
-        topic = self._topics.get(grave.to)
+        topic = self._topics.get(dead.to)
         if topic is None:
-            return grave._replace(after=0)
+            return dead._replace(after=0)
         end = topic.partitions[index % topic.partition_count].log.end
-        return grave._replace(after=end, where=_where(topic, index))
+        return dead._replace(after=end, where=_where(topic, index))
 
-    def bury(self, partition: QueuePartition) -> None:
+    def write_letters(self, partition: QueuePartition) -> None:
         """Writes the dead letters of a partition, one step at a time, until there are none left."""
         if partition not in self._busy and not partition.is_closed:
             self._busy.add(partition)
@@ -92,8 +93,8 @@ class DeadLetters:
 
     async def _run(self, partition: QueuePartition) -> None:
         try:
-            while (graves := partition.graves()[:BATCH_RECORDS_MAX]) and not partition.is_closed:
-                for name, group in groupby(sorted(graves, key=lambda grave: grave.to), key=lambda grave: grave.to):
+            while (dead_records := partition.dead_records()[:BATCH_RECORDS_MAX]) and not partition.is_closed:
+                for name, group in groupby(sorted(dead_records, key=lambda dead: dead.to), key=lambda dead: dead.to):
                     await self._write(partition, name, list(group))
         except Exception as error:
             if partition.is_closed:
@@ -103,19 +104,21 @@ class DeadLetters:
                 refusals.error("cannot write dead letters of %s-%d; retrying in %d s: %s", name, index, retry, error)
             else:
                 logger.exception("unexpected error while writing dead letters of %s-%d", name, index)
-            self._clock.call_later(RETRY_SECONDS, lambda: self.bury(partition))
+            self._clock.call_later(RETRY_SECONDS, lambda: self.write_letters(partition))
         finally:
             self._busy.discard(partition)
 
-    async def _write(self, partition: QueuePartition, name: str, graves: list[Grave]) -> None:
+    async def _write(self, partition: QueuePartition, name: str, dead_records: list[DeadRecord]) -> None:
         if name == partition.topic.name:
-            await partition.buried(graves)
+            await partition.letters_written(dead_records)
             return
         target = await self._ensure(name)
-        written = await self._find(target, partition, graves)
+        written = await self._find(target, partition, dead_records)
         if written:
-            await partition.buried([grave for grave in graves if self._identity(partition, grave) in written])
-        missing = sorted(grave for grave in graves if self._identity(partition, grave) not in written)
+            await partition.letters_written(
+                [dead for dead in dead_records if self._identity(partition, dead) in written]
+            )
+        missing = sorted(dead for dead in dead_records if self._identity(partition, dead) not in written)
         while missing:
             letters, count = await self._letters(partition, missing, target.settings.message_bytes_max)
             partition.check()
@@ -123,7 +126,7 @@ class DeadLetters:
                 self._check(partition.group_id)
             if letters:
                 await self._append(target, partition.index, letters)
-            await partition.buried(missing[:count])
+            await partition.letters_written(missing[:count])
             missing = missing[count:]
 
     async def _append(self, target: Topic, index: int, letters: Sequence[Record]) -> None:
@@ -149,13 +152,15 @@ class DeadLetters:
                 raise
             return topic
 
-    async def _find(self, target: Topic, partition: QueuePartition, graves: Sequence[Grave]) -> set[Identity]:
+    async def _find(
+        self, target: Topic, partition: QueuePartition, dead_records: Sequence[DeadRecord]
+    ) -> set[Identity]:
         """Which of them are in the dead-letter topic already: only a crash or a failed write can be the reason."""
-        wanted = {self._identity(partition, grave) for grave in graves}
-        after = min(grave.after for grave in graves)
+        wanted = {self._identity(partition, dead) for dead in dead_records}
+        after = min(dead.after for dead in dead_records)
         if after < 0:  # a private queue, which no crash outlives
             return set()
-        if any(grave.where != _where(target, partition.index) for grave in graves):
+        if any(dead.where != _where(target, partition.index) for dead in dead_records):
             # The topic has grown since, or was made anew: it may be anywhere.
             found = [await self._find_in(each.log, 0) for each in target.partitions]
             return set().union(*found) & wanted
@@ -180,48 +185,51 @@ class DeadLetters:
         return found
 
     async def _letters(
-        self, partition: QueuePartition, graves: Sequence[Grave], bytes_max: int
+        self, partition: QueuePartition, dead_records: Sequence[DeadRecord], bytes_max: int
     ) -> tuple[list[Record], int]:
-        """As many as make a batch, and how many graves that is. A record that retention took has no dead letter."""
+        """Letters for one batch, and the number of dead records that they stand for. Retention may have taken some."""
         letters: list[Record] = []
         room = min(BATCH_BYTES, bytes_max) - HEADER_BYTES
-        for count, grave in enumerate(graves):
+        for count, dead in enumerate(dead_records):
             try:
-                record = await self._record(partition, grave.offset)
+                record = await self._record(partition, dead.offset)
             except UnreadableOffset as error:
-                if not error.detail.startswith(grave.reason):
-                    grave = grave._replace(reason=f"{grave.reason}; {error.detail}")
+                if not error.detail.startswith(dead.reason):
+                    dead = dead._replace(reason=f"{dead.reason}; {error.detail}")
                 unreadable = ((HEADER + "unreadable", str(error.next_offset).encode()),)
-                record = Record(grave.offset, 0, None, None, unreadable)
+                record = Record(dead.offset, 0, None, None, unreadable)
             if record is not None:
-                headers = record.headers + self._headers(partition, grave)
+                headers = record.headers + self._headers(partition, dead)
                 letter = Record(0, self._clock.now_ms(), record.key, record.value, headers)
                 room -= record_bytes_max(letter.value, letter.key, headers)
                 if room < 0 and letters:
                     return letters, count
                 letters.append(letter)
-        return letters, len(graves)
+        return letters, len(dead_records)
 
     async def _record(self, partition: QueuePartition, offset: int) -> Record | None:
         for header, batch in await partition.reading.batches(offset, 1):
             return partition.reading.records(header, batch).get(offset)
         return None
 
-    def _headers(self, partition: QueuePartition, grave: Grave) -> Headers:
-        topic, index, offset, group = self._identity(partition, grave)
-        at = datetime.fromtimestamp(grave.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    def _headers(self, partition: QueuePartition, dead: DeadRecord) -> Headers:
+        topic, index, offset, group = self._identity(partition, dead)
+        at = datetime.fromtimestamp(dead.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return (
             (HEADER + "topic", topic),
             (HEADER + "partition", index),
             (HEADER + "offset", offset),
             (HEADER + "group", group),
-            (HEADER + "attempts", str(grave.attempts).encode()),
-            (HEADER + "reason", grave.reason.encode(errors="backslashreplace")),  # one bad letter would hold up all
+            (HEADER + "attempts", str(dead.attempts).encode()),
+            (
+                HEADER + "reason",
+                dead.reason.encode(errors="backslashreplace"),
+            ),  # one bad letter would hold up all
             (HEADER + "at", at.encode()),
         )
 
-    def _identity(self, partition: QueuePartition, grave: Grave) -> Identity:
-        parts = partition.topic.name, str(partition.index), str(grave.offset), partition.group_id
+    def _identity(self, partition: QueuePartition, dead: DeadRecord) -> Identity:
+        parts = partition.topic.name, str(partition.index), str(dead.offset), partition.group_id
         return tuple(part.encode() for part in parts)
 
 

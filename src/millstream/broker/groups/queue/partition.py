@@ -144,7 +144,7 @@ class QueuePartition(QueueAnswers):
         for number, start, stop in pieces(base, base + count - 1):
             block = self._block(number)
             block.lease_new(start, stop, member.id, until)
-            self._keeper.changed.add(number)
+            self._writer.changed.add(number)
             if block.due < block.alarm:
                 self._calendar.watch(number, block)
         self.next = base + count
@@ -152,7 +152,7 @@ class QueuePartition(QueueAnswers):
         self.leases += count
         queue.leases += count
         member.leases += count
-        self._keeper.save_soon()
+        self._writer.save_soon()
         return taken
 
     def _room(self, member: Member) -> int:
@@ -240,8 +240,8 @@ class QueuePartition(QueueAnswers):
             except UnreadableOffset as error:  # its records are given up when their turn comes
                 offset = max(offset, error.next_offset)
 
-    def _bury(self) -> None:
-        self._queue.dead_letters.bury(self)
+    def _write_letters(self) -> None:
+        self._queue.dead_letters.write_letters(self)
 
     # Beginning anew, and ending
 
@@ -249,9 +249,9 @@ class QueuePartition(QueueAnswers):
         """For administrators: forgets everything and begins at an offset."""
         if self.leases:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are leased; stop the group's members first")
-        if self._keeper.graves:
+        if self._writer.dead_records:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are on their way to the dead-letter topic; try again")
-        self._keeper.changed |= set(self._blocks)
+        self._writer.changed |= set(self._blocks)
         self._blocks.clear()
         self._open = 0
         self._listed = []
@@ -266,8 +266,8 @@ class QueuePartition(QueueAnswers):
     def stop(self) -> None:
         """Gives nothing out any more."""
         self._calendar.clear()
-        self._digging.stop()
-        self._keeper.stop()
+        self._giving_up.stop()
+        self._writer.stop()
         self._unwake()
         self._wake()
 
@@ -275,7 +275,7 @@ class QueuePartition(QueueAnswers):
         """From now on whoever asks or answers is refused, and nothing is written; nobody is told yet."""
         if self.ended is None:
             self.ended = reason
-            self._keeper.end(reason)
+            self._writer.end(reason)
             for block in self._blocks.values():
                 for at in [at for state in OUT for at in block.all_in(state)]:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
@@ -287,7 +287,7 @@ class QueuePartition(QueueAnswers):
 
     @property
     def is_private(self) -> bool:
-        return self._keeper.is_private
+        return self._writer.is_private
 
     @property
     def is_closed(self) -> bool:
@@ -295,11 +295,11 @@ class QueuePartition(QueueAnswers):
 
     def removal(self) -> list[Delete]:
         """What deletes all that is kept of it."""
-        return self._keeper.removal()
+        return self._writer.removal()
 
     async def flush(self) -> None:
         """Before a clean stop: what was counted is written."""
-        if self._keeper.changed and self.ended is None:
+        if self._writer.changed and self.ended is None:
             await self.save()
 
 

@@ -11,7 +11,7 @@ from millstream.broker.groups.journal import Journal
 from millstream.broker.groups.queue.answers import LEFT
 from millstream.broker.groups.queue.partition import ELSEWHERE, QueuePartition
 from millstream.broker.groups.queue.settings import QueueSettings, clean
-from millstream.broker.groups.queue.storage import Shelf, Stored
+from millstream.broker.groups.queue.storage import QueueStorage, Stored
 from millstream.broker.groups.queue.verbs import Member
 from millstream.broker.settings import TopicSettings
 from millstream.broker.topics import Topic
@@ -118,11 +118,11 @@ class Queue:
 
     def restore(self, topic: Topic, index: int, stored: Stored | None, is_alone: bool = False) -> QueuePartition:
         """`is_alone`: nobody else appends, so that the end of the log is known here for certain."""
-        shelf = Shelf(self.id, topic.name, index) if self.is_durable else None
+        storage = QueueStorage(self.id, topic.name, index) if self.is_durable else None
         old = self._partitions.get((topic.name, index))
         if old is not None:
             old.close()
-        partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, shelf, stored, is_alone)
+        partition = self._partitions[topic.name, index] = QueuePartition(self, topic, index, storage, stored, is_alone)
         return partition
 
     def place(self, topic: str, index: int) -> QueuePartition | None:

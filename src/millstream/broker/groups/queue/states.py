@@ -51,9 +51,9 @@ from millstream.broker.groups.queue.figures import QueueFigures
 from millstream.broker.groups.queue.key_order import KeyOrder
 from millstream.broker.groups.queue.reading import Reading, first_due
 from millstream.broker.groups.queue.settings import OPEN_MAX, QueueSettings
-from millstream.broker.groups.queue.storage import Grave, Head, Shelf, Stored
+from millstream.broker.groups.queue.storage import DeadRecord, Head, QueueStorage, Stored
 from millstream.broker.groups.queue.verbs import Member, Run
-from millstream.broker.groups.queue.writer import Keeper, Settlement
+from millstream.broker.groups.queue.writer import Settlement, StateWriter
 from millstream.broker.topics import Topic
 from millstream.core.errors import RequestError
 from millstream.core.promise import Promise
@@ -69,7 +69,7 @@ LOOK_RECORDS_MAX = 10_000
 
 REASON_CHARS_MAX = 1000
 RETRY_MS = 1_000
-"""Before a grave that could not be written down is again."""
+"""Before a dead record that could not be written down is again."""
 
 
 class QueueStates(abc.ABC):
@@ -78,7 +78,7 @@ class QueueStates(abc.ABC):
         queue: Queue,
         topic: Topic,
         index: int,
-        shelf: Shelf | None,
+        storage: QueueStorage | None,
         stored: Stored | None,
         is_alone: bool = False,
     ) -> None:
@@ -95,14 +95,14 @@ class QueueStates(abc.ABC):
         self.leases = 0
         self._queue = queue
         self._clock = queue.clock
-        self._keeper = Keeper(shelf, queue.journal, queue.clock, self, self._dead_end)
+        self._writer = StateWriter(storage, queue.journal, queue.clock, self, self._with_target)
         self.reading = Reading(self.log)
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._open = 0
         self._listed: list[int] = []
         """A heap of blocks that may have something ready."""
         self._calendar = Calendar(self._clock, self._look_at_due)
-        self._digging = Deadline(self._clock, self._dig)
+        self._giving_up = Deadline(self._clock, self._give_up_durably)
         self._keys: KeyOrder | None = None
         self.ended: RequestError | None = None
         """Why nobody gets anything here any more."""
@@ -195,7 +195,7 @@ class QueueStates(abc.ABC):
                 block = self._block(number)
                 block.fill(start, stop, READY)
                 self._open += stop - start
-                self._keeper.changed.add(number)
+                self._writer.changed.add(number)
                 self._list(number, block)
             self._go_on(last + 1)
         else:
@@ -222,7 +222,7 @@ class QueueStates(abc.ABC):
             block = self._block(number)
             block.fill(at, at + 1, READY)
             self._open += 1
-            self._keeper.changed.add(number)
+            self._writer.changed.add(number)
             due = first_due(record, settings.delay_ms)
             if due > now:
                 self._wait(number, at, due)
@@ -252,12 +252,12 @@ class QueueStates(abc.ABC):
                     runs[-1] = runs[-1]._replace(last=base + step.stop - 1)
                 else:
                     runs.append(Run(base + step.start, base + step.stop - 1, step.attempt))
-                self._keeper.changed.add(number)
+                self._writer.changed.add(number)
             self._calendar.watch(number, block)
             if count_max <= 0:
                 break
         if runs:
-            self._keeper.save_soon()
+            self._writer.save_soon()
         return runs
 
     def _count_leases(self, member: Member | None, count: int) -> None:
@@ -282,22 +282,22 @@ class QueueStates(abc.ABC):
 
     def _fail(self, number: int, block: Block, at: int, reason: str, *, is_final: bool = False) -> None:
         """A delivery ended without an answer. The caller has counted the lease off."""
-        outcome, grave = self._failed(number, block, at, reason, is_final=is_final)
-        if grave is not None:
-            self._keeper.graves[grave.offset] = grave
+        outcome, dead = self._failed(number, block, at, reason, is_final=is_final)
+        if dead is not None:
+            self._writer.dead_records[dead.offset] = dead
         self._become(number, block, at, outcome)
-        if grave is not None:
-            self._dig()
+        if dead is not None:
+            self._give_up_durably()
 
     def _failed(
         self, number: int, block: Block, at: int, reason: str, delay_ms: int = 0, is_final: bool = False
-    ) -> tuple[Outcome, Grave | None]:
-        """What becomes of a record whose delivery did not end in an acceptance, and its grave if it is given up."""
+    ) -> tuple[Outcome, DeadRecord | None]:
+        """The next state of a record whose delivery failed, and the dead record if the queue gives it up."""
         settings = self.settings
         attempts, now = block.attempts[at], self._clock.now_ms()
         if is_final or (attempts >= settings.attempts_max and not self._queue.is_stopping):
             reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
-            return Outcome(DYING), Grave(number * SIZE + at, attempts, reason, now, settings.dead_topic)
+            return Outcome(DYING), DeadRecord(number * SIZE + at, attempts, reason, now, settings.dead_topic)
         rest_ms = max(delay_ms, settings.rest_ms(attempts))
         return (Outcome(WAITING, now + rest_ms) if rest_ms > 0 else Outcome(READY)), None
 
@@ -327,7 +327,7 @@ class QueueStates(abc.ABC):
                 continue
             block.alarm = NEVER
             for at in block.overdue(now):
-                self._keeper.changed.add(number)
+                self._writer.changed.add(number)
                 if block.states[at] == LEASED:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
                     self._fail(number, block, at, "its lease ran out")
@@ -336,8 +336,8 @@ class QueueStates(abc.ABC):
                 else:
                     self._offer(number, block, at)
             self._calendar.watch(number, block)
-        if self._keeper.changed:
-            self._keeper.save_soon()
+        if self._writer.changed:
+            self._writer.save_soon()
 
     def _shorten_leases(self, until: int) -> None:
         """The machine's clock was set back: what was leased by the old time would be out for so much longer."""
@@ -391,10 +391,10 @@ class QueueStates(abc.ABC):
                 block.fill(at, at + 1, READY)
                 self._open += 1
                 self._go_on(found + 1)
-            self._keeper.changed.add(number)
+            self._writer.changed.add(number)
             self._fail(number, block, at, reason, is_final=True)
         self._pass_over(stop, start, keep_leased=True)
-        self._keeper.save_soon()
+        self._writer.save_soon()
 
     def _unread(self, start: int, stop: int) -> int | None:
         """The first record of a range that waits to be given out."""
@@ -418,7 +418,7 @@ class QueueStates(abc.ABC):
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
                 block.drop(at)
                 self._open -= 1
-                self._keeper.changed.add(number)
+                self._writer.changed.add(number)
                 self._let_follow(number * SIZE + at)
             self._tidy(number, block)
         if start <= self.next < stop:
@@ -427,7 +427,7 @@ class QueueStates(abc.ABC):
     # Keeping
 
     def save(self) -> Promise[None]:
-        return self._keeper.save()
+        return self._writer.save()
 
     def head(self, accepted: int) -> Head:
         return Head(self.topic.id.hex, self.next, self.done + accepted, self.dead, self.redelivered)
@@ -438,12 +438,12 @@ class QueueStates(abc.ABC):
     def _restore(self, stored: Stored | None, is_alone: bool) -> None:
         head = stored.head if stored is not None else None
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
-            from_end = self._keeper.is_private or self.settings.reset == "latest"
+            from_end = self._writer.is_private or self.settings.reset == "latest"
             self.next = self.log.high_watermark if from_end else self.log.start
-            self.first = self.next if self._keeper.is_private else 0
+            self.first = self.next if self._writer.is_private else 0
             return
         self.next, self.done, self.dead, self.redelivered = head[1:]
-        self._keeper.restore(set(stored.blocks), stored.graves)
+        self._writer.restore(set(stored.blocks), stored.dead_records)
         last_chance = self.settings.attempts_max - 1
         for number, block in sorted(stored.blocks.items()):
             block.attempts[:] = bytes(min(attempts, last_chance) for attempts in block.attempts)
@@ -453,27 +453,27 @@ class QueueStates(abc.ABC):
             self._calendar.watch(number, block)
         for number, block in self._blocks.items():
             for at in block.all_in(DYING):
-                if number * SIZE + at not in self._keeper.graves:  # cannot be: both are written together
+                if number * SIZE + at not in self._writer.dead_records:  # cannot be: both are written together
                     block.put(at, READY)
         if self.next > self.log.end and self.log.damage.lost is None:
             logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
             if is_alone:
                 self._fall_back(self.log.end)
-        if self._keeper.graves:
-            self._bury()
+        if self._writer.dead_records:
+            self._write_letters()
 
     def _fall_back(self, end: int) -> None:
         """The machine stopped before the log's last records were on disk (`flush=os`): others will have their offsets,
         and whatever is known of the lost ones must not be taken for theirs.
         """
-        for offset in [offset for offset in self._keeper.graves if offset >= end]:
-            self._keeper.forget_grave(offset)
+        for offset in [offset for offset in self._writer.dead_records if offset >= end]:
+            self._writer.forget_dead_record(offset)
             block, at = self._blocks.get(offset // SIZE), offset % SIZE
             if block is not None and block.states[at] == DYING:
                 block.put(at, READY)
         self._pass_over(self.next, end)
         self.next = end
-        self._keeper.changed.add(end // SIZE)
+        self._writer.changed.add(end // SIZE)
 
     @abc.abstractmethod
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
@@ -481,39 +481,39 @@ class QueueStates(abc.ABC):
 
     # The dead
 
-    def _dig(self) -> None:
-        self.save().then(self._dug)
+    def _give_up_durably(self) -> None:
+        self.save().then(self._given_up)
 
-    def _dug(self, done: Promise[None]) -> None:
+    def _given_up(self, done: Promise[None]) -> None:
         if done.error is None:
-            self._bury()
+            self._write_letters()
         elif self.ended is None:
-            self._digging.push(RETRY_MS)
+            self._giving_up.push(RETRY_MS)
 
     @abc.abstractmethod
-    def _bury(self) -> None:
+    def _write_letters(self) -> None:
         """Has the dead letters written of what is durably given up."""
 
-    def _dead_end(self, grave: Grave) -> Grave:
-        return self._queue.dead_letters.place(grave, self.index)
+    def _with_target(self, dead: DeadRecord) -> DeadRecord:
+        return self._queue.dead_letters.with_target(dead, self.index)
 
-    def graves(self) -> list[Grave]:
+    def dead_records(self) -> list[DeadRecord]:
         """Records that are durably given up, and not done yet."""
-        return self._keeper.durable_graves()
+        return self._writer.durable_dead_records()
 
-    def buried(self, graves: Sequence[Grave]) -> Promise[None]:
+    def letters_written(self, dead_records: Sequence[DeadRecord]) -> Promise[None]:
         """Their dead letters are durable."""
-        for grave in graves:
-            self._keeper.forget_grave(grave.offset)
-            number, at = divmod(grave.offset, SIZE)
+        for dead in dead_records:
+            self._writer.forget_dead_record(dead.offset)
+            number, at = divmod(dead.offset, SIZE)
             block = self._blocks.get(number)
             if block is None or block.states[at] != DYING:
                 continue
             block.drop(at)
             self._open -= 1
-            self._keeper.changed.add(number)
+            self._writer.changed.add(number)
             self.dead += 1
-            self._let_follow(grave.offset)
+            self._let_follow(dead.offset)
             self._tidy(number, block)
         return self.save()
 

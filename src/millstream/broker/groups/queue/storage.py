@@ -32,7 +32,7 @@ class Head(NamedTuple):
     redelivered: int = 0
 
 
-class Grave(NamedTuple):
+class DeadRecord(NamedTuple):
     """A record that has been given up."""
 
     offset: int
@@ -47,7 +47,7 @@ class Grave(NamedTuple):
     """Of which partition that is an offset, by the topic's id: the topic may have grown, or been made anew, since."""
 
 
-class Shelf:
+class QueueStorage:
     __slots__ = ("prefix",)
 
     def __init__(self, group: str, topic: str, partition: int) -> None:
@@ -59,22 +59,22 @@ class Shelf:
     def block_key(self, number: int) -> str:
         return f"{self.prefix}b{number}"
 
-    def grave_key(self, offset: int) -> str:
+    def dead_record_key(self, offset: int) -> str:
         return f"{self.prefix}d{offset}"
 
-    def grave(self, grave: Grave) -> Put:
-        return Put(self.grave_key(grave.offset), _json(grave._asdict()))
+    def put_dead(self, dead: DeadRecord) -> Put:
+        return Put(self.dead_record_key(dead.offset), _json(dead._asdict()))
 
 
 class Stored:
     """What was found of one partition."""
 
-    __slots__ = ("blocks", "graves", "head", "keys")
+    __slots__ = ("blocks", "dead_records", "head", "keys")
 
     def __init__(self) -> None:
         self.head: Head | None = None
         self.blocks: dict[int, Block] = {}
-        self.graves: list[Grave] = []
+        self.dead_records: list[DeadRecord] = []
         self.keys: list[str] = []
 
     def take(self, key: str, part: str, value: bytes) -> None:
@@ -84,7 +84,7 @@ class Stored:
         elif part.startswith("b"):
             self.blocks[int(part[1:])] = Block.decode(value)
         else:
-            self.graves.append(Grave(**json.loads(value)))
+            self.dead_records.append(DeadRecord(**json.loads(value)))
 
 
 class StoredSettings(NamedTuple):
