@@ -29,7 +29,7 @@ RECORD_OVERHEAD_MAX = 12  # bytes around the value of a record without key and h
 def _write_answers(directory: Path, port: int) -> None:
     """What the reference sends: one file per API and version that librdkafka may choose from the first of them."""
     ranges = [(0, 3, 7), (1, 4, 11), (2, 1, 2), (3, 0, 4), (18, 0, 3)]
-    topics = [metadata.TopicEntry(0, TOPIC, UUID(int=1), 1)]
+    topics = [metadata.TopicEntry(0, TOPIC, UUID(int=1), 1, [metadata.Leads(1, 0, (1,), (1,))])]
     brokers = [metadata.BrokerEntry(1, "127.0.0.1", port)]
     bodies = {
         **{(18, version): api_versions.encode(version, 0, ranges) for version in range(4)},

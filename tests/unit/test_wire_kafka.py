@@ -207,6 +207,7 @@ def test_metadata_answers_read_back_by_kio(version: int) -> None:
                 pick.choice(["a", "__b", "__consumer_offsets", "ü" * 80]),
                 uuid.uuid4(),
                 pick.choice([0, 1, 200]),
+                [metadata.Leads(7, 3, (7, 9), (7,)), metadata.Leads(9, 4, (9, 7), (9, 7))],
             )
             for _ in range(pick.randrange(4))
         ]
@@ -225,7 +226,14 @@ def test_metadata_answers_read_back_by_kio(version: int) -> None:
             assert version < 10 or topic.topic_id == entry.topic_id
             assert version < 1 or topic.is_internal == (entry.name == "__consumer_offsets")
             assert [one.partition_index for one in topic.partitions] == list(range(entry.partition_count))
-            assert all((one.leader_id, one.replica_nodes, one.isr_nodes) == (7, (7,), (7,)) for one in topic.partitions)
+            for one in topic.partitions:
+                leads = entry.leads[one.partition_index % 2]
+                assert (one.leader_id, one.replica_nodes, one.isr_nodes) == (
+                    leads.leader,
+                    leads.replicas,
+                    leads.in_sync,
+                )
+                assert version < 7 or one.leader_epoch == leads.epoch
 
 
 @pytest.mark.parametrize("version", versions(18))

@@ -1,4 +1,4 @@
-"""Who is in the cluster and who looks after which group: what the broker and its doors ask.
+"""Who is in the cluster, who leads which partition and who coordinates which group: what the broker and its doors ask.
 
 `Solo` is a broker alone over its store. `SharedCluster` (`shared.py`) is many over one database.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
+from uuid import UUID
 
 from millstream.stores.base import Check
 
@@ -15,6 +16,21 @@ class Node(NamedTuple):
     node_id: int
     host: str
     port: int
+
+
+class Leadership(NamedTuple):
+    """Of one partition."""
+
+    leader: int
+    epoch: int
+    """Of the leader."""
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+    @classmethod
+    def alone(cls, node_id: int) -> Leadership:
+        """A broker that has the only copy, or that the store treats like every other."""
+        return cls(node_id, 0, (node_id,), (node_id,))
 
 
 Owns = Callable[[str], bool]
@@ -26,6 +42,9 @@ class Cluster(Protocol):
 
     def others(self) -> Sequence[Node]:
         """The other live brokers, by their numbers."""
+
+    def leaderships(self, topic_id: UUID) -> Sequence[Leadership]:
+        """Of a topic's partitions: the first of these for the first one, and so on, over again where they are fewer."""
 
     def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
         """Whom to tell that groups are to be loaded and looked after, and that all of them are lost."""
@@ -56,10 +75,14 @@ class Solo:
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self._leaderships = (Leadership.alone(node_id),)
         self._adopt: Callable[[Owns], Awaitable[None]] | None = None
 
     def others(self) -> Sequence[Node]:
         return ()
+
+    def leaderships(self, topic_id: UUID) -> Sequence[Leadership]:
+        return self._leaderships
 
     def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
         self._adopt = adopt

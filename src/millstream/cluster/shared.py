@@ -36,8 +36,9 @@ import secrets
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
-from millstream.cluster.base import Node, Owns
+from millstream.cluster.base import Leadership, Node, Owns
 from millstream.core.clock import Clock, Timer
 from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError
 from millstream.core.logs import Damped
@@ -109,6 +110,12 @@ class SharedCluster:
     def others(self) -> Sequence[Node]:
         # A copy: large requests are answered in a thread of their own.
         return [seen.node for _, seen in sorted(self._seen.items()) if seen.node.host]
+
+    def leaderships(self, topic_id: UUID) -> Sequence[Leadership]:
+        """Any broker may append to any partition, so they are shared out in turn, each topic from another one on."""
+        brokers = sorted([self.node_id, *(node.node_id for node in self.others())])
+        first = topic_id.int % len(brokers)
+        return [Leadership.alone(node_id) for node_id in brokers[first:] + brokers[:first]]
 
     def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
         self._adopt, self._release = adopt, release

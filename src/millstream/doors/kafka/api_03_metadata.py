@@ -17,7 +17,7 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import LIGHT_BYTES, LIGHT_ITEMS, aside, in_turns
 from millstream.doors.outbox import Chunk
 from millstream.wire.kafka import metadata
-from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, MetadataRequest, TopicEntry
+from millstream.wire.kafka.metadata import INTERNAL_TOPICS, BrokerEntry, Leads, MetadataRequest, TopicEntry
 from millstream.wire.kafka.primitives import Reader
 
 KEY = 3
@@ -39,7 +39,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     if not missing and len(request.topics or ()) <= LIGHT_ITEMS:
         entries = [_find(*each, context, {}) for each in request.topics or ()]
         if request.topics is None:
-            entries = [_entry(topic) for topic in topics]
+            entries = [_entry(topic, context) for topic in topics]
         return [_encode(request, context, context.version, entries)]
     context.broker.in_background(_create_and_answer(request, missing, context, context.version, answered))
     return answered
@@ -92,12 +92,13 @@ def _find(topic_id: UUID, name: str | None, context: Context, refused: dict[str,
     topics = context.broker.topics
     if topic_id != NO_ID:
         topic = topics.by_id(topic_id)
-        return _entry(topic) if topic else TopicEntry(Code.UNKNOWN_TOPIC_ID, None, topic_id, 0)
+        return _entry(topic, context) if topic else TopicEntry(Code.UNKNOWN_TOPIC_ID, None, topic_id, 0)
     topic = topics.get(name) if name is not None else None
     if topic is not None:
-        return _entry(topic)
+        return _entry(topic, context)
     return TopicEntry(refused.get(name or "", Code.UNKNOWN_TOPIC_OR_PARTITION), name, NO_ID, 0)
 
 
-def _entry(topic: Topic) -> TopicEntry:
-    return TopicEntry(Code.NONE, topic.name, topic.id, topic.partition_count)
+def _entry(topic: Topic, context: Context) -> TopicEntry:
+    leads = [Leads(*each) for each in context.broker.cluster.leaderships(topic.id)]
+    return TopicEntry(Code.NONE, topic.name, topic.id, topic.partition_count, leads)

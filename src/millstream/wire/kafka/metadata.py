@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
@@ -30,11 +31,22 @@ class BrokerEntry(NamedTuple):
     port: int
 
 
+class Leads(NamedTuple):
+    """Who has a partition."""
+
+    leader: int
+    epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
 class TopicEntry(NamedTuple):
     error: int
     name: str | None
     topic_id: UUID
     partition_count: int
+    leads: Sequence[Leads] = ()
+    """The first is of the first partition, and so on, over again where they are fewer."""
 
 
 def decode(reader: Reader, version: int) -> MetadataRequest:
@@ -69,7 +81,6 @@ def encode(
     cluster_operations: bool = False,
     topic_operations: bool = False,
 ) -> bytes:
-    """Any broker may lead any partition, so they are shared out in turn, each topic from another one on."""
     compact = version >= FLEXIBLE_FROM
     tags = b"\0" if compact else b""
     parts = [_I32.pack(0)] if version >= 3 else []
@@ -84,7 +95,7 @@ def encode(
     parts.append(array_length(len(topics), compact))
     allowed = _I32.pack(operations.OF_TOPIC if topic_operations else operations.NOT_ASKED) if version >= 8 else b""
     for topic in topics:
-        parts.append(_encode_topic(version, topic, leaders(topic.topic_id, brokers), compact, allowed + tags))
+        parts.append(_encode_topic(version, topic, compact, allowed + tags))
     if 8 <= version <= 10:
         parts.append(_I32.pack(operations.OF_CLUSTER if cluster_operations else operations.NOT_ASKED))
     if version >= 13:
@@ -93,13 +104,7 @@ def encode(
     return b"".join(parts)
 
 
-def leaders(topic_id: UUID, brokers: list[BrokerEntry]) -> list[int]:
-    """Who leads a topic's partitions: the first of these the first, and so on in turn."""
-    first = topic_id.int % len(brokers)
-    return [broker.node_id for broker in brokers[first:] + brokers[:first]]
-
-
-def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bool, end: bytes) -> bytes:
+def _encode_topic(version: int, topic: TopicEntry, compact: bool, end: bytes) -> bytes:
     tags = b"\0" if compact else b""
     # An unknown topic id has no name, but only versions 12 and newer can say so.
     name = topic.name if topic.name is not None or version >= 12 else ""
@@ -110,13 +115,14 @@ def _encode_topic(version: int, topic: TopicEntry, leads: list[int], compact: bo
         parts.append(b"\1" if topic.name in INTERNAL_TOPICS else b"\0")
     parts.append(array_length(topic.partition_count, compact))
     offline = i32_array((), compact) if version >= 5 else b""
-    tails = [i32_array((leader,), compact) * 2 + offline + tags for leader in leads]
+    leads = topic.leads
+    tails = [i32_array(each.replicas, compact) + i32_array(each.in_sync, compact) + offline + tags for each in leads]
     for index in range(topic.partition_count):
-        leader = leads[index % len(leads)]
+        at = index % len(leads)
         if version >= 7:
-            parts.append(_PARTITION_V7.pack(0, index, leader, 0))
+            parts.append(_PARTITION_V7.pack(0, index, leads[at].leader, leads[at].epoch))
         else:
-            parts.append(_PARTITION_V0.pack(0, index, leader))
-        parts.append(tails[index % len(leads)])
+            parts.append(_PARTITION_V0.pack(0, index, leads[at].leader))
+        parts.append(tails[at])
     parts.append(end)
     return b"".join(parts)
