@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from millstream.core.errors import Code
 from tests.compat import large_requests, raw
 from tests.compat.large_requests import NAME, NUMBER
 from tests.compat.raw import Raw
@@ -18,6 +19,8 @@ ITEMS = 99_990
 """Of the 100,000 that one request may have over all its arrays."""
 PAIRS = 49_990
 """Of items that have another one inside."""
+FEWER = 30_000
+"""Of items that take long: enough to hold the event loop for a second if they were handled at once."""
 BUSY_SECONDS_MAX = 0.1
 SOME_ID = UUID(int=NUMBER)
 
@@ -61,8 +64,26 @@ BEAT = {"group_id": "c", "member_id": "m", "instance_id": None, "rack_id": None,
 SUBSCRIBED = {"subscribed_topic_names": None, "subscribed_topic_regex": None, "server_assignor": None}
 OURS = {"resource_type": 2, "resource_name": "orders"}
 NAMED = {"resource_type": 2, "resource_name": NAME}
+PRODUCED = {"transactional_id": None, "acks": -1, "timeout": 9000}
+BATCH = raw.batch(b"v")
+FETCHED = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "rack_id": ""}
+NO_SESSION = {**FETCHED, "session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
+SESSION = {**FETCHED, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": []}
+FORGETS = {**FETCHED, "session_id": 0, "session_epoch": 0, "topics": []}
+READ = {"current_leader_epoch": -1, "fetch_offset": 0, "log_start_offset": -1, "partition_max_bytes": 1 << 20}
+SHARE = {"group_id": "s", "member_id": "m", "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 9}
+SHARED = {**SHARE, "batch_size": 9, "share_session_epoch": 0, "forgotten_topics_data": []}
+ACKNOWLEDGED = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}
 
 ROWS = {
+    "produce": Row(
+        0,
+        9,
+        inside("topic_data", "partition_data", {"name": "orders"}, **PRODUCED),
+        {"index": 0, "records": BATCH},
+        FEWER,
+    ),
+    "fetch": Row(1, 11, of_orders(topic="topic", **NO_SESSION), {"partition": 0, **READ}, FEWER),
     "list offsets": Row(2, 7, of_orders(**LATEST), {"partition_index": NUMBER, "timestamp": -1}),
     "metadata": Row(3, 5, listed(allow_auto_topic_creation=False), {"name": NAME}),
     "offset commit": Row(8, 7, of_orders(**MEMBER), {"partition_index": 0, **COMMITTED}),
@@ -90,6 +111,61 @@ ROWS = {
 }
 """One of each way in which a list is gone through."""
 MORE_ROWS = {
+    "produce as much as possible": Row(
+        0, 9, inside("topic_data", "partition_data", {"name": "orders"}, **PRODUCED), {"index": 0, "records": BATCH}
+    ),
+    "fetch as much as possible": Row(1, 11, of_orders(topic="topic", **NO_SESSION), {"partition": 0, **READ}),
+    "produce to partitions that are not there": Row(
+        0,
+        9,
+        inside("topic_data", "partition_data", {"name": "orders"}, **PRODUCED),
+        {"index": NUMBER, "records": BATCH},
+    ),
+    "produce to topics": Row(
+        0,
+        7,
+        listed("topic_data", **PRODUCED),
+        {"name": NAME, "partition_data": [{"index": 0, "records": BATCH}]},
+        PAIRS,
+    ),
+    "produce to no partition": Row(0, 9, listed("topic_data", **PRODUCED), {"name": NAME, "partition_data": []}),
+    "fetch partitions that are not there": Row(
+        1, 11, of_orders(topic="topic", **NO_SESSION), {"partition": NUMBER, **READ}
+    ),
+    "fetch topics": Row(1, 11, listed(**NO_SESSION), {"topic": NAME, "partitions": [{"partition": 0, **READ}]}, PAIRS),
+    "fetch, and wait": Row(
+        1,
+        11,
+        of_orders(topic="topic", **{**NO_SESSION, "max_wait": 2000, "min_bytes": 2 << 20}),
+        {"partition": 0, **READ},
+    ),
+    "fetch in a session": Row(1, 11, of_orders(topic="topic", **SESSION), {"partition": NUMBER, **READ}, 20_000),
+    "fetch in a session that is too large": Row(
+        1, 11, of_orders(topic="topic", **SESSION), {"partition": NUMBER, **READ}
+    ),
+    "fetch, and forget": Row(
+        1, 11, listed("forgotten_topics_data", **FORGETS), {"topic": NAME, "partitions": [0]}, PAIRS
+    ),
+    "share fetch": Row(
+        78,
+        1,
+        inside("topics", "partitions", {"topic_id": SOME_ID}, **SHARED),
+        {"partition_index": NUMBER, "acknowledgement_batches": []},
+    ),
+    "share fetch of partitions": Row(
+        78,
+        1,
+        inside("topics", "partitions", {"topic_id": SOME_ID}, **SHARED),
+        {"partition_index": NUMBER, "acknowledgement_batches": []},
+        19_990,
+    ),
+    "share acknowledge": Row(
+        79,
+        1,
+        inside("topics", "partitions", {"topic_id": SOME_ID}, group_id="s", member_id="m", share_session_epoch=1),
+        {"partition_index": NUMBER, "acknowledgement_batches": [ACKNOWLEDGED]},
+        PAIRS,
+    ),
     "list offsets of topics": Row(
         2, 7, listed(**LATEST), {"name": NAME, "partitions": [{"partition_index": 0, "timestamp": -1}]}, PAIRS
     ),
@@ -209,6 +285,67 @@ def test_a_list_that_is_gone_through_in_steps_is_answered_as_one(served: ServedB
     with Raw(served.address) as client:
         (topic,) = getattr(client.ask(large_requests.request(*row)), path)
     assert topic.name == "orders" and len(topic.partitions) == 2500
+
+
+def produced(count: int, acks: int = -1, index: int = 0, topic: str = "lined-up") -> bytes:
+    fields = inside("topic_data", "partition_data", {"name": topic}, **{**PRODUCED, "acks": acks})
+    return large_requests.request(0, 9, fields, {"index": index, "records": BATCH}, count)
+
+
+def offsets(answer: Any) -> list[int]:
+    return [each.base_offset for each in answer.responses[0].partition_responses]
+
+
+def test_batches_behind_a_large_produce_request_are_appended_behind_its_own(served: ServedBroker) -> None:
+    raw.create_topic(served.address, "lined-up")
+    with Raw(served.address) as client:
+        client.send(b"".join(produced(count, acks) for count, acks in ((1, -1), (2500, -1), (1, -1))))
+        answers = [offsets(client.answer(0, 9)) for _ in range(3)]
+        assert answers == [[0], list(range(1, 2501)), [2501]]
+        client.send(produced(2500, 0) + produced(1))  # the first is not answered
+        assert offsets(client.answer(0, 9)) == [5002]
+
+
+def test_a_large_produce_request_that_fails_with_acks_0_costs_its_connection(served: ServedBroker) -> None:
+    with Raw(served.address) as client:
+        assert client.ask(produced(2500, 0, index=7, topic="orders")) is None
+    with Raw(served.address) as client:
+        (topic,) = client.ask(produced(2500, 5, topic="orders")).responses
+        assert {each.error_code for each in topic.partition_responses} == {Code.INVALID_REQUIRED_ACKS}
+
+
+def test_a_large_session_is_fetched_from_as_a_small_one(served: ServedBroker) -> None:
+    raw.create_topic(served.address, "spread")
+    fields = inside("topics", "partitions", {"topic": "spread"}, **SESSION)
+    with Raw(served.address) as client:
+        opened = client.ask(large_requests.request(1, 11, fields, {"partition": NUMBER, **READ}, 2500))
+        assert [each.partition_index for each in opened.responses[0].partitions] == list(range(2500))
+        again = client.ask(raw.fetch("", 0, session=(opened.session_id, 1), is_named=False))
+        assert len(again.responses[0].partitions) == 2499, "errors are told again, and there is no news of the other"
+        forgotten = [{"topic": "spread", "partitions": list(range(1, 2500))}]
+        last = client.ask(raw.fetch("", 0, session=(opened.session_id, 2), is_named=False, forgotten=forgotten))
+        assert last.error_code == 0 and last.responses == ()
+
+
+def test_acknowledging_very_many_partitions_in_a_session_holds_up_no_other_client(served: ServedBroker) -> None:
+    about = {"group_id": "s4", "member_id": "m"}
+    beat = {**about, "rack_id": None, "subscribed_topic_names": ["orders"], "member_epoch": 0}
+    row = MORE_ROWS["share acknowledge"]
+    fields = inside("topics", "partitions", {"topic_id": SOME_ID}, **about, share_session_epoch=1)
+    with Raw(served.address) as client:
+        assert client.ask(raw.request(76, 1, beat)).error_code == 0
+        assert client.ask(raw.request(78, 1, {**SHARED, **about, "topics": []})).error_code == 0
+        answer = client.ask(large_requests.request(79, 1, fields, row.item, 19_990))
+    assert answer.error_code == 0
+    assert {each.error_code for each in answer.responses[0].partitions} == {Code.UNKNOWN_TOPIC_ID}
+    assert len(answer.responses[0].partitions) == 19_990
+    assert served.busy_seconds_max() <= BUSY_SECONDS_MAX
+
+
+@pytest.mark.parametrize("what", ["share fetch", "share acknowledge"])
+def test_a_share_request_for_more_partitions_than_a_session_holds_is_refused(served: ServedBroker, what: str) -> None:
+    with Raw(served.address) as client:
+        assert client.ask(large_requests.request(*MORE_ROWS[what])).error_code == Code.INVALID_REQUEST
 
 
 def one_commit() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.fetch import TURN_BYTES, Fetch, Wanted
+from millstream.broker.fetch import PARTITIONS_MANY, TURN_BYTES, TURN_PARTITIONS, Fetch, Wanted
 from millstream.broker.topics import Topics
 from millstream.core.errors import Code
 from millstream.core.promise import Promise
@@ -27,7 +27,7 @@ WAIT_MS = 500
 class Bench:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.topics = Topics(MemoryMeta(), MemoryLogStore(self.clock), {}, 100, 1, False)
+        self.topics = Topics(MemoryMeta(), MemoryLogStore(self.clock), {}, 5000, 1, False)
 
     def append(self, partition: int = 0, value: bytes = b"x") -> int:
         """The size of the batch."""
@@ -344,3 +344,72 @@ class Turns:
             cls.count += 1
             await asyncio.sleep(0)
         raise AssertionError("it never came to that")
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def many(bench: Bench) -> Bench:
+    await bench.topics.create("many", 2 * PARTITIONS_MANY + 1, {})
+    return bench
+
+
+def at_all(bench: Bench, topic: str = "many") -> list[Wanted]:
+    found = bench.topics.get(topic)
+    assert found is not None
+    return [at(partition=index, topic=topic) for index in range(len(found.partitions))]
+
+
+def wakers(bench: Bench) -> int:
+    found = bench.topics.get("many")
+    assert found is not None
+    return sum(len(each.log._wakers) for each in found.partitions)  # type: ignore[attr-defined]
+
+
+async def test_many_partitions_are_read_in_several_turns_and_answered_in_order(many: Bench) -> None:
+    wanted = at_all(many)
+    fetch = many.fetch(*wanted)
+    assert not fetch.run(many.clock, 0)
+    assert len(fetch._round) == TURN_PARTITIONS
+    await turns()
+    assert [one.wanted for one in fetch.answer.value()] == wanted
+
+
+async def test_a_fetch_of_many_partitions_misses_no_append_and_takes_its_wakers_back(many: Bench) -> None:
+    wanted, topic = at_all(many), many.topics.get("many")
+    assert topic is not None
+    for turn in range(0, 30, 3):
+        for partition in (0, PARTITIONS_MANY, len(wanted) - 1):
+            end = topic.partitions[partition].log.high_watermark
+            fetch = many.fetch(
+                *(each._replace(offset=topic.partitions[each.partition].log.high_watermark) for each in wanted)
+            )
+            assert not fetch.run(many.clock, WAIT_MS)
+            await turns(turn)
+            topic.partitions[partition].append(memoryview(codec.encode([(0, 1, None, b"x")])), many.clock)
+            await turns()
+            assert [one.wanted.partition for one in fetch.answer.value() if one.slice.size] == [partition], (turn, end)
+            assert wakers(many) == 0
+
+
+async def test_a_cancelled_fetch_of_many_partitions_reads_no_more(many: Bench) -> None:
+    for turn in (0, 1, 3, 30):
+        fetch = many.fetch(*at_all(many))
+        assert not fetch.run(many.clock, WAIT_MS)
+        await turns(turn)
+        fetch.cancel()
+        await turns()
+        assert not fetch.answer.done and wakers(many) == 0
+
+
+async def test_a_fetch_of_many_partitions_ends_when_its_time_is_over(many: Bench) -> None:
+    fetch = many.fetch(*at_all(many))
+    assert not fetch.run(many.clock, WAIT_MS)
+    await turns()
+    assert wakers(many) == 2 * PARTITIONS_MANY + 1
+    many.clock.advance(WAIT_MS / 1000)
+    await turns()
+    assert len(many.read(fetch)) == 2 * PARTITIONS_MANY + 1 and wakers(many) == 0

@@ -64,6 +64,13 @@ class Promise(Generic[T]):
         self.error = error
         self._finish()
 
+    def follow(self, other: Promise[T]) -> None:
+        """Ends as another one has ended; as a callback of that one."""
+        if other.error is not None:
+            self.fail(other.error)
+        else:
+            self.settle(other.value())
+
     def then(self, callback: Callable[[Promise[T]], None]) -> None:
         """Calls back with this promise when it is settled: now, if it is."""
         if self.done:

@@ -10,18 +10,22 @@ Gaps: no transactions; exactly one batch per partition and request, as the proto
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from millstream.broker.partition import Partition
 from millstream.broker.record_rules import RecordsRefused
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
+from millstream.doors.kafka import large_request
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.large_request import PARTITIONS_LIGHT
+from millstream.doors.kafka.turns import aside, in_turns, let_go
 from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.records.batch import BatchHeader
 from millstream.wire.kafka import produce
-from millstream.wire.kafka.primitives import Reader
+from millstream.wire.kafka.primitives import ManyItems, Reader
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 
 KEY = 0
@@ -29,9 +33,14 @@ VERSIONS = (3, 13)
 FLEXIBLE_FROM = produce.FLEXIBLE_FROM
 
 
-def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | None:
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None] | None:
     version = context.version
-    request = produce.decode(reader, version)
+    try:
+        request = produce.decode(reader, version, PARTITIONS_LIGHT)
+    except ManyItems:
+        large = large_request.answer(reader, version >= FLEXIBLE_FROM, context, partial(_answer_large, context))
+        context.slow_down = True  # parks the connection: what it sends next is appended behind these batches
+        return large
     answers: list[PartitionAnswer] = []
     waiting = _Waiting(version, answers)
     for data in request.data:
@@ -51,16 +60,56 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
             waiting.count += 1
             promise.then(partial(waiting.one_done, at, PartitionData(data.topic, data.partition, None), header))
     if request.acks == 0:
-        failed = next((one for one in answers if one.error), None)
-        if failed is not None:
-            # There is no answer to put the error into; closing is how the protocol tells the producer.
-            raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
+        _check_unanswered(answers)
         return None
     if len(request.data) == 1 and request.acks in (-1, 1):
         context.single = request.data[0]
     if waiting.count == 0:
         return [produce.encode(answers, version)]
     return waiting.promise
+
+
+async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
+    version = context.version
+    request = await aside(produce.decode, reader, version)
+    answers: list[PartitionAnswer] = []
+    waiting: list[tuple[int, PartitionData, BatchHeader, Promise[Appended]]] = []
+    async for data in in_turns(request.data):
+        if request.acks not in (-1, 0, 1):
+            answers.append(refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
+            continue
+        try:
+            header, promise = _append(data, context)
+        except RequestError as error:
+            answers.append(refused(data, error))
+            continue
+        if promise.done:
+            answers.append(answered(data, header, promise))
+        else:
+            waiting.append((len(answers), data, header, promise))
+            answers.append(_PENDING)
+    context.slow_down = False  # it was parked all the time
+    if request.acks == 0:
+        try:
+            _check_unanswered(answers)
+        finally:
+            await aside(let_go, request.data, waiting, answers)
+        return None
+    async for at, data, header, promise in in_turns(waiting):
+        if not promise.done:
+            with suppress(Exception):  # `answered` tells it
+                await promise
+        answers[at] = answered(data, header, promise)
+    encoded = await aside(produce.encode, answers, version)
+    await aside(let_go, request.data, waiting, answers)
+    return [encoded]
+
+
+def _check_unanswered(answers: list[PartitionAnswer]) -> None:
+    failed = next((one for one in answers if one.error), None)
+    if failed is not None:
+        # There is no answer to put the error into; closing is how the protocol tells the producer.
+        raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
 
 
 class _Waiting:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from time import monotonic
 from uuid import UUID
 
-from millstream.broker.fetch import Fetched, Wanted
+from millstream.broker.fetch import PARTITIONS_MANY, Fetched, Wanted
 from millstream.core.errors import Code, RequestError
-from millstream.core.promise import Promise
+from millstream.core.promise import Promise, promised
+from millstream.doors.kafka import large_request
 from millstream.doors.kafka.context import Context, Wait
-from millstream.doors.kafka.sessions import NO_SESSION, FetchSession, all_wanted
+from millstream.doors.kafka.large_request import BYTES_LIGHT
+from millstream.doors.kafka.sessions import FINAL_EPOCH, NO_SESSION, FetchSession, all_wanted, in_parts
+from millstream.doors.kafka.turns import ITEMS_A_STEP, aside, in_steps, in_turns, let_go
 from millstream.doors.outbox import Chunk, pieces
 from millstream.wire.kafka import fetch
 from millstream.wire.kafka.fetch import FetchRequest, PartitionRead
@@ -28,15 +31,20 @@ ANSWER_BYTES_MAX = 55 << 20
 """Whatever the client allows; as in Kafka, whose clients ask for 50 MiB."""
 
 
-def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
     version = context.version
+    if reader.end - reader.position > BYTES_LIGHT:
+        large = _LargeFetch(context)
+        answered = large_request.answer(reader, version >= FLEXIBLE_FROM, context, large.answer)
+        context.wait = Wait(large.cancel, large.finish)
+        return answered
     request = fetch.decode(reader, version)
     session: FetchSession | None = None
     if version >= 7:
         try:
             session = context.sessions.open(request)
         except RequestError as error:
-            return [fetch.encode_head(version, error.code, NO_SESSION, 0) + fetch.end_of_structure(version)]
+            return _refuse(version, error)
     wanted = list(session.wanted.values()) if session is not None else all_wanted(request)
     return _fetch(request, wanted, session, context)
 
@@ -56,16 +64,89 @@ def _fetch(
 
     def wake(done: Promise[list[Fetched]]) -> None:
         context.began = monotonic()
-        parked.settle(_encode(done.value(), session, is_full, version))
+        if len(wanted) <= PARTITIONS_MANY:
+            parked.settle(_encode(done.value(), session, is_full, version))
+        else:
+            promised(_encode_large(done.value(), session, is_full, version)).then(parked.follow)
 
     work.answer.then(wake)
     return parked
+
+
+def _refuse(version: int, error: RequestError) -> list[Chunk]:
+    return [fetch.encode_head(version, error.code, NO_SESSION, 0) + fetch.end_of_structure(version)]
+
+
+class _LargeFetch:
+    """A request that is decoded in a thread. Its client may go away or hang up before anything is read."""
+
+    __slots__ = ("_context", "_is_over")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_over = False
+
+    def cancel(self) -> None:
+        self._is_over = True
+
+    finish = cancel
+
+    async def answer(self, reader: Reader) -> list[Chunk]:
+        context, version = self._context, self._context.version
+        request, wanted, parts = await aside(_read, reader, version)
+        session: FetchSession | None = None
+        if version >= 7:
+            try:
+                session = context.sessions.open(request)
+                if session is not None:
+                    async for part in in_turns(parts):
+                        context.sessions.add(session, part)
+                    wanted = list(session.wanted.values())
+            except RequestError as error:
+                return _refuse(version, error)
+        if context.is_gone:
+            return []
+        if self._is_over:
+            request = request._replace(wait_ms_max=0)
+        answered = _fetch(request, wanted, session, context)
+        chunks = await answered if isinstance(answered, Promise) else answered
+        await aside(let_go, wanted)
+        return chunks
+
+
+def _read(reader: Reader, version: int) -> tuple[FetchRequest, list[Wanted], list[FetchRequest]]:
+    """The request without its partitions, and those: for no session, and in parts for one. Runs in any thread."""
+    request = fetch.decode(reader, version)
+    without = request._replace(topics=[], forgotten=[])
+    if request.session_epoch == FINAL_EPOCH:
+        return without, all_wanted(request), []
+    return without, [], list(in_parts(request, ITEMS_A_STEP))
+
+
+async def _encode_large(
+    fetched: list[Fetched], session: FetchSession | None, is_full: bool, version: int
+) -> list[Chunk]:
+    if session is not None:
+        news: list[Fetched] = []
+        async for part in in_turns(in_steps(fetched)):
+            news += session.news(part)
+        fetched, rest = (fetched, news) if is_full else (news, fetched)
+    else:
+        rest = []
+    chunks = await aside(_encode_told, fetched, session, version)
+    await aside(let_go, fetched, rest)
+    return chunks
 
 
 def _encode(fetched: list[Fetched], session: FetchSession | None, is_full: bool, version: int) -> list[Chunk]:
     if session is not None:
         news = session.news(fetched)
         fetched = fetched if is_full else news
+    return _encode_told(fetched, session, version)
+
+
+def _encode_told(fetched: list[Fetched], session: FetchSession | None, version: int) -> list[Chunk]:
+    """Runs in any thread."""
     by_topic: dict[str | UUID, list[Fetched]] = {}
     for one in fetched:
         by_topic.setdefault(one.wanted.topic, []).append(one)

@@ -6,12 +6,14 @@ read. With a limit on records the last batch is leased to its end, unless it alo
 wants the limit kept (version 2). Leases can be renewed (version 2). A session ends with its connection; what it has
 leased is then available to others. Of several brokers over one store, the one that is asked passes the request on to
 the group's coordinator.
+A request that names more than 20,000 partitions, the bound of a session, is refused (INVALID_REQUEST).
 Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded;
 batches are sent whole, however few of their records are leased.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
 from millstream.broker.groups.queue import share_fetch
@@ -19,10 +21,12 @@ from millstream.broker.groups.queue.share_fetch import Leased, ShareFetch
 from millstream.broker.groups.queue.verbs import Verb
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
-from millstream.doors.kafka import share_answers, share_relay
+from millstream.doors.kafka import large_request, share_answers, share_relay
 from millstream.doors.kafka.context import Context, Wait
+from millstream.doors.kafka.large_request import BYTES_LIGHT
 from millstream.doors.kafka.share_answers import Refusals
-from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
+from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, SESSION_PARTITIONS_MAX, ShareSession
+from millstream.doors.kafka.turns import LIGHT_ITEMS, aside
 from millstream.doors.outbox import Chunk
 from millstream.wire.kafka import share
 from millstream.wire.kafka.primitives import Reader
@@ -36,8 +40,25 @@ ANSWER_BYTES_MAX = 1 << 20
 """Whatever the client allows: these bytes are in memory until they are sent, unlike those of a plain fetch."""
 
 
-def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
-    request = share.decode_fetch(reader, context.version)
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
+    if reader.end - reader.position > BYTES_LIGHT:
+        answered = large_request.answer(reader, True, context, partial(_answer_large, context))
+        context.wait = Wait()
+        return answered
+    return _answer(share.decode_fetch(reader, context.version), reader, context)
+
+
+async def _answer_large(context: Context, reader: Reader) -> list[Chunk]:
+    request = await aside(share.decode_fetch, reader, context.version)
+    if max(len(request.acknowledged), len(request.forgotten)) > SESSION_PARTITIONS_MAX:
+        return _refuse(RequestError(Code.INVALID_REQUEST, f"a request may name {SESSION_PARTITIONS_MAX} partitions"))
+    if context.is_gone:
+        return []
+    answered = _answer(request, reader, context)
+    return await answered if isinstance(answered, Promise) else answered
+
+
+def _answer(request: ShareFetchRequest, reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
     passed_on = share_relay.pass_on(request.group_id, reader, wait_ms, context, _refuse)
     if passed_on is not None:
@@ -76,36 +97,39 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
 
 async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
     broker, queue, seat = context.broker, session.queue, session.seat
-    answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
+    answers, refusals = await share_answers.read(request.acknowledged, request.is_renewal)
     # What is acknowledged becomes durable while records are looked for: both are answered together. What is released
     # may be among those records, and is available only when that is durable.
-    promises = share_fetch.acknowledge(queue, seat, broker.topics, answers)
+    promises = await share_answers.acknowledge(queue, seat, broker.topics, answers)
     if any(each.verb == Verb.RELEASE for said in answers.values() for each in said):
-        await share_fetch.settle(promises)
+        await share_answers.settle(promises)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
     try:
         leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
     finally:
         if session.fetch is fetch:
             session.fetch = None
-    refusals.update(await share_fetch.settle(promises))
+    refusals.update(await share_answers.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
         session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
         context.shares.close(session)
     session.rotate(each.place for each in leased if each.taken.runs)
     if request.session_epoch != FIRST_EPOCH:
         leased = [each for each in leased if each.taken.runs or each.error is not None]
-    return _encode(leased, refusals, session, context)
+    lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
+    if not lock_ms:
+        lock_ms = session.lock_ms(context.broker.topics, session.places)
+    if len(leased) + len(refusals) <= LIGHT_ITEMS:
+        return _encode(leased, refusals, lock_ms, broker.node_id)
+    return await aside(_encode, leased, refusals, lock_ms, broker.node_id)
 
 
 def _parked(context: Context) -> None:
     context.broker.metrics.fetch_waits += 1
 
 
-def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, context: Context) -> list[Chunk]:
-    lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
-    if not lock_ms:
-        lock_ms = session.lock_ms(context.broker.topics, session.places)
+def _encode(leased: list[Leased], refusals: Refusals, lock_ms: int, node_id: int) -> list[Chunk]:
+    """Runs in any thread."""
     by_topic: dict[UUID, list[Leased]] = {}
     known = {each.place for each in leased}
     for each in leased + [Leased(place, share_fetch.NOTHING, 0) for place in refusals if place not in known]:
@@ -114,7 +138,7 @@ def _encode(leased: list[Leased], refusals: Refusals, session: ShareSession, con
     for topic, partitions in by_topic.items():
         run.append(share.encode_topic(topic, len(partitions)))
         for each in partitions:
-            run += _encode_partition(each, refusals.get(each.place), context.broker.node_id)
+            run += _encode_partition(each, refusals.get(each.place), node_id)
         run.append(share.END)
     run.append(share.END_OF_ANSWER)
     return [b"".join(run)]

@@ -2,20 +2,23 @@
 
 Says what became of leased records: accepted, released to be tried again, rejected, not there, or (version 2) still
 worked on. Durable when answered. The answers for one partition stand together or not at all. Epoch -1 closes the
-session. Gaps: none.
+session. A request that names more than 20,000 partitions, the bound of a session, is refused (INVALID_REQUEST).
+Gaps: none.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
-from millstream.broker.groups.queue import share_fetch
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
-from millstream.doors.kafka import share_answers, share_relay
+from millstream.doors.kafka import large_request, share_answers, share_relay
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.large_request import BYTES_LIGHT
 from millstream.doors.kafka.share_answers import Refusals
-from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, ShareSession
+from millstream.doors.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, SESSION_PARTITIONS_MAX, ShareSession
+from millstream.doors.kafka.turns import LIGHT_ITEMS, aside
 from millstream.doors.outbox import Chunk
 from millstream.wire.kafka import share
 from millstream.wire.kafka.primitives import Reader
@@ -26,9 +29,26 @@ VERSIONS = (1, 2)
 FLEXIBLE_FROM = 0
 
 
-def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
+def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
+    if reader.end - reader.position > BYTES_LIGHT:
+        return large_request.answer(reader, True, context, partial(_answer_large, context))
+    return _answer(share.decode_acknowledge(reader, context.version), reader, context)
+
+
+async def _answer_large(context: Context, reader: Reader) -> list[Chunk]:
+    request = await aside(share.decode_acknowledge, reader, context.version)
+    if len(request.acknowledged) > SESSION_PARTITIONS_MAX:
+        detail = f"a request may name {SESSION_PARTITIONS_MAX} partitions"
+        head = share.encode_acknowledge_head(context.version, Code.INVALID_REQUEST, detail, 0, 0)
+        return [head + share.END_OF_ANSWER]
+    if context.is_gone:
+        return []
+    answered = _answer(request, reader, context)
+    return await answered if isinstance(answered, Promise) else answered
+
+
+def _answer(request: ShareAcknowledgeRequest, reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
     version = context.version
-    request = share.decode_acknowledge(reader, version)
 
     def refuse(error: RequestError) -> list[Chunk]:
         return [share.encode_acknowledge_head(version, error.code, error.detail, 0, 0) + share.END_OF_ANSWER]
@@ -48,17 +68,20 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
 async def _acknowledge(
     request: ShareAcknowledgeRequest, session: ShareSession, version: int, context: Context
 ) -> list[Chunk]:
-    answers, refusals = share_answers.read(request.acknowledged, request.is_renewal)
-    promises = share_fetch.acknowledge(session.queue, session.seat, context.broker.topics, answers)
-    refusals.update(await share_fetch.settle(promises))
+    answers, refusals = await share_answers.read(request.acknowledged, request.is_renewal)
+    promises = await share_answers.acknowledge(session.queue, session.seat, context.broker.topics, answers)
+    refusals.update(await share_answers.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
         session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
         context.shares.close(session)
     lock_ms = session.lock_ms(context.broker.topics, request.acknowledged)
-    return [_encode(version, refusals, lock_ms, context.broker.node_id)]
+    if len(refusals) <= LIGHT_ITEMS:
+        return [_encode(version, refusals, lock_ms, context.broker.node_id)]
+    return [await aside(_encode, version, refusals, lock_ms, context.broker.node_id)]
 
 
 def _encode(version: int, refusals: Refusals, lock_ms: int, node_id: int) -> bytes:
+    """Runs in any thread."""
     by_topic: dict[UUID, list[tuple[int, RequestError | None]]] = {}
     for (topic, index), refusal in refusals.items():
         by_topic.setdefault(topic, []).append((index, refusal))

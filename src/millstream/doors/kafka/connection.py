@@ -412,18 +412,31 @@ class Connection(Receiving):
             self._unpark()
 
     def _fill_produce(
-        self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk]]
+        self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk] | None]
     ) -> None:
+        """None: the request is handled and not answered (acks=0)."""
         self._observe(_PRODUCE, began)
-        self._fill(place, _frame(correlation_id, tags, done.value()))
+        if done.error is not None:
+            self._fail(done.error)
+            return
+        chunks = done.value()
+        self._fill(place, [] if chunks is None else _frame(correlation_id, tags, chunks))
 
     def _fill_parked(
         self, place: _Place, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]
     ) -> None:
-        if isinstance(done.error, ProtocolError):  # of a request that was decoded in a thread
-            self._refuse(done.error)
+        if done.error is not None:  # of a request that was decoded in a thread
+            self._fail(done.error)
             return
         self._end_parked(place, key, _frame(correlation_id, tags, done.value()))
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, ProtocolError):
+            self._refuse(error)
+            return
+        host = self._context.client_host
+        logger.error("a request from %s failed; its connection is closed", host, exc_info=error)
+        self.close()
 
     def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:
         """The answer that the connection is parked for: nothing was handled since, so the wait and the time are its."""

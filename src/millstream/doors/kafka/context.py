@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.doors.kafka.share_sessions import Key, ShareSessions
-from millstream.doors.kafka.unread import Unread
+from millstream.doors.kafka.unread import NO_LIMIT, Unread
+from millstream.doors.memory import Budget
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -66,6 +68,8 @@ class Context:
     """Of the door: all connections have the same."""
     unread: Unread = field(default_factory=Unread)
     """Of the door, too."""
+    budget: Budget = field(default_factory=partial(Budget, NO_LIMIT))
+    """Of the door: the memory for frames."""
     via: str = ""
     """The number of the broker that passes a client's share requests on through this connection, if one does."""
     relays: dict[Node, Relay] = field(default_factory=dict)

@@ -78,7 +78,14 @@ class KafkaDoor:
         keep_alive(connected)
         local_host, local_port = connected.getsockname()[:2]
         context = Context(
-            self.broker, self._sessions, peer, local_host, local_port, shares=self.shares, unread=self.unread
+            self.broker,
+            self._sessions,
+            peer,
+            local_host,
+            local_port,
+            shares=self.shares,
+            unread=self.unread,
+            budget=self.budget,
         )
         self._connections.add(Connection(self, connected, context), peer)
         return True

@@ -11,6 +11,8 @@ one goes, and its client starts over.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
@@ -25,7 +27,9 @@ NO_SESSION = 0
 FINAL_EPOCH = -1
 FULL_EPOCH = 0
 
-Place = tuple[str | UUID, int]
+Topic = str | UUID
+Place = tuple[Topic, int]
+T = TypeVar("T")
 
 
 class FetchSession:
@@ -50,7 +54,7 @@ class FetchSession:
         if len(self.wanted) > SESSION_PARTITIONS_MAX:
             raise RequestError(Code.INVALID_REQUEST, f"a session may hold {SESSION_PARTITIONS_MAX} partitions")
 
-    def news(self, fetched: list[Fetched]) -> list[Fetched]:
+    def news(self, fetched: Sequence[Fetched]) -> list[Fetched]:
         """What of a read is worth telling. Partitions with records go to the end of the line, so that none starves."""
         told = []
         for one in fetched:
@@ -95,6 +99,16 @@ class FetchSessions:
         self._count(session)
         return session
 
+    def add(self, session: FetchSession, part: FetchRequest) -> None:
+        """A part of a request that is too large to be taken at once; `open` was given one without partitions."""
+        try:
+            session.update(part)
+        except RequestError:
+            self._drop(session.id)
+            raise
+        if self._sessions.get(session.id) is session:  # another may have taken its room meanwhile
+            self._count(session)
+
     def _count(self, session: FetchSession) -> None:
         self._partitions += len(session.wanted) - session.counted
         session.counted = len(session.wanted)
@@ -113,6 +127,29 @@ class FetchSessions:
         self._next_id = self._next_id % 0x7FFF_FFFF + 1
         self._sessions[session.id] = session
         return session
+
+
+def in_parts(request: FetchRequest, size: int) -> Iterator[FetchRequest]:
+    """Requests of about so many partitions each that change a session as this one does, one after the other."""
+    for forgotten in _parts(request.forgotten, size):
+        yield request._replace(topics=[], forgotten=forgotten)
+    for topics in _parts(request.topics, size):
+        yield request._replace(topics=topics, forgotten=[])
+
+
+def _parts(named: list[tuple[Topic, list[T]]], size: int) -> Iterator[list[tuple[Topic, list[T]]]]:
+    part: list[tuple[Topic, list[T]]] = []
+    count = 0
+    for topic, partitions in named:
+        for start in range(0, len(partitions), size):
+            piece = partitions[start : start + size]
+            part.append((topic, piece))
+            count += len(piece)
+            if count >= size:
+                yield part
+                part, count = [], 0
+    if part:
+        yield part
 
 
 def all_wanted(request: FetchRequest) -> list[Wanted]:

@@ -1,22 +1,61 @@
-"""What a client acknowledges, as the queue understands it."""
+"""What a client acknowledges, as the queue understands it.
+
+A request may acknowledge 20,000 partitions and many more batches. Those are read in a thread, and the queue is told of
+a few partitions at a time. Requests of a usual size are read and told in one step, without a turn of the event loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from millstream.broker.groups.queue import share_fetch
+from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.share_fetch import Place
-from millstream.broker.groups.queue.verbs import Answer, Verb
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
+from millstream.broker.topics import Topics
 from millstream.core.errors import Code, RequestError
+from millstream.core.promise import Promise
+from millstream.doors.kafka.turns import ITEMS_A_STEP, aside, in_turns
 from millstream.wire.kafka.share import Acknowledged
 
 Refusals = dict[Place, RequestError | None]
 
 
-def read(
+async def read(
     acknowledged: Mapping[Place, Sequence[Acknowledged]], is_renewal: bool
 ) -> tuple[dict[Place, list[Answer]], Refusals]:
     """The answers for each partition, and the partitions whose acknowledgements make no sense."""
+    if len(acknowledged) + sum(map(len, acknowledged.values())) <= ITEMS_A_STEP:
+        return _read(acknowledged, is_renewal)
+    return await aside(_read, acknowledged, is_renewal)
+
+
+async def acknowledge(
+    queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
+) -> dict[Place, Promise[None]]:
+    """As `share_fetch.acknowledge`, for any number of partitions."""
+    if len(answers) <= ITEMS_A_STEP:
+        return share_fetch.acknowledge(queue, member, topics, answers)
+    promises: dict[Place, Promise[None]] = {}
+    async for place, said in in_turns(answers.items()):
+        promises.update(share_fetch.acknowledge(queue, member, topics, {place: said}))
+    return promises
+
+
+async def settle(promises: Mapping[Place, Promise[None]]) -> Refusals:
+    """As `share_fetch.settle`, for any number of partitions."""
+    if len(promises) <= ITEMS_A_STEP:
+        return await share_fetch.settle(promises)
+    errors: Refusals = {}
+    async for place, promise in in_turns(promises.items()):
+        errors.update(await share_fetch.settle({place: promise}))
+    return errors
+
+
+def _read(
+    acknowledged: Mapping[Place, Sequence[Acknowledged]], is_renewal: bool
+) -> tuple[dict[Place, list[Answer]], Refusals]:
     answers: dict[Place, list[Answer]] = {}
     refused: Refusals = {}
     for place, batches in acknowledged.items():

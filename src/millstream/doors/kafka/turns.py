@@ -15,8 +15,8 @@ from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
+from millstream.core.collector import collector
 from millstream.core.promise import begin
-from millstream.doors.kafka.collector import collector
 
 T = TypeVar("T")
 
@@ -65,6 +65,16 @@ def is_large(fields: Any) -> bool:
                 return True
             left += [each for each in value if isinstance(each, dict)]
     return False
+
+
+def let_go(*lists: list[Any]) -> None:
+    """Empties the lists of a large request step by step; to be run in the thread.
+
+    Python frees 100,000 items in 20 to 100 ms, and the interpreter is held all the time if they go at once.
+    """
+    for items in lists:
+        while items:
+            del items[-ITEMS_A_STEP:]
 
 
 async def aside(work: Callable[..., T], *args: Any) -> T:

@@ -27,6 +27,10 @@ _U16 = Struct(">H")
 _F64 = Struct(">d")
 
 
+class ManyItems(Exception):
+    """A request has more items than its caller decodes at once. Nothing is wrong with it so far."""
+
+
 class Reader:
     __slots__ = ("buffer", "end", "items", "position")
 

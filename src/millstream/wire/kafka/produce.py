@@ -6,7 +6,15 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
-from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
+from millstream.wire.kafka.primitives import (
+    ITEMS_MAX,
+    ManyItems,
+    Reader,
+    array_length,
+    error_text,
+    string,
+    uvarint,
+)
 
 LOG_START_FROM = 5
 FLEXIBLE_FROM = 9
@@ -40,7 +48,8 @@ class PartitionAnswer(NamedTuple):
     """Places in the batch of the records that are to blame, and why (KIP-467)."""
 
 
-def decode(reader: Reader, version: int) -> ProduceRequest:
+def decode(reader: Reader, version: int, items_max: int = ITEMS_MAX) -> ProduceRequest:
+    """Raises `ManyItems` as soon as the arrays have more than `items_max`."""
     compact = version >= FLEXIBLE_FROM
     by_id = version >= TOPIC_IDS_FROM
     transactional_id = reader.string(compact)
@@ -48,7 +57,10 @@ def decode(reader: Reader, version: int) -> ProduceRequest:
     data = []
     for _ in range(reader.count(compact, 3)):
         topic: str | UUID = reader.uuid() if by_id else reader.text(compact)
-        for _ in range(reader.count(compact, 5)):
+        count = reader.count(compact, 5)
+        if reader.items > items_max:
+            raise ManyItems
+        for _ in range(count):
             data.append(PartitionData(topic, reader.i32(), reader.blob(compact)))
             if compact:
                 reader.skip_tags()

@@ -30,6 +30,8 @@ unexpected = Damped(__name__)
 Place = tuple[UUID, int]
 """Topic and partition."""
 NOTHING = Taken(b"", [])
+TURN_PARTITIONS = 1_000
+"""What a fetch looks at, or opens, before the event loop runs again."""
 
 
 class Leased(NamedTuple):
@@ -128,9 +130,13 @@ class ShareFetch:
             self._sleeper.set_result(None)
 
     async def _open(self) -> None:
-        """Those that are new to the queue: all at once, so that their beginnings are durable with one write."""
+        """Those that are new to the queue: many at once, so that their beginnings are durable with one write."""
+        for start in range(0, len(self._places), TURN_PARTITIONS):
+            await self._open_some(self._places[start : start + TURN_PARTITIONS])
+
+    async def _open_some(self, places: Sequence[Place]) -> None:
         missing: dict[Place, Coroutine[Any, Any, QueuePartition]] = {}
-        for topic_id, index in self._places:
+        for topic_id, index in places:
             topic = self._topics.by_id(topic_id)
             if topic is not None and 0 <= index < topic.partition_count and self._queue.opened(topic, index) is None:
                 missing[topic_id, index] = self._queue.partition(topic, index)
@@ -150,7 +156,9 @@ class ShareFetch:
         records, room = self._records_max, self._bytes_max
         leased: list[Leased] = []
         self._found = []
-        for place in self._places:
+        for number, place in enumerate(self._places, 1):
+            if not number % TURN_PARTITIONS:
+                await asyncio.sleep(0)
             if self._is_cancelled:
                 break
             try:
