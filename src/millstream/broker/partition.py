@@ -60,7 +60,7 @@ class RunLimits(NamedTuple):
 
 
 class Partition:
-    __slots__ = ("_turn", "_waiting", "index", "inlet", "log", "settings")
+    __slots__ = ("_limits", "_limits_for", "_turn", "_waiting", "index", "inlet", "log", "settings")
 
     def __init__(self, index: int, log: PartitionLog, settings: TopicSettings) -> None:
         self.index = index
@@ -68,6 +68,9 @@ class Partition:
         self.settings = settings
         self.inlet: Inlet | None = None
         """For records that come one by one; made for the first of them."""
+        self._limits: RunLimits | None = None
+        self._limits_for: tuple[int, TopicSettings | None] = (-1, None)
+        """The time and the settings that the limits were made for: runs ask thousands of times a second."""
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
         """Batches that are checked in a thread, or wait for one that is."""
@@ -120,8 +123,14 @@ class Partition:
 
     def run_limits(self, now_ms: int) -> RunLimits | None:
         """What the batches of a run are held to; None for a topic that looks into batches (compacted, stamped)."""
+        if self._limits_for != (now_ms, self.settings):
+            self._limits_for = now_ms, self.settings
+            self._limits = self._run_limits(now_ms)
+        return None if self._waiting else self._limits
+
+    def _run_limits(self, now_ms: int) -> RunLimits | None:
         settings = self.settings
-        if settings.needs_more_checks or self._waiting:
+        if settings.needs_more_checks:
             return None
         latest = min(now_ms + settings.timestamp_after_max_ms, LONG_MAX)
         return RunLimits(settings.message_bytes_max, settings.log.segment_bytes, latest)

@@ -258,7 +258,12 @@ class Log(ReadableLog):
         if flush.batches == 1:
             self._flusher.request(self)
             return self._when_counted(end, answer)
-        self._count(end, (segment.base_offset, segment.size))
+        self.counted = end
+        if not self.is_replicated:  # what `_count` does, without its call
+            self.high_watermark = end
+            self._read_mark = (segment.base_offset, segment.size)
+        if self._wakers:
+            self._wake_readers()
         if (flush.batches is not None and self._unsynced_batches >= flush.batches) or (
             flush.records is not None and end - self._synced[0] >= flush.records
         ):
