@@ -46,7 +46,7 @@ class Cleaned:
     before_bytes: int
     after_bytes: int
     is_changed: bool
-    """The size does not tell: a recompressed segment may have its old size."""
+    """The size alone does not show it: a recompressed segment may keep its size."""
 
 
 async def compact(log: Log, disk: Disk) -> int:
@@ -57,7 +57,7 @@ async def compact(log: Log, disk: Disk) -> int:
     if dirty_bytes == 0 or (dirty_bytes / total < log.config.min_cleanable_dirty_ratio and not _is_overdue(log, dirty)):
         return 0
     if not log.checkpoint_reaches(segments[-1]):
-        # The checkpoint must lie after all rewritten segments, or recovery would use stale positions.
+        # The checkpoint must come after all rewritten segments, or recovery would use stale positions.
         await log.flush()
         log.write_checkpoint()
         if not log.checkpoint_reaches(segments[-1]):

@@ -110,7 +110,7 @@ class Damage:
             raise self.lost
 
     def _joined(self, new: DamagedRange) -> DamagedRange:
-        """Adds a range, merged with all that it overlaps and those of its cause that it touches."""
+        """Adds a range, merged with ranges that it overlaps, or touches with the same cause."""
         touched = [
             each
             for each in self.ranges

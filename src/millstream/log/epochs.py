@@ -32,7 +32,7 @@ class Epochs:
         return self._entries[-1][0] if self._entries else NO_EPOCH
 
     def check(self, claimed: int) -> Code:
-        """Compares the epoch that a client takes for the current one with ours (KIP-320); -1: not given."""
+        """Whether a client's idea of the current epoch is up to date (KIP-320); -1: not given."""
         if claimed > self.latest:
             return Code.UNKNOWN_LEADER_EPOCH
         return Code.FENCED_LEADER_EPOCH if NO_EPOCH < claimed < self.latest else Code.NONE

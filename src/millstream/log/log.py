@@ -485,8 +485,8 @@ class Log(ReadableLog):
     def drop_from_front(self, offset: int) -> int:
         """Retention's `trim`: whole segments only; returns the bytes removed."""
         before = self.size_bytes()
-        # The checkpoint comes first. It makes the remaining segment's name durable, which holds the end of an emptied
-        # log. Its start keeps removed segments from coming back. It keeps producers longer than their batches.
+        # The checkpoint comes first. It makes the remaining segment's name durable, and the name is the end of an
+        # emptied log. Its start keeps removed segments from coming back. It keeps producers without batches.
         self.start = max(self.start, offset)
         self._checkpoint_to_drop(offset)
         self.drop_segments_below(offset)

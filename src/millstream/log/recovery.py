@@ -120,7 +120,7 @@ class Recovery:
         log = self._log
         found = {segment.base_offset: segment for segment in log.segments}
         expected = {closed[0]: closed[1] for closed in point.closed or ()}
-        # A segment that was empty then may have got batches since, if others follow.
+        # A segment that the checkpoint saw empty may have batches now, if segments follow.
         expected[point.segment] = point.position if point.segment in found else max(point.position, 1)
         bounds = sorted({*found, *expected, end})
         for base, size in expected.items():

@@ -74,7 +74,7 @@ class Segment:
     def create(self) -> None:
         """Creates the file. The log's next flush syncs the directory and so makes the name durable."""
         self._file = self._disk.open(self.path, create=True)
-        # A crash may have taken an earlier file of this name and left its index.
+        # A crash may have lost an earlier file of this name but not its index.
         self.index.clear()
         self._is_indexed = True
 
@@ -291,7 +291,7 @@ class Segment:
             self._max_timestamp = found.newest if found.size == self.size else None
 
     def is_sparse_behind(self, position: int) -> bool:
-        """Whether lookups after a position walk far."""
+        """Whether lookups after a position must walk far."""
         at = self.index.number_at(position)
         following = self.index.entry(at)[1] if at < self.index.count else self.size
         return following - position > SPARSE_BYTES

@@ -759,8 +759,8 @@ cdef class Source:
         return 0
 
     cdef bint seek(self, int64_t earliest, int64_t latest, bint is_inside, bint needs_key) except -1:
-        """Reads up to a record whose timestamp is within the bounds or, unless `is_inside`, one whose timestamp is out
-        of bounds or that lacks a required key. False at the end.
+        """Reads up to a record: with `is_inside`, one whose timestamp is within the bounds; else one whose timestamp is
+        out of bounds, or that lacks a required key. False at the end.
         """
         cdef int failure
         cdef bint found = False

@@ -14,7 +14,7 @@
         51     2  producer epoch
         53     4  base sequence
         57     4  record count
-        61     -  records, compressed as a whole where attributes say so
+        61     -  records, compressed as a whole if attributes name a codec
 
 The broker stores, replicates and serves these bytes unchanged; only `patch_offset` and `stamp` write to them.
 """

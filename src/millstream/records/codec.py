@@ -133,7 +133,7 @@ def judge(
     bytes_max: int = BYTES_MAX,
     check_crc: bool = True,
 ) -> list[tuple[int, int, bool]]:
-    """The first records of one whole batch with a timestamp out of bounds, or without a key where one is needed: index,
+    """The first records of one whole batch with a timestamp out of bounds, or without a required key: index,
     timestamp, whether there is a key. Raises `CorruptBatch` for a batch that `decode` would refuse.
     """
     section = _open_one(batch, bytes_max, check_crc)
@@ -259,7 +259,7 @@ def open_rows(columns: RowColumns) -> Any:
 
 
 def pick(rows: Any, partitions: int, picked: Buffer | None = None) -> tuple[bytearray, list[int]]:
-    """Rows in order of their partitions: row numbers as int32, and where the rows of each partition end.
+    """Rows in order of their partitions: row numbers as int32, and the end of each partition's rows.
 
     A row with a partition goes there; a row with a key goes where Kafka's Java clients send it. The other rows come
     last, as if there were one partition more. `picked` are the row numbers to choose from, if not all.

@@ -578,7 +578,7 @@ def murmur2(key: bytes) -> int:
 
 
 def pick(rows: Rows, partitions: int, picked: Any) -> tuple[bytearray, list[int]]:
-    """Rows in order of their partitions: row numbers as int32, and where each partition's end.
+    """Rows in order of their partitions: row numbers as int32, and the end of each partition's rows.
 
     A row with a partition goes there; a row with a key goes where Kafka's Java clients send it. The other rows come
     last, as if there were one partition more.
