@@ -1,1 +1,1 @@
-"""What every layer may use: clock, promises, errors, logging, metrics. Nothing here knows the domain."""
+"""Tools for every layer: clock, promises, errors, logging, metrics. No module here knows the domain."""

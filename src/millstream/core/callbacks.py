@@ -1,7 +1,7 @@
-"""Calls of those who asked to be told: of readers, of watchers, of whoever waits for an answer.
+"""Calls the callbacks of readers, watchers and waiting requests.
 
-What goes wrong in one of them is its own affair. It is logged, and whoever tells goes on: the others are told all the
-same, and what was stored stays stored.
+A failed callback is logged and affects nothing else: the caller goes on, the other callbacks run, and stored records
+stay stored.
 """
 
 from __future__ import annotations

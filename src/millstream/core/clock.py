@@ -1,7 +1,7 @@
-"""Time, as something that is handed in.
+"""The clock, as a parameter.
 
-Nothing in `broker/` reads a clock of its own. It is given one of these, so that tests can move time by hand
-(`millstream.testing.clock.VirtualClock`) and a 30-second redelivery is tested in milliseconds.
+No code in `broker/` reads the system clock. It gets a `Clock`, so that tests can move time by hand
+(`millstream.testing.clock.VirtualClock`) and test a 30-second redelivery in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Timer(Protocol):
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Wall-clock time in milliseconds since the epoch: for timestamps that people see."""
+        """Wall-clock time in milliseconds since 1970: for timestamps that users see."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back: for measuring how long something took."""
+        """Seconds that never go back: for measuring durations."""
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        """Calls back once, on the event loop, unless the timer is cancelled before."""
+        """Calls back once, on the event loop, unless the timer is cancelled first."""
 
 
 class SystemClock:
@@ -41,7 +41,7 @@ class SystemClock:
 
 
 async def sleep(clock: Clock, seconds: float) -> None:
-    """Waits by a clock that tests can move."""
+    """Sleeps by a clock that tests can move."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     timer = clock.call_later(seconds, lambda: None if over.done() else over.set_result(None))
     try:

@@ -1,11 +1,11 @@
 """Full garbage collections, postponed while large messages are in memory.
 
-A request of 100,000 items is a few hundred thousand objects, and so is its answer. None of them is in a cycle: they go
-when the last reference does. Yet their number makes Python look for cycles among all objects of the process again and
-again, and each such look holds the interpreter for 50 to 100 ms. Younger generations are collected as ever.
+A request of 100,000 items is a few hundred thousand objects, and so is its response. None of them is in a cycle:
+reference counts free them. Yet their number makes Python repeatedly search all objects of the process for cycles, and
+each search holds the GIL for 50 to 100 ms. Younger generations are collected as usual.
 
-`postpone` is called at every step of such a request. Full collections resume `QUIET_SECONDS` after the last call, or
-`POSTPONED_SECONDS_MAX` after the first: garbage does not pile up under clients that send nothing but large requests.
+Call `postpone` at every step of such a request. Full collections resume `QUIET_SECONDS` after the last call, or
+`POSTPONED_SECONDS_MAX` after the first, so that garbage does not pile up if clients send only large requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Collector:
         self._last = 0.0
         self._old = 0
         self.in_thread = 0
-        """How many messages are being decoded or encoded: that may take seconds."""
+        """Messages that threads decode or encode now, which may take seconds."""
 
     def postpone(self) -> None:
         loop = asyncio.get_running_loop()
@@ -48,4 +48,4 @@ class Collector:
 
 
 collector = Collector()
-"""The process has one."""
+"""One per process."""

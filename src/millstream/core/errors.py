@@ -1,11 +1,11 @@
 """One table of errors, and the exceptions that carry them.
 
-Every refusal that a client can see is a row of `Code`: its number is the Kafka protocol's, and the other doors
-translate from it. Nobody invents codes. Exceptions come in three kinds, by what they cost:
+Every error that a client can see is a row of `Code`. Its number comes from the Kafka protocol, and the other doors
+translate it. No module invents codes. There are three kinds of exceptions, by the scope of the failure:
 
     RequestError     one request: the client gets the code and goes on
-    ProtocolError    the connection: the bytes cannot be understood, so nothing after them can be either
-    StartupError     the process: it says what is wrong and what to do, and the command exits with 1
+    ProtocolError    the connection: the bytes cannot be decoded, and so neither can the bytes after them
+    StartupError     the process: the text names the problem and the remedy, and the command exits with 1
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import enum
 
 
 class Code(enum.IntEnum):
-    """Error codes with whether a client may retry, and a sentence for people."""
+    """Error codes, whether a client may retry, and a text for users."""
 
     retriable: bool
     text: str
@@ -98,7 +98,7 @@ class Code(enum.IntEnum):
     INVALID_REGULAR_EXPRESSION = 128, False, "the topic pattern is not a valid regular expression"
     SHARE_SESSION_LIMIT_REACHED = 133, True, "there are as many share sessions as there may be"
 
-    # What this broker never says, and a Kafka cluster does: for `connect`, and for tests (`fail_next`)
+    # Sent by Kafka clusters, never by this broker: for `connect`, and for tests (`fail_next`)
     NETWORK_EXCEPTION = 13, True, "the broker was cut off before it had answered"
     NOT_ENOUGH_REPLICAS = 19, True, "fewer replicas are in sync than min.insync.replicas wants"
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, True, "it is written, but to fewer replicas than min.insync.replicas wants"
@@ -117,16 +117,16 @@ _BY_NUMBER = {int(code): code for code in Code}
 
 
 def code_of(number: int) -> Code | None:
-    """The row for a number that came over the wire, if the table has it."""
+    """The row for a number from the wire, if the table has it."""
     return _BY_NUMBER.get(number)
 
 
 class MillstreamError(Exception):
-    """Base of everything that Millstream raises on purpose."""
+    """Base class of Millstream's own exceptions."""
 
 
 class RequestError(MillstreamError):
-    """Costs the request: answered with `code`, and with `detail` where the protocol has room for it."""
+    """Fails the request. The response has `code`, and `detail` if the protocol has a field for it."""
 
     def __init__(self, code: Code, detail: str | None = None) -> None:
         super().__init__(detail or code.text)
@@ -135,11 +135,11 @@ class RequestError(MillstreamError):
 
 
 class ProtocolError(MillstreamError):
-    """Costs the connection: what arrived cannot be framed or decoded."""
+    """Closes the connection: its bytes cannot be framed or decoded."""
 
 
 class StartupError(MillstreamError):
-    """Costs the process: the command prints it as one sentence and exits with 1."""
+    """Ends the process: the command prints one sentence and exits with 1."""
 
 
 class StoreInUse(StartupError):
@@ -153,7 +153,7 @@ class StoreInUse(StartupError):
 
 
 class LogReadOnly(RequestError):
-    """A log whose sync failed: what was acknowledged can be read, nothing more is taken until a restart."""
+    """A log whose sync failed: acknowledged records stay readable, appends fail until a restart."""
 
     def __init__(self, log: str, cause: str) -> None:
         super().__init__(Code.KAFKA_STORAGE_ERROR, f"{log} is read-only since a sync failed: {cause}")
@@ -171,21 +171,21 @@ class LogLost(RequestError):
 
 
 class Diverged(RequestError):
-    """A follower's log has another batch than its leader: it has to be truncated to where both agree (KIP-101)."""
+    """A follower's log has another batch than its leader, and must be truncated to where both agree (KIP-101)."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Code.INVALID_REQUEST, detail)
 
 
 class RevisionConflict(MillstreamError):
-    """A metadata transaction whose expected revision is not the current one; nothing of it was applied."""
+    """A metadata transaction with a stale revision; no part of it was applied."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         super().__init__(f"{key} is at revision {found}, not {expected}")
         self.key = key
 
 
-# What users of the Python API meet. Refusals of a broker keep their code, whether it is embedded or remote.
+# Exceptions of the Python API. A broker's errors keep their code, whether it is embedded or remote.
 
 
 class UnknownTopic(RequestError):
@@ -193,38 +193,38 @@ class UnknownTopic(RequestError):
 
 
 class TopicExists(RequestError):
-    """A topic of that name is there already."""
+    """A topic of that name exists already."""
 
 
 class OutOfRange(RequestError):
-    """The offset is outside what the partition holds."""
+    """The partition does not hold the offset."""
 
 
 class TooLarge(RequestError):
-    """A record or a batch is larger than the topic takes."""
+    """A record or batch exceeds the topic's limit."""
 
 
 class LeaseLost(RequestError):
-    """The job is not leased to this worker any more: its time ran out, or it was answered before."""
+    """The worker no longer holds the job's lease: it expired, or the job was acknowledged."""
 
 
 class NotActive(MillstreamError):
-    """A commit by a member of an exclusive group that is not, or no longer, the active one."""
+    """A commit by a member of an exclusive group that is not, or no longer, active."""
 
     def __init__(self, group: str, topic: str) -> None:
         super().__init__(f"this member of {group} is not the active one for {topic}: it stands by and may not commit")
 
 
 class NotMember(MillstreamError):
-    """A commit by a member of a stream group that lost the partition meanwhile; others go on from the last commit."""
+    """A stale commit: the stream's member lost the partition. The new owner resumes from the last commit."""
 
 
 class BufferFull(MillstreamError):
-    """A buffered sender has no room and was told to raise rather than to wait."""
+    """A buffered sender is full and is set to raise instead of waiting."""
 
 
 class SendFailed(MillstreamError):
-    """Records that a buffered sender had taken could not be sent; `failures` has them with their reasons."""
+    """A buffered sender could not send some records; `failures` has them with their reasons."""
 
     def __init__(self, failures: list[tuple[object, BaseException]], count: int) -> None:
         first = failures[0][1]
@@ -234,7 +234,7 @@ class SendFailed(MillstreamError):
 
 
 class Undecodable(MillstreamError):
-    """The decoder that was given refused a record's value; `record` has the bytes as they are."""
+    """The decoder refused a record's value; `record` has the raw bytes."""
 
     def __init__(self, record: object, text: str) -> None:
         super().__init__(text)
@@ -250,7 +250,7 @@ class Unreachable(MillstreamError):
 
 
 class Unsupported(MillstreamError):
-    """The other side has no such thing: Kafka's protocol lacks it, or the broker does."""
+    """Kafka's protocol or the broker lacks this feature."""
 
 
 _REFUSALS: dict[Code, type[RequestError]] = {
@@ -265,5 +265,5 @@ _REFUSALS: dict[Code, type[RequestError]] = {
 
 
 def refusal(code: Code, detail: str | None = None) -> RequestError:
-    """The exception for a code, of the class that users catch where there is one."""
+    """The exception for a code, of its own class if there is one."""
     return _REFUSALS.get(code, RequestError)(code, detail)

@@ -1,6 +1,6 @@
-"""Structured logs on the standard library's logging: text for a person at a terminal, a JSON object a line otherwise.
+"""Structured logs on the standard library's logging: text on a terminal, otherwise one JSON object per line.
 
-A line says what happened in words that never vary, and carries what varies as fields:
+A line has a constant event text, and carries the variable parts as fields:
 
     log = Log(__name__)
     log.error("log is read-only", partition="orders-3", cause=error)
@@ -8,8 +8,8 @@ A line says what happened in words that never vary, and carries what varies as f
     14:02:11.093 ERROR log is read-only  partition=orders-3 cause="[Errno 5] Input/output error"
     {"time": "2025-11-04T14:02:11.093Z", "level": "error", "logger": "millstream.log", "event": "log is read-only", ...}
 
-Everything goes to standard error: standard output belongs to the line `ready ...`. Records of plain `logging` loggers
-(libraries, asyncio) come out the same way, without fields. No structlog: it costs 4 MB and 50 ms at start.
+All lines go to standard error: standard output is for the line `ready ...`. Plain `logging` loggers (libraries,
+asyncio) write the same format, without fields. No structlog: it costs 4 MB and 50 ms at start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Log:
         self._log(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, error: BaseException | None = None, **fields: object) -> None:
-        """For errors nobody expected: with the traceback of `error`, or of the exception that is being handled."""
+        """For unexpected errors: with the traceback of `error`, or of the current exception."""
         self._log(logging.ERROR, event, fields, trace=error or True)
 
     def _log(self, level: int, event: str, fields: dict[str, object], trace: BaseException | bool = False) -> None:
@@ -57,10 +57,10 @@ class Log:
 
 
 class Damped:
-    """A plain logger for what a client can bring about as often as it likes, or a full disk for every request.
+    """A rate-limited plain logger, for errors that a client or a full disk can cause with every request.
 
-    Lines of a kind, which is their text before anything is put in, come ten in ten seconds at most; then they are only
-    counted, and the next one that comes after that says how many.
+    It writes at most ten lines per kind (the text before formatting) in ten seconds, and counts the others. The first
+    line after that reports the count.
     """
 
     __slots__ = ("_kinds", "_logger")
@@ -68,7 +68,7 @@ class Damped:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
         self._kinds: dict[str, tuple[float, int]] = {}
-        """Since when, and how many."""
+        """Window start and count."""
 
     def warning(self, message: str, *arguments: object) -> None:
         self._log(logging.WARNING, message, arguments)
@@ -137,7 +137,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        # A field must not hide what every line has.
+        # A field must not replace a standard one.
         line.update((name if name not in line else f"{name}_", value) for name, value in _fields(record).items())
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -146,7 +146,7 @@ class JsonFormatter(logging.Formatter):
 
 def _quoted(value: object) -> str:
     text = str(value)
-    # Client ids and topic names come from outside: what could break the line or drive the terminal is escaped.
+    # Client ids and topic names are untrusted: escape anything that could break the line or drive the terminal.
     plain = text and text.isprintable() and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text)
 

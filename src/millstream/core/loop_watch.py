@@ -1,14 +1,14 @@
-"""How long the event loop was held: a regular beat that notes how late it came.
+"""Measures event-loop stalls with a periodic timer (a beat) that records how late it fires.
 
-A request that computes for long on the event loop delays every other client. Two figures tell:
+A request that computes for long on the event loop delays every other client. Two metrics show it:
 
-    event_loop_stall_seconds     wall-clock time by which a beat was late: what clients felt, whatever the cause
-    event_loop_busy_seconds_max  the most CPU time of the loop's thread between two beats, less the beat's own distance:
-                                 a machine that is busy with other processes delays beats, but does not raise this one
+    event_loop_stall_seconds     wall-clock time by which a beat was late: the delay for clients, whatever the cause
+    event_loop_busy_seconds_max  the most CPU time of the loop's thread between two beats, less the interval:
+                                 other processes on a busy machine delay beats, but do not raise this one
 
-Both are short by up to the distance of two beats: work that begins right behind a beat is not late until the next one
-is due. A beat wakes an idle process, which costs some 0.15 ms of CPU, so servers beat less often (`loop_watch_ms`) than
-tests do.
+Both are short by up to one interval: work that begins right after a beat causes no lateness until the next beat is
+due. A beat wakes an idle process, which costs some 0.15 ms of CPU, so servers beat less often (`loop_watch_ms`) than
+tests.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from millstream.core.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.02
-"""In tests, which look for stalls of 100 ms."""
+"""For tests, which detect stalls of 100 ms."""
 BUSY_SECONDS_MAX = 0.1
 """The bound for one request; more is logged."""
 LOG_SECONDS = 60.0
-"""Between two such lines in the log."""
+"""Between two such log lines."""
 
 
 class LoopWatch:

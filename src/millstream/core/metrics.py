@@ -1,13 +1,12 @@
-"""What the broker counts, and how a scrape turns it into Prometheus text.
+"""The broker's counters, and their conversion to Prometheus text at a scrape.
 
-The hot path only adds to plain integers (`metrics.bytes_in += n`); nothing is labelled, locked or formatted there. At
-a scrape a collector reads them, pulls what the broker knows anyway (offsets, groups) through callables, and
-`prometheus_client` writes the text. That library is imported at the first scrape: a broker that nobody scrapes does
-not carry its 5 MB.
+The hot path only adds to plain integers (`metrics.bytes_in += n`), without labels, locks or formatting. At a scrape a
+collector reads them, pulls the broker's state (offsets, groups) through callables, and `prometheus_client` writes the
+text. That library is imported at the first scrape: a broker without scrapes does not carry its 5 MB.
 
-Two families of names: `millstream_...` for what only we have, and the names and labels of kafka_exporter (`kafka_...`)
-for offsets and lag, so that existing dashboards and alerts work without a change. As there, "current" is the first
-offset that readers cannot see yet, so lag counts what a group could have read.
+There are two families of names: `millstream_...` for our own metrics, and the names and labels of kafka_exporter
+(`kafka_...`) for offsets and lag, so that existing dashboards and alerts work without a change. As there, "current" is
+the high watermark, so lag counts the records that a group could have read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 API_KEYS = 128
-"""Kafka's keys are far below; a key that is refused as unknown is not counted here, so hostile ones cost nothing."""
+"""Kafka's keys are far below. Unknown keys are refused and not counted, so hostile ones cost nothing."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,7 +29,7 @@ _BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 
 
 class Histogram:
-    """Counts in fixed buckets from 50 µs to 10 s: a sync on an NVMe disk up to one on a disk that is about to fail."""
+    """Counts in fixed buckets from 50 µs (a sync on NVMe) to 10 s (a sync on a failing disk)."""
 
     __slots__ = ("counts", "sum")
 
@@ -43,7 +42,7 @@ class Histogram:
         self.sum += seconds
 
     def observe_all(self, seconds: float, count: int) -> None:
-        """So many that took the same time."""
+        """Adds `count` equal times."""
         self.counts[bisect_left(_BOUNDS, seconds)] += count
         self.sum += seconds * count
 
@@ -52,7 +51,7 @@ class Histogram:
         return sum(self.counts)
 
     def buckets(self) -> Iterator[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Cumulative, as in Prometheus."""
         total = 0
         for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self.counts, strict=True):
             total += count
@@ -103,30 +102,30 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.records_in = 0
-        """As the batches' headers say; nobody decodes records to count them."""
+        """From the batch headers, without decoding."""
         self.batches_in = 0
         self.fetch_waits = 0
-        """Fetches that found nothing and were parked."""
+        """Fetches that found no records and waited."""
         self.syncs = 0
         self.sync_seconds = Histogram()
         self.produce_seconds = Histogram()
-        """From the whole request to its answer, the wait for the sync included."""
+        """From the whole request to its response, including the sync."""
         self.fetch_seconds = Histogram()
-        """The same, without the wait for records: a long poll says how quiet a topic is, not how slow the broker."""
+        """The same, without the long poll: that time measures the topic's traffic, not the broker."""
         self.commit_seconds = Histogram()
-        """Of offsets, until they are durable."""
+        """Offset commits, until they are durable."""
         self.latencies: list[Histogram | None] = [None] * API_KEYS
         """Indexed by API key."""
         for key, histogram in ((0, self.produce_seconds), (1, self.fetch_seconds), (8, self.commit_seconds)):
             self.latencies[key] = histogram
         self.stall_seconds = Histogram()
-        """By how much beats of the event loop were late (`core/loop_watch.py`)."""
+        """Lateness of the event loop's beats (`core/loop_watch.py`)."""
         self.loop_busy_seconds_max = 0.0
         self.recovered_logs = 0
-        """Logs that were not closed cleanly and had to be scanned."""
+        """Logs that recovery scanned after an unclean shutdown."""
         self.recovered_bytes = 0
         self.torn_logs = 0
-        """Logs that ended in a batch that was not whole."""
+        """Logs with a torn tail."""
         self.torn_bytes = 0
         self.verified_bytes = 0
         self.scrub_rounds = 0
@@ -158,21 +157,21 @@ class PartitionFigures(NamedTuple):
     partition: int
     start: int
     high_watermark: int
-    """The first offset that readers cannot see yet."""
+    """Readers see only offsets below it."""
     end: int
     size_bytes: int
 
 
 class DamageFigures(NamedTuple):
-    """The damage in one partition; partitions that never had any are left out."""
+    """The damage in one partition; omitted if it never had any."""
 
     topic: str
     partition: int
     ranges: int
     offsets: int
-    """How many offsets the ranges cover."""
+    """Offsets that the ranges cover."""
     found: int
-    """How many places were found since the start."""
+    """Damage found since the start."""
 
 
 class Committed(NamedTuple):
@@ -189,7 +188,7 @@ class GroupFigures(NamedTuple):
 
 
 class QueueShare(NamedTuple):
-    """A queue's place in one partition."""
+    """A queue's state in one partition."""
 
     group: str
     topic: str
@@ -201,7 +200,7 @@ class QueueShare(NamedTuple):
     dead: int
     redelivered: int
     age_ms: int
-    """Of the oldest record that is available."""
+    """Age of the oldest available record."""
 
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
@@ -218,7 +217,7 @@ QUEUE_COUNTERS: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
 
 
 class Snapshot(NamedTuple):
-    """What the callables gave at one moment, so that the text can be written on another thread."""
+    """The results of the callables at one moment, so that another thread can write the text."""
 
     partitions: list[PartitionFigures]
     committed: list[Committed]
@@ -227,11 +226,11 @@ class Snapshot(NamedTuple):
     brokers: int
     damage: list[DamageFigures]
     room: tuple[int, int]
-    """All bytes and free bytes where the logs live; -1 where that is not known."""
+    """Size and free bytes of the logs' disk; -1 if unknown."""
 
 
 class Scrape:
-    """The text of `/metrics`. `snapshot` asks the callables (they may give plain tuples) and runs on the event loop."""
+    """The text of `/metrics`. `snapshot` runs on the event loop; its callables may return plain tuples."""
 
     def __init__(
         self,
@@ -277,7 +276,7 @@ class Scrape:
 
 
 class _Collector:
-    """What `prometheus_client` asks during one scrape."""
+    """The collector of one scrape, for `prometheus_client`."""
 
     def __init__(self, metrics: Metrics, snapshot: Snapshot, api_name: Callable[[int], str]) -> None:
         self._metrics = metrics
@@ -285,7 +284,7 @@ class _Collector:
         self._api_name = api_name
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: or `prometheus_client` would collect once just to learn the names."""
+        """Empty, or `prometheus_client` would collect once just to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -382,7 +381,7 @@ class _Collector:
         lag_sum: Counter[tuple[str, str]] = Counter()
         for committed in self._snapshot.committed:
             end = ends.get((committed.topic, committed.partition))
-            if end is None:  # the topic is gone, its offsets not yet
+            if end is None:  # the topic is deleted, its offsets not yet
                 continue
             where = [committed.group, committed.topic, str(committed.partition)]
             behind = max(0, end - committed.offset)

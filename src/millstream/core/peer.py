@@ -1,4 +1,4 @@
-"""Clients as the broker tells them apart when it shares out what there is: by address."""
+"""Identifies clients by address, for limits per client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache(1024)
 def peer_of(host: str) -> str:
-    """What an address counts as: an IPv4 address as itself, an IPv6 address as its /64, all of which one host has."""
+    """The identity of an address: an IPv4 address itself, or the /64 of an IPv6 address, which one host owns."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

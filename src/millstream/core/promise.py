@@ -1,10 +1,10 @@
-"""An answer that may already be there.
+"""A result that may be there already.
 
-The hot path asks a store to append and usually has the answer at once (`flush=os`) or after a shared sync. A
-`Promise` is that answer: settled exactly once, with a value or an error. Callbacks run synchronously in the call
-that settles it, in the order they were added, so that answers keep the order of the log and no event-loop turn is
-spent in between; one that fails is logged and keeps the others from nothing. A promise belongs to one thread: whoever
-settles it from another goes through the loop first.
+The hot path appends to a store and usually has the result at once (`flush=os`) or after a shared sync. A `Promise` is
+that result: settled exactly once, with a value or an error. Callbacks run synchronously in the call that settles it, in
+the order they were added, so that responses keep the order of the log and cost no event-loop turn. A failed callback is
+logged, and the others still run. A promise belongs to one thread: another thread settles it through the loop
+(`call_soon_threadsafe`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Promise(Generic[T]):
         return promise
 
     def value(self) -> T:
-        """The value, once done; raises the error if that is how it ended."""
+        """The value of a settled promise; raises its error if it failed."""
         if not self.done:
             raise RuntimeError("the promise is not settled yet")
         if self.error is not None:
@@ -65,14 +65,14 @@ class Promise(Generic[T]):
         self._finish()
 
     def follow(self, other: Promise[T]) -> None:
-        """Ends as another one has ended; as a callback of that one."""
+        """Settles as `other` did. For use as a callback of `other`."""
         if other.error is not None:
             self.fail(other.error)
         else:
             self.settle(other.value())
 
     def then(self, callback: Callable[[Promise[T]], None]) -> None:
-        """Calls back with this promise when it is settled: now, if it is."""
+        """Calls back with this promise when it is settled, or now if it is."""
         if self.done:
             callback(self)
         elif self._callbacks is None:
@@ -85,7 +85,7 @@ class Promise(Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             for callback in callbacks:
-                try:  # what callbacks.tell does, without the call: every produced batch comes by here
+                try:  # callbacks.tell, inlined: every produced batch runs this
                     callback(self)
                 except Exception:
                     logger.exception("who waited for an answer failed to take it")
@@ -99,18 +99,18 @@ class Promise(Generic[T]):
 
 
 _running: set[asyncio.Future[Any]] = set()
-"""The loop itself keeps no task from being collected."""
+"""Strong references: the loop keeps only weak ones to its tasks."""
 
 
 def promised(work: Coroutine[Any, Any, T]) -> Promise[T]:
-    """Runs work as a task on the loop, for whoever needs one (database drivers do); the promise settles as it ends."""
+    """Runs a coroutine as a task on the loop, which database drivers need; the promise settles as the task ends."""
     return _settled_by(asyncio.ensure_future(work), Promise())
 
 
 def begin(work: Coroutine[Any, Any, T]) -> Promise[T]:
-    """Runs a coroutine at once, up to where it has to wait; often it has not, and the promise is settled already.
+    """Runs a coroutine at once, up to its first wait. Often there is none, and the promise is settled on return.
 
-    A task would begin in the next turn of the event loop, and cost several times as much. What is left goes on in one.
+    A task would begin in the next turn of the event loop, and cost several times as much. Only the rest runs as a task.
     """
     steps = work.__await__()
     promise: Promise[T] = Promise()

@@ -1,10 +1,10 @@
 """The age of batches whose timestamps lie in the future.
 
-Such a batch says nothing about its age, and must not keep retention from what lies behind it. A mark notes where the
-log ended at a time: when `retention.ms` has passed since, everything below the mark arrived too long ago, whatever its
-timestamps say. So such a batch goes between one and two retention periods after the broker first saw it.
+A future timestamp does not tell a batch's age, and must not keep retention from later batches. A mark records the end
+of the log at a point in time. Once `retention.ms` has passed, every batch below the mark is too old, whatever its
+timestamp. Retention deletes such a batch between one and two retention periods after the broker first saw it.
 
-Files need no mark: a segment's file knows when it was written last.
+Segment files need no mark: their modification time is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AgeMark:
         self._old_below = 0
 
     def old_below(self, end: int, now_ms: int, retention_ms: int) -> int:
-        """The offset below which everything is known to have arrived more than `retention_ms` ago."""
+        """The offset below which every batch arrived more than `retention_ms` ago."""
         if self._at_ms is None or now_ms - self._at_ms > retention_ms:
             if self._at_ms is not None:
                 self._old_below = self._end

@@ -1,4 +1,4 @@
-"""What a log answers to appends and to questions about time."""
+"""Results of appends and of lookups by time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Appended(NamedTuple):
     base_offset: int
     log_start: int
     duplicate: bool = False
-    """The producer sent this batch before; `base_offset` is where it was stored then."""
+    """The producer retried a stored batch; `base_offset` is its original offset."""
 
 
 class TimedOffset(NamedTuple):

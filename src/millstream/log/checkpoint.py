@@ -1,15 +1,15 @@
-"""The checkpoint of one log: from where recovery has to look, and what it cannot find by looking.
+"""The checkpoint of one log: the recovery point, and the state that a scan of the log cannot restore.
 
-A JSON object and its CRC-32 on one line, in a file that is replaced as a whole. Everything that it speaks of is synced
-before it is written. It holds the first readable offset, the segment and the position up to which the log is known
-to be sound, the offset that comes next there, the table of idempotent producers as of that offset, base offset and size
-of each closed segment, and the history of leader epochs (left out while there was only one).
+One line: a CRC-32 and a JSON array. The log syncs all data that a checkpoint covers before it writes the checkpoint.
+The fields are the first readable offset, the segment and the position up to which the log is sound (the recovery
+point), the next offset there, the table of idempotent producers at that offset, base offset and size of each closed
+segment, and the history of leader epochs (omitted while there is only one).
 
-The sizes tell a hole from a gap. Recovery compares them with the files: a segment that is missing or too short was
-neither removed by retention, which first moves the start, nor by compaction, which first takes the segments that it
-replaces out of the list. A segment that is known to be missing stays in the list, so that every later start knows it.
+The sizes tell a hole from a gap. Recovery compares them with the files. A listed segment that is missing or too short
+is a hole: retention moves the start before it removes a segment, and compaction removes a segment from the list before
+it replaces it. A segment that is known to be missing stays listed, so that later starts report it too.
 
-Crash policy: replaced atomically. If it is missing or damaged, the log is scanned from its beginning instead. Earlier
+Crash policy: replaced atomically. If the checkpoint is missing or damaged, recovery scans the whole log. Earlier
 versions wrote no sizes. They set a checkpoint with sizes aside, and scan the log.
 """
 
@@ -35,7 +35,7 @@ class Checkpoint:
     closed: list[list[int]] | None = None
     """Base offset and size of each closed segment; None if an earlier version wrote the checkpoint."""
     epochs: list[list[int]] = field(default_factory=list)
-    """As `Epochs.to_state` gives them."""
+    """From `Epochs.to_state`."""
 
     def write(self, disk: Disk, directory: str) -> None:
         fields = [self.start, self.segment, self.position, self.next_offset, self.producers]
@@ -48,7 +48,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, directory: str) -> Checkpoint | None:
-        """None if there is none; raises ValueError if there is one that cannot be trusted."""
+        """None if there is no checkpoint; raises ValueError if it is damaged."""
         try:
             with open(os.path.join(directory, FILE_NAME), "rb") as file:
                 line = file.read()

@@ -1,17 +1,17 @@
-"""Compaction: of each key, only the newest record stays (`cleanup.policy=compact`).
+"""Compaction keeps only the newest record of each key (`cleanup.policy=compact`).
 
-Works on closed segments below the last checkpoint, one by one, in a thread. Offsets never change: a batch from which
-records go keeps its base and last offset, a batch from which none go keeps its bytes. A tombstone (null value) goes
-itself once it is older than `delete.retention.ms`; until then readers can learn of the deletion from it.
+A thread rewrites closed segments below the last checkpoint, one by one. Offsets never change: a batch that loses
+records keeps its base and last offset, and a batch that loses none keeps its bytes. Compaction removes a tombstone
+(null value) once it is older than `delete.retention.ms`; until then readers see the deletion.
 
-Crash policy: the new content is written beside the segment and synced; then the index is removed, durably, and the file
-renamed over the old one, which is atomic. A crash leaves the old content or the new, and an index to rebuild. Before
-the first rename of a pass comes a checkpoint that lists none of its segments: recovery must not take for a hole what
-compaction removed. Readers that were sending from the old file keep it open until they are done.
+Crash policy: compaction writes the new content beside the segment and syncs it, removes the index durably, and renames
+the new file over the old one, which is atomic. A crash leaves the old or the new content, and an index to rebuild.
+Before the first rename, a pass writes a checkpoint that lists none of its segments, so that recovery does not report
+the removed bytes as a hole. Readers that send from the old file keep it open until they are done.
 
-Damage: a damaged segment is left as it is. A rewrite would drop the damaged place, which could then never be restored.
-Records in a damaged segment replace none in older segments. Behind damage tombstones stay: the damaged place may hold
-the value that a tombstone deletes.
+Damage: compaction does not rewrite a damaged segment: a rewrite would drop the damaged range, and no restore could
+bring it back. Records in a damaged segment replace none in older segments. Tombstones after damage stay: the damaged
+range may hold the value that a tombstone deletes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from millstream.records.compression import Codec
 logger = logging.getLogger(__name__)
 
 KEYS_MAX = 5_000_000
-"""How many different keys one pass keeps in memory; what lies behind them waits for the next pass."""
+"""Keys that one pass keeps in memory. The segments after them wait for the next pass."""
 KEEP_TOMBSTONES = -(2**63)
-"""A horizon before which no record was made."""
+"""A horizon that is older than every record."""
 
 
 @dataclass(slots=True)
@@ -46,18 +46,18 @@ class Cleaned:
     before_bytes: int
     after_bytes: int
     is_changed: bool
-    """By size alone nobody can tell: what is compressed anew may come out as long as it was."""
+    """The size alone does not show it: a recompressed segment may keep its size."""
 
 
 async def compact(log: Log, disk: Disk) -> int:
-    """One pass, if enough of the log is dirty; answers with how many bytes went."""
+    """Runs one pass if enough of the log is dirty; returns the bytes removed."""
     segments, order = _cleanable(log), list(log.segments)
     dirty = [segment for segment in segments if segment.base_offset >= log.compacted_to]
     dirty_bytes, total = sum(segment.size for segment in dirty), sum(segment.size for segment in segments)
     if dirty_bytes == 0 or (dirty_bytes / total < log.config.min_cleanable_dirty_ratio and not _is_overdue(log, dirty)):
         return 0
     if not log.checkpoint_reaches(segments[-1]):
-        # The checkpoint must lie behind whatever is rewritten, or recovery would look at positions that moved.
+        # The checkpoint must come after all rewritten segments, or recovery would use stale positions.
         await log.flush()
         log.write_checkpoint()
         if not log.checkpoint_reaches(segments[-1]):
@@ -68,7 +68,7 @@ async def compact(log: Log, disk: Disk) -> int:
     newest, seen, broken = await loop.run_in_executor(None, _newest_offsets, spans)
     for error in broken:
         await _note(log, error)
-    # Behind the keys that fit nothing is rewritten: a tombstone there would go, and what it deletes would stay.
+    # Rewrite nothing after the keys that fit: a tombstone there would go, and its deleted value would stay.
     until = behind[dirty[seen - 1]]
     damaged = {error.path for error in broken}
     saved = await _clean(
@@ -84,13 +84,13 @@ async def compact(log: Log, disk: Disk) -> int:
 
 
 async def _clean(log: Log, spans: list[tuple[Segment, int]], newest: dict[bytes, int], disk: Disk) -> int:
-    """Rewrites segments, oldest first, each up to the offset behind it; answers with how many bytes went."""
+    """Rewrites segments, oldest first, each up to the offset after it; returns the bytes removed."""
     loop = asyncio.get_running_loop()
     horizon = log.clock.now_ms() - log.config.delete_retention_ms
     saved, is_installed = 0, False
     try:
         for segment, behind in spans:
-            if log.closed or segment not in log.segments:  # discarded or trimmed away in the meantime
+            if log.closed or segment not in log.segments:  # deleted or trimmed during the pass
                 continue
             oldest = horizon if _is_sound_below(log, segment.base_offset) else KEEP_TOMBSTONES
             try:
@@ -129,7 +129,7 @@ def _is_overdue(log: Log, dirty: list[Segment]) -> bool:
 
 
 def _cleanable(log: Log) -> list[Segment]:
-    """Closed segments without known damage, from the oldest on, whose records are all older than
+    """Closed segments without known damage, oldest first, whose records are all older than
     `min.compaction.lag.ms`.
     """
     now = log.clock.now_ms()
@@ -141,7 +141,7 @@ def _cleanable(log: Log) -> list[Segment]:
             damaged.first < after.base_offset and segment.base_offset < damaged.end for damaged in log.damage.ranges
         ):
             continue
-        # The last batch stays, as it does in an active segment: readers on their way to the end need one to get there.
+        # The last batch stays, as in an active segment: readers need it to reach the end.
         if segment is last or segment.newest_ms(now) > limit:
             break
         segments.append(segment)
@@ -149,9 +149,9 @@ def _cleanable(log: Log) -> list[Segment]:
 
 
 def _newest_offsets(spans: list[tuple[Segment, int]]) -> tuple[dict[bytes, int], int, list[BrokenSegment]]:
-    """The newest offset of each key, of how many of the segments that is all, and what is damaged in them.
+    """The newest offset of each key, the number of segments covered, and the damage in them.
 
-    Nothing is taken from a damaged segment: the damage may be in an offset.
+    A damaged segment contributes no keys: the damage may be in an offset.
     """
     newest: dict[bytes, int] = {}
     broken: list[BrokenSegment] = []
@@ -172,13 +172,13 @@ def _keys(segment: Segment, behind: int) -> dict[bytes, int]:
     for header, batch in _batches(segment, behind):
         if header.is_control:
             continue
-        with contextlib.suppress(CorruptBatch):  # it came like that
+        with contextlib.suppress(CorruptBatch):  # the producer sent it so
             found.update((key, offset) for offset, key, _ in codec.keys(batch, check_crc=False) if key is not None)
     return found
 
 
 def _batches(segment: Segment, behind: int) -> Iterator[tuple[BatchHeader, bytes]]:
-    """The batches of a segment; raises `BrokenSegment` at the first that is damaged."""
+    """The batches of a segment; raises `BrokenSegment` at the first damaged one."""
     file = segment.file
     end = 0
     for position, header in segment.walk(0, segment.size, over_damage=False):
@@ -211,14 +211,14 @@ def _rewrite(segment: Segment, behind: int, newest: dict[bytes, int], horizon: i
 
 
 def _remove(disk: Disk, path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # the whole topic may be gone
+    with contextlib.suppress(FileNotFoundError):  # the topic may be deleted
         disk.remove(path)
 
 
 def _clean_batch(header: BatchHeader, batch: bytes, newest: dict[bytes, int], horizon: int) -> bytes | bytearray:
     try:
         records = codec.decode(batch, check_crc=False)
-    except CorruptBatch:  # it came like that, and stays
+    except CorruptBatch:  # stays as it arrived
         return batch
     kept = [
         record

@@ -1,4 +1,4 @@
-"""What a log needs to know of its topic's configuration."""
+"""The part of a topic's configuration that a log uses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from millstream.core.errors import StartupError
 _NEVER = (1 << 63) - 1
 """Kafka's default of both `flush.messages` and `flush.ms`."""
 _TIMER_MS_MAX = (1 << 31) - 1
-"""No timer is set for longer."""
+"""The longest timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When appended bytes are synced, and with that when a producer gets its answer.
+    """When the log syncs appends, and so when a producer gets its acknowledgement.
 
-    `always`: synced before the answer, many waiting requests sharing one sync. `os`: the answer does not wait, the
-    operating system writes when it likes (Kafka's own default). `every=100`, `every=500ms`, `every=100,500ms`: the
-    answer does not wait, a sync follows after so many batches or so long.
+    `always`: after a sync, which many waiting requests share. `os`: at once; the operating system writes the page cache
+    when it likes (Kafka's default). `every=100`, `every=500ms`, `every=100,500ms`: at once; a sync follows after that
+    many batches or that time.
     """
 
     batches: int | None = 1
@@ -50,7 +50,7 @@ class FlushPolicy:
         raise StartupError(f"flush={text} is not known: use always, os, every=N (N > 1), every=Tms or every=N,Tms")
 
     def tightened(self, records: int, ms: int) -> FlushPolicy:
-        """With Kafka's `flush.messages` and `flush.ms` beside it: whichever asks for a sync first gets it."""
+        """Adds Kafka's `flush.messages` and `flush.ms`: the limit that is reached first causes the sync."""
         if self.always or records == 1 or ms == 0:
             return FlushPolicy()
         limits = [min(limit, _TIMER_MS_MAX) for limit in (self.ms, ms) if limit is not None and limit < _NEVER]
@@ -68,7 +68,7 @@ class LogConfig:
     segment_bytes: int = 1 << 30
     segment_ms: int = 24 * 3600 * 1000
     retention_ms: int = 7 * 24 * 3600 * 1000
-    """-1: keep for ever."""
+    """-1: keep forever."""
     retention_bytes: int = -1
     """-1: no limit."""
     index_interval_bytes: int = 4096

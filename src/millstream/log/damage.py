@@ -1,19 +1,19 @@
-"""The damaged places of one log: ranges of offsets that are known to be unreadable, each with a cause.
+"""The damage of one log: ranges of offsets that are known to be unreadable, each with a cause.
 
 Rules
 -----
-1. A range is added where damage is found: by a reader, by recovery or by a scrub. It is logged once, when it is added.
-   A scrub looks at known ranges again, and removes those that are sound by now.
+1. A reader, recovery or a scrub adds a range where it finds damage. The range is logged once, when it is added.
+   A scrub checks known ranges again, and removes those that are sound again.
 2. A read that begins inside a range fails with CORRUPT_MESSAGE and names the next readable offset. A read that begins
-   before a range ends before it. So a batch that is known to be damaged is never served, not even by `sendfile`.
+   before a range ends before it. No known damaged batch is ever served, not even by `sendfile`.
 3. Ranges never overlap. Damage that touches a known range of the same cause extends it.
 4. A log remembers at most `RANGES_MAX` ranges. Further damage is logged and counted, and readers that decode still
    refuse it.
-5. A log whose directory is missing has one range without offsets (`lose_all`): how many records it had is unknown. All
-   its reads and appends fail with KAFKA_STORAGE_ERROR (`lost.py`).
-6. Belongs to the event loop's thread. A scrub in another thread hands over what it found.
+5. A log whose directory is missing has one range without offsets (`lose_all`): its record count is unknown. All its
+   reads and appends fail with KAFKA_STORAGE_ERROR (`lost.py`).
+6. The registry belongs to the event loop's thread. A scrub in another thread hands its findings over.
 
-An empty registry costs a read one look at an empty list.
+An empty registry costs a read one test of an empty list.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Cause(enum.StrEnum):
 class DamagedRange(NamedTuple):
     first: int
     end: int
-    """The offset behind the range: the next one that can be read, or the end of the log."""
+    """The offset after the range: the next readable one, or the end of the log."""
     cause: Cause
     where: str
-    """The file and position, or the table's row, for people."""
+    """The file and position, or the table row; for operators."""
 
     def __str__(self) -> str:
         if self.cause is Cause.DIRECTORY:
@@ -56,7 +56,7 @@ class DamagedRange(NamedTuple):
 
 
 class UnreadableOffset(CorruptBatch):
-    """The batch at an offset is damaged or cannot be decoded; `next_offset` is where to read on."""
+    """The batch at an offset is damaged or cannot be decoded; reading resumes at `next_offset`."""
 
     def __init__(self, first: int, next_offset: int, detail: str) -> None:
         super().__init__(detail)
@@ -82,14 +82,14 @@ class Damage:
     def __init__(self, log: str) -> None:
         self._log = log
         self.ranges: list[DamagedRange] = []
-        """In order of offset. Empty for a sound log: callers on the hot path test this and nothing else."""
+        """Sorted by offset. Empty for a sound log: the hot path tests nothing else."""
         self.found = 0
-        """How many places were found since the log was opened, those that retention took since included."""
+        """Damage found since the log was opened, including ranges that retention removed."""
         self.lost: LogLost | None = None
-        """The refusal of every read and append, where the whole log is missing."""
+        """The error for every read and append, if the whole log is missing."""
 
     def add(self, first: int, end: int, cause: Cause, where: str) -> DamagedRange:
-        """The range that holds the place from now on; logged unless it was known."""
+        """Adds damage and logs it unless it is known; returns the range that holds it."""
         known = self.at(first)
         if known is not None and end <= known.end:
             return known
@@ -105,12 +105,12 @@ class Damage:
         logger.error("%s: %s", self._log, self.ranges[0])
 
     def check_lost(self) -> None:
-        """Raises `LogLost` where the whole log is missing."""
+        """Raises `LogLost` if the whole log is missing."""
         if self.lost is not None:
             raise self.lost
 
     def _joined(self, new: DamagedRange) -> DamagedRange:
-        """Takes the range in, as one with those of its cause that it touches and all that it overlaps."""
+        """Adds a range, merged with ranges that it overlaps, or touches with the same cause."""
         touched = [
             each
             for each in self.ranges
@@ -130,12 +130,12 @@ class Damage:
         return self.ranges[at] if at >= 0 and offset < self.ranges[at].end else None
 
     def behind(self, offset: int) -> DamagedRange | None:
-        """The first range that begins behind an offset: where a read from there has to end."""
+        """The first range that begins after an offset: a read from there ends before it."""
         at = bisect_right(self.ranges, offset, key=_FIRST)
         return self.ranges[at] if at < len(self.ranges) else None
 
     def check(self, offset: int) -> None:
-        """Raises `DamagedOffset` where the offset is known to be damaged."""
+        """Raises `DamagedOffset` if the offset is known to be damaged."""
         damaged = self.at(offset)
         if damaged is not None:
             raise DamagedOffset(self._log, damaged)
@@ -146,7 +146,7 @@ class Damage:
             self.ranges = [each for each in self.ranges if start < each.end and each.first < end]
 
     def heal(self, first: int, end: int) -> None:
-        """These offsets were checked again, and none of them is damaged: the file was restored, or compacted."""
+        """Removes offsets that a new check found sound: the file was restored, or compacted."""
         healed = [each for each in self.ranges if each.first < end and first < each.end]
         for each in healed:
             self.ranges.remove(each)

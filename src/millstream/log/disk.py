@@ -1,15 +1,15 @@
-"""The few file operations that durability depends on, behind one object.
+"""The file operations that durability depends on, behind one object.
 
-Everything that decides what survives a crash goes through a `Disk`: writing, truncating, syncing, renaming. Tests
-replace it with one that forgets whatever was not synced (`millstream.testing.disk.ForgetfulDisk`). Reading does not
-matter for durability and goes straight to the operating system.
+Every operation that decides what survives a crash goes through a `Disk`: write, truncate, sync, rename. Tests replace
+it with a disk that drops all unsynced bytes (`millstream.testing.disk.ForgetfulDisk`). Reads do not affect durability
+and go straight to the operating system.
 
-Files are readable and writable by their owner alone, whatever the umask says: other local users must not read records.
+Only their owner can read and write the files, whatever the umask is: other local users must not read records.
 
 Rules of the real disk, which callers rely on:
 - A new name (file, directory, rename) is durable only after `sync_directory` on its parent.
-- `sync` makes a file's bytes and its length durable. If it fails, what was written since the last good sync may be gone
-  although a read still shows it: the caller must stop trusting the file, and must not retry.
+- `sync` makes a file's bytes and its length durable. If it fails, bytes written since the last good sync may be lost,
+  although the page cache still shows them: the caller must stop trusting the file, and must not retry.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ DIRECTORY_MODE = 0o700
 
 
 def restrict(path: str, mode: int) -> None:
-    """Takes away what others may do with a file or directory, where it is ours and there is one."""
+    """Removes other users' access to a file or directory, if it exists and is ours."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         if os.stat(path).st_mode & 0o777 & ~mode:
             os.chmod(path, mode)
 
 
 def restrict_tree(path: str) -> None:
-    """The same for a directory and all that is in it; without a look inside where others cannot come in anyway.
+    """Restricts a directory and its content. Skips a directory that other users cannot enter.
 
-    The directory itself comes last: as long as it is open to others, the next start begins again.
+    The directory itself comes last, so that the next start repeats an interrupted run.
     """
     if not os.path.isdir(path) or not os.stat(path).st_mode & 0o777 & ~DIRECTORY_MODE:
         return
@@ -62,7 +62,7 @@ class Disk:
                 rest = rest[os.write(file.fd, rest) :]
 
     def rewrite(self, path: str, position: int, data: memoryview | bytes) -> None:
-        """Writes bytes over the same bytes, in place: makes pages dirty again whose earlier sync may have failed."""
+        """Writes the same bytes in place: marks pages dirty again whose earlier sync may have failed."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             while data:
@@ -78,13 +78,13 @@ class Disk:
         os.fdatasync(file.fd)
 
     def map(self, file: OpenFile, size: int) -> mmap.mmap:
-        """Maps the first `size` bytes, growing the file to that size where it is shorter."""
+        """Maps the first `size` bytes; grows the file to that size if it is shorter."""
         if os.fstat(file.fd).st_size < size:
             self._grow(file.fd, size)
         return mmap.mmap(file.fd, size)
 
     def _grow(self, fd: int, size: int) -> None:
-        """With blocks behind it: a store into a mapped hole on a full disk would end the process with SIGBUS."""
+        """Allocates blocks: a store into a mapped hole on a full disk would end the process with SIGBUS."""
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
@@ -97,7 +97,7 @@ class Disk:
         os.fsync(file.fd)
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory and its parents; each new name is durable when this returns."""
+        """Makes a directory and its parents; all new names are durable on return."""
         missing = []
         while not os.path.isdir(path):
             missing.append(path)
@@ -107,17 +107,17 @@ class Disk:
             try:
                 self.sync_directory(os.path.dirname(directory))
             except OSError:
-                # Or the next one to come by would find the directory, and take its name for durable.
+                # Else the next call would find the directory, and assume that its name is durable.
                 self.unmake_directory(directory)
                 raise
 
     def make_unsynced_directory(self, directory: str) -> None:
-        """Makes a directory whose name is not durable yet; nothing where there is one."""
-        with contextlib.suppress(FileExistsError):  # another broker, at the same moment
+        """Makes a directory if it is missing; its name is not durable yet."""
+        with contextlib.suppress(FileExistsError):  # another broker made it just now
             os.mkdir(directory, DIRECTORY_MODE)
 
     def unmake_directory(self, directory: str) -> None:
-        """Removes a directory that is empty."""
+        """Removes an empty directory."""
         with contextlib.suppress(OSError):
             os.rmdir(directory)
 
@@ -138,7 +138,7 @@ class Disk:
         shutil.rmtree(path, ignore_errors=True)
 
     def make_room(self) -> bool:
-        """Gives up what was held back for a full disk; whether there was anything. See `reserve.py`."""
+        """Frees the reserve for a full disk; returns whether there was one. See `reserve.py`."""
         return False
 
     def make_room_if_full(self) -> None:
@@ -148,7 +148,7 @@ class Disk:
         return None
 
     def replace(self, path: str, data: bytes) -> None:
-        """Gives a file new content as one step: after a crash it holds the old content or the new."""
+        """Replaces a file's content atomically: after a crash it holds the old content or the new."""
         temporary = path + ".new"
         if os.path.exists(temporary):
             self.remove(temporary)

@@ -1,9 +1,9 @@
 """Group commit: appends that wait for the disk share its syncs.
 
-A log that has something to sync asks for it; at the end of the event loop's turn, every log that asked is synced by a
-small pool of threads, one sync per log at a time. What is appended while a sync runs waits for the next one, together.
-So a sync is never shared by fewer requests than arrived during the one before it. The next one starts before those
-of the last are answered: with many small requests answering takes longer than syncing, and the disk would wait for it.
+A log with unsynced bytes requests a sync. At the end of the event loop's turn, a small pool of threads syncs every log
+that requested one, one sync per log at a time. Appends that arrive during a sync share the next one. So at least as
+many requests share a sync as arrived during the sync before it. The next sync starts before the waiting requests of the
+last are answered: with many small requests, answering takes longer than a sync, and the disk would be idle.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ THREADS = 4
 
 class Syncable(Protocol):
     def begin_sync(self) -> Callable[[], None] | None:
-        """What to run in a thread; None if there is nothing to sync after all."""
+        """The function to run in a thread; None if there is nothing to sync."""
 
     def end_sync(self, error: OSError | None, go_on: Callable[[], None]) -> None:
-        """Called on the loop with how it went; `go_on` begins the next one, if something waits for it."""
+        """Runs on the loop with the sync's outcome; `go_on` starts the next sync if appends wait."""
 
 
 class Flusher:

@@ -1,18 +1,18 @@
-"""The sparse index of one segment, for offsets and for times at once.
+"""The sparse index of one segment, by offset and by time.
 
     offset  size  field
          0     4  base offset of a batch, relative to the segment's
          4     4  position of that batch in the segment file
          8     8  largest timestamp of all batches before it in the segment
 
-One entry about every `index.interval.bytes`; entries only grow in all three fields, so one bisection serves "where is
-offset N", "where may time T begin" and "which batch starts below position P". The file is memory-mapped and grows by
-doubling; behind the last entry it is zero.
+There is one entry about every `index.interval.bytes`. All three fields only grow, so one bisection finds offset N, the
+earliest batch for time T, or the batch that starts below position P. The file is memory-mapped and grows by doubling;
+after the last entry it is zero.
 
-Crash policy: an index holds nothing that the segment does not. Entries are trusted only below the log's last
-checkpoint, which syncs them; what lies above is written again while the tail is scanned. An entry of zeros says "from
-the beginning", which is always true. A reader that finds an entry pointing at anything but the batch it names has the
-whole index rebuilt, unless it is the segment that is damaged there: then the entries behind say where reading goes on.
+Crash policy: an index holds nothing that the segment does not. Only entries below the log's last checkpoint, which
+syncs them, are trusted; recovery writes the others again while it scans the tail. An entry of zeros means "from the
+beginning", which is always true. If an entry does not point at the batch it names, the reader has the whole index
+rebuilt. If the segment itself is damaged there, the entries after it tell where reading resumes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def entry_at(data: bytes, at: int) -> Entry:
 
 
 def entries(data: bytes) -> Iterator[Entry]:
-    """What an index file holds. Entries are never at position 0, so the zeros behind the last one end it."""
+    """The entries of an index file. No entry has position 0, so zeros end the list."""
     for relative, position, timestamp in _ENTRY.iter_unpack(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]):
         if position == 0:
             return
@@ -57,7 +57,7 @@ class Index:
     __slots__ = ("_capacity", "_disk", "_file", "_is_dirty", "_map", "count", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """An index over what may be on disk already. The file is opened, or made, with the first use."""
+        """An index whose file may exist already. The first use opens or creates the file."""
         self._disk = disk
         self.path = path
         self._file: OpenFile | None = None
@@ -67,7 +67,7 @@ class Index:
         self.count = 0
 
     def load(self, size_max: int) -> bool:
-        """Takes over the entries on disk that lie below a position; False if there is no usable file."""
+        """Loads the entries below a position from disk; False if there is no usable file."""
         try:
             size = os.stat(self.path).st_size
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Index:
         if size % ENTRY_BYTES or size == 0:
             return False
         self._open(size // ENTRY_BYTES)
-        # Entries grow and are never at position 0, so the zeros behind the last one end the run.
+        # Positions grow and are never 0, so zeros end the entries.
         low, high = 0, self._capacity
         while low < high:
             middle = (low + high) // 2
@@ -93,7 +93,7 @@ class Index:
         return relative, position, timestamp
 
     def reserve(self, more: int) -> None:
-        """Has room for so many entries; what cannot be had (a full disk) fails here and not between two of them."""
+        """Makes room for `more` entries, so that a full disk fails here and not between two of them."""
         if self.count + more > self._capacity:
             self._open(max(_FIRST_CAPACITY, self.count * 2, self.count + more))
 
@@ -127,17 +127,17 @@ class Index:
         return self.entry(low - 1) if low else _BEGINNING
 
     def to_bytes(self) -> bytes:
-        """All entries, for a thread: the index itself may be closed or grow while that reads them."""
+        """A copy of all entries for a thread: the index may close or grow while the thread reads."""
         if self._map is None and self.count:
             self._open(self.count)
         return self._map[: self.count * ENTRY_BYTES] if self._map is not None else b""
 
     def number_at(self, position: int) -> int:
-        """How many entries there are for batches that start at or before a position."""
+        """The number of entries for batches that start at or before a position."""
         return bisect_right(range(self.count), position, key=lambda at: self.entry(at)[1])
 
     def replace(self, data: bytes, position: int) -> None:
-        """Takes these entries for all that lie below a position."""
+        """Replaces all entries below a position."""
         data += b"".join(pack(*self.entry(at)) for at in range(self.number_at(position - 1), self.count))
         self.clear()
         if data:
@@ -149,7 +149,7 @@ class Index:
             self._is_dirty = True
 
     def cut(self, position: int) -> None:
-        """Forgets the entries of batches that start at or behind a position."""
+        """Drops the entries of batches that start at or after a position."""
         while self.count and self.entry(self.count - 1)[1] >= position:
             self.count -= 1
         self.close()
@@ -161,7 +161,7 @@ class Index:
         self.close()
 
     def sync(self) -> None:
-        """Makes the entries durable, also those of a file that was let go since."""
+        """Makes the entries durable, even if the file was closed since."""
         if not self._is_dirty:
             return
         if self._map is not None and self._file is not None:
@@ -171,7 +171,7 @@ class Index:
         self._is_dirty = False
 
     def close(self) -> None:
-        """Lets go of the file until the next use, cut to its entries so that nothing stale lies behind them."""
+        """Closes the file until the next use, truncated so that no stale bytes follow its entries."""
         if self._map is not None and self._file is not None:
             self._map.close()
             if self._capacity != self.count:
@@ -183,7 +183,7 @@ class Index:
     def _open(self, capacity: int) -> None:
         if self._map is not None:
             self._map.close()
-            self._map, self._capacity = None, 0  # on a full disk there may be no next one
+            self._map, self._capacity = None, 0  # on a full disk mapping may fail
         if self._file is None:
             self._file = self._disk.open(self.path, create=True)
         self._map = self._disk.map(self._file, capacity * ENTRY_BYTES)

@@ -1,8 +1,8 @@
-"""A segment file read without a log around it: every batch, sound or not.
+"""Reads a segment file without its log: every batch, sound or not.
 
-`log dump` shows what a file holds, whatever state it is in. A log with a broken header looks here for the batch after
-it (`next_batch`). So nothing is trusted: not the index, not the checkpoint, not the length in a header. Behind bytes
-that are no batch, the next one is the first position from which a whole batch with a matching CRC-32C follows.
+`log dump` shows a file in any state. A log with a broken header uses `next_batch` to find the batch after it. So this
+module trusts nothing: not the index, not the checkpoint, not the length in a header. After bytes that are no batch, the
+next batch begins at the first position that holds a whole batch with a matching CRC-32C.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Found(NamedTuple):
-    """A batch, or bytes that are none: then `header` is missing and `problem` says what is there."""
+    """A batch, or bytes that are none: then `header` is None and `problem` names them."""
 
     position: int
     size: int
     header: BatchHeader | None
     crc: int
-    """What the bytes give; the header says what they gave when they were written."""
+    """Computed from the bytes; the header holds the CRC of the write."""
     problem: str
 
 
 def inspect(path: str, position: int = 0) -> Iterator[tuple[Found, memoryview]]:
-    """Everything in a segment file from a position on, in order; the views end with the iteration."""
+    """All batches and gaps of a segment file from a position on, in order. Each view lasts for one step."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
@@ -49,10 +49,10 @@ def inspect(path: str, position: int = 0) -> Iterator[tuple[Found, memoryview]]:
 
 
 def next_batch(fd: int, position: int, limit: int, first: int, behind: int) -> tuple[int, BatchHeader] | None:
-    """The first sound batch at or behind a position that ends at a limit or before, with offsets from `first` to below
-    `behind`.
+    """The first sound batch that starts at or after a position and ends at or before a limit, with offsets from `first`
+    to below `behind`.
 
-    Reads in pieces and maps nothing: a page that the disk cannot read is an error then, and not the end of the process.
+    Reads in pieces and maps nothing: an unreadable page then raises an error instead of SIGBUS.
     """
     while limit - position >= HEADER_BYTES:
         data = os.pread(fd, min(_CHUNK_BYTES, limit - position), position)
@@ -69,7 +69,7 @@ def next_batch(fd: int, position: int, limit: int, first: int, behind: int) -> t
 
 
 def _headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    """Every place in some bytes where a header may begin."""
+    """Every position where a header may begin."""
     at = data.find(MAGIC, MAGIC_POSITION)
     while 0 <= at <= len(data) - HEADER_BYTES + MAGIC_POSITION:
         header = read_header(data, at - MAGIC_POSITION)
@@ -79,7 +79,7 @@ def _headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def _at(data: memoryview, position: int) -> Found | None:
-    """The batch at a position, where its header makes sense; its checksum may not match."""
+    """The batch at a position if its header is plausible; its checksum may not match."""
     if len(data) - position < HEADER_BYTES:
         return None
     header = read_header(data, position)

@@ -1,4 +1,4 @@
-"""One partition on disk: segments, and the rules by which they grow.
+"""One partition on disk: its segments, and how they grow.
 
     start         high_watermark   counted        end
       |---- readers ----|-- replicas --|-- unsynced --|
@@ -6,17 +6,17 @@
 Rules
 -----
 1. `append` writes to the page cache and returns. With `flush=always` the promise settles, and `counted` moves, when a
-   sync that began after the write has ended; syncs are shared (see `flusher.py`). Otherwise both happen at once.
-   `counted` is what this copy vouches for.
-2. Readers see nothing at or above `high_watermark`. With one copy it is `counted`. In a log with replicas it moves when
-   the leader says so (`raise_high_watermark`), and never above `counted`.
-3. A sync error is final: the log goes read-only, every waiting append fails, what is durable stays readable. It is not
-   retried, because after a failed sync the operating system may report success without having written anything.
-4. A failed append (a full disk, or any other error) costs its request: the file is cut back to where it was, or the log
+   sync that began after the write has ended; appends share syncs (see `flusher.py`). Otherwise both happen at once.
+   `counted` is the end of the records that this copy counts as stored.
+2. Readers see nothing at or above `high_watermark`. With one copy it equals `counted`. In a replicated log the leader
+   moves it (`raise_high_watermark`), never above `counted`.
+3. A sync error is final: the log goes read-only, every waiting append fails, durable records stay readable. The log
+   does not retry: after a failed sync the operating system may report success without having written anything.
+4. A failed append (a full disk, or any other error) fails its request: the log truncates the file to its old size, or
    goes read-only.
 5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
-6. A leader's log assigns offsets (`append`), a follower's takes them as they are (`follow`). The same batch twice is
-   taken once; another batch at an offset that the log has is a divergence, and is refused.
+6. A leader's log assigns offsets (`append`), a follower's log keeps them (`follow`). A repeated batch is stored once. A
+   different batch at an existing offset is a divergence, and is refused.
 
 Reading is in `readable.py`, recovery in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
 """
@@ -55,21 +55,21 @@ refusals = Damped(__name__)
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-"""Nothing was asked of the disk: what could not be opened can be when a client has gone."""
+"""Not a disk error: an open succeeds again once a client disconnects."""
 SYNC_AGAIN_SECONDS = 0.1
 LAST_SYNCS_MAX = 50
-"""How often that is tried again when the log is to be closed: whoever closes it waits."""
+"""Retries of the last sync while the log closes: the shutdown waits for them."""
 CHECKPOINT_BYTES = 64 << 20
-"""How much may be appended before a checkpoint is due: with it, how much recovery scans at most."""
+"""Bytes appended between two checkpoints: a bound on the bytes that recovery scans."""
 
 
 class Lost(NamedTuple):
     """A closed segment that recovery found missing or too short."""
 
     size: int
-    """What it should have."""
+    """Its size in the checkpoint."""
     behind: int
-    """The offset where reading goes on."""
+    """The offset where reading resumes."""
 
 
 class Log(ReadableLog):
@@ -118,28 +118,28 @@ class Log(ReadableLog):
         self.producers = Producers()
         self.epochs = Epochs()
         self.leader_epoch = 0
-        """Of the batches that are appended now."""
+        """The epoch of new appends."""
         self.counted = 0
         self.is_replicated = False
-        """Whether others have copies: then this log does not raise its high watermark by itself."""
+        """Whether other brokers hold copies: then only the leader raises the high watermark."""
         self.failure: str | None = None
         self.closed = False
         self.is_abandoned = False
-        """Whether its topic is gone."""
+        """Whether its topic is deleted."""
         self.compacted_to = 0
-        """Below this offset compaction has nothing to do; found anew after a restart."""
+        """Compaction has nothing to do below this offset; not kept over a restart."""
         self.checkpointed_to = -1
-        """Base offset of the segment that the checkpoint on disk names: recovery looks at nothing before it."""
+        """Base offset of the segment that the checkpoint on disk names: recovery starts there."""
         self.lost: dict[int, Lost] = {}
-        """By base offset. Checkpoints go on to list them: the next start has to know the hole, or find it filled."""
+        """By base offset. Checkpoints still list them, so that the next start finds the hole, or the restored file."""
         self.rewritten: set[int] = set()
-        """Base offsets of closed segments that compaction is about to replace: checkpoints do not list them."""
+        """Base offsets of closed segments that compaction replaces now: checkpoints omit them."""
         self.unsynced_bytes = 0
         self._unsynced_batches = 0
         self._unsynced_segments: list[Segment] = []
         self._directory_dirty = False
         self._synced: tuple[int, int, int] = (0, 0, 0)
-        """The offset, and segment and position, up to which the disk has everything: what a checkpoint may say."""
+        """Offset, segment and position up to which all is synced: the recovery point of the next checkpoint."""
         self._sync_target: tuple[int, tuple[int, int], int, int] | None = None
         self._syncs_left: int | None = None
         self._waiting: deque[tuple[int, Promise[Appended], Appended]] = deque()
@@ -189,7 +189,7 @@ class Log(ReadableLog):
         return self._appended(segment, base + run.offsets, size, run.count)
 
     def lead(self, epoch: int) -> None:
-        """What is appended from now on has a leader epoch."""
+        """Sets the leader epoch of new appends."""
         self.epochs.begin(epoch, self.end)
         self.leader_epoch = epoch
 
@@ -218,7 +218,7 @@ class Log(ReadableLog):
         return self._appended(segment, header.next_offset, len(batch), 1, base)
 
     def _follow_again(self, header: BatchHeader) -> Promise[Appended]:
-        """A batch below the end: nothing to do if it is the one that is there."""
+        """Answers a batch below the end: a repeat if the log holds the same batch."""
         base = header.base_offset
         if base >= self.start:
             segment = self.segments[max(self._segment_index(base), 0)]
@@ -230,7 +230,7 @@ class Log(ReadableLog):
         )
 
     def raise_high_watermark(self, offset: int) -> None:
-        """As the leader of a replicated log says: readers may see what lies below an offset that this copy counts."""
+        """Follows the leader's high watermark, at most up to `counted`: readers may see the records below it."""
         offset = min(offset, self.counted)
         if offset <= self.high_watermark:
             return
@@ -249,7 +249,7 @@ class Log(ReadableLog):
     def _appended(
         self, segment: Segment, end: int, size: int, count: int, base: int | None = None
     ) -> Promise[Appended]:
-        """The books after bytes went to the end of the active segment, and the promise of an answer."""
+        """Updates the counters after a write to the active segment; returns the promise of the result."""
         answer = Appended(self.end if base is None else base, self.start)
         self.end = end
         self.unsynced_bytes += size
@@ -259,7 +259,7 @@ class Log(ReadableLog):
             self._flusher.request(self)
             return self._when_counted(end, answer)
         self.counted = end
-        if not self.is_replicated:  # what `_count` does, without its call
+        if not self.is_replicated:  # `_count`, inlined
             self.high_watermark = end
             self._read_mark = (segment.base_offset, segment.size)
         if self._wakers:
@@ -281,7 +281,7 @@ class Log(ReadableLog):
         return promise
 
     def _segment_for(self, size: int, config: LogConfig, base: int | None = None) -> Segment:
-        """The segment for bytes whose first offset is `base`, by default the end."""
+        """The segment for bytes at the offset `base`, by default the end."""
         if self.segments:
             active = self.segments[-1]
             fits = active.size + size <= config.segment_bytes
@@ -294,11 +294,11 @@ class Log(ReadableLog):
         """Starts a new segment at `end`."""
         if not self.segments:
             self._disk.make_directory(self.directory)
-            # A process that was killed may have made them and not come to this.
+            # A killed process may have made them without this sync.
             self._disk.sync_directory(os.path.dirname(self.directory))
             self._disk.sync_directory(os.path.dirname(os.path.dirname(self.directory)))
         elif self.checkpointed_to < 0:
-            # A log of more than one segment has a checkpoint, always: it is how recovery tells a hole that a crash made
+            # A log of more than one segment always has a checkpoint: with it recovery tells a hole that a crash left
             # between two segments from a gap that compaction left.
             self.write_checkpoint()
         segment = Segment(self._disk, self.directory, self.end, 0)
@@ -314,13 +314,13 @@ class Log(ReadableLog):
         return segment
 
     def _undo_write(self, error: Exception, before: int | None = None) -> RequestError:
-        """After a failed write: cut the file back, so that the next batch does not follow half of this one, or one that
-        is in no book. `before` is the size that the segment had, where a part of a run may be in the books.
+        """Truncates the file after a failed write, so that the next batch does not follow a partial or unindexed one.
+        `before` is the segment's size before a run: a part of the run may be indexed.
         """
         if isinstance(error, OSError) and error.errno == errno.EIO:
             return self.fail(error)
         try:
-            if self.segments and self.segments[-1].is_open:  # else nothing was written to it
+            if self.segments and self.segments[-1].is_open:  # else nothing was written
                 active = self.segments[-1]
                 if before is not None and active.size > before:
                     active.cut(before)
@@ -348,8 +348,7 @@ class Log(ReadableLog):
             return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} is closed"))
         synced: Promise[Appended] = Promise()
         synced.then(lambda promise: done.fail(promise.error) if promise.error else done.settle(None))
-        # Settled by the sync itself, also where readers may see the bytes already (flush=os): hence an offset of its
-        # own.
+        # The sync settles it, even if readers see the bytes already (flush=os): so it waits with its own offset.
         self._waiting.append((self.end, synced, Appended(self.end, self.start)))
         self._flusher.request(self)
         return done
@@ -364,7 +363,7 @@ class Log(ReadableLog):
             return None
         active = self.segments[-1]
         try:
-            # Taken hold of now: a segment that is dropped while the sync waits for its thread must not fail it.
+            # Open the files now: a segment that is dropped before the thread runs must not fail the sync.
             files = [segment.file for segment in (*self._unsynced_segments, active)]
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
@@ -384,7 +383,7 @@ class Log(ReadableLog):
         return lambda: self._sync(files, directory)
 
     def _sync(self, files: list[OpenFile], directory: str | None) -> None:
-        """Runs in a thread: touches nothing but the files it is given, oldest first."""
+        """Runs in a thread: touches only the given files, oldest first."""
         for file in files:
             self._disk.sync(file)
         if directory is not None:
@@ -394,10 +393,10 @@ class Log(ReadableLog):
         assert self._sync_target is not None
         end, mark, synced_bytes, synced_batches = self._sync_target
         self._sync_target = None
-        if self.is_abandoned:  # its files went while they were synced: a failure says nothing, and no client waits
+        if self.is_abandoned:  # the sync raced with the deletion: ignore its failure, no client waits
             return
         if error is not None:
-            if error.errno in NO_DESCRIPTORS:  # of the directory: the files were open, and are synced
+            if error.errno in NO_DESCRIPTORS:  # only the directory failed: the open files are synced
                 self._directory_dirty = True
                 self._sync_again(error)
             else:
@@ -442,7 +441,7 @@ class Log(ReadableLog):
             tell(waker)
 
     def fail(self, error: Exception) -> RequestError:
-        """Rule 3: from here on the log is only read."""
+        """Rule 3: makes the log read-only."""
         self.failure = str(error)
         refusal = LogReadOnly(self.name, self.failure)
         logger.critical("%s is read-only until the broker restarts: %s", self.name, error)
@@ -470,7 +469,7 @@ class Log(ReadableLog):
         return Promise.of(self.start)
 
     def drop_segments_below(self, offset: int) -> None:
-        """Removes whole segments that lie below an offset; the last segment always stays."""
+        """Removes whole segments below an offset; the last segment always stays."""
         dropped = False
         while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
             segment = self.segments.pop(0)
@@ -484,18 +483,18 @@ class Log(ReadableLog):
         self.damage.forget(self.start, self.end)
 
     def drop_from_front(self, offset: int) -> int:
-        """Retention's way to `trim`: whole segments only; answers with how many bytes went."""
+        """Retention's `trim`: whole segments only; returns the bytes removed."""
         before = self.size_bytes()
-        # First the checkpoint. It makes durable the name of the segment that stays, which tells the end of an emptied
-        # log; its start keeps removed segments from coming back one by one; and producers outlive their batches.
+        # The checkpoint comes first. It makes the remaining segment's name durable, and the name is the end of an
+        # emptied log. Its start keeps removed segments from coming back. It keeps producers without batches.
         self.start = max(self.start, offset)
         self._checkpoint_to_drop(offset)
         self.drop_segments_below(offset)
         return before - self.size_bytes()
 
     def _checkpoint_to_drop(self, offset: int) -> None:
-        """The checkpoint that comes before a removal. On a full disk the indexes of what is about to go, and what is
-        held back for this, make room for it: else nothing could ever be removed again.
+        """Writes the checkpoint that precedes a removal. On a full disk it first frees the reserve and the indexes of
+        the doomed segments: else a full disk could never be emptied.
         """
         try:
             self.write_checkpoint()
@@ -506,7 +505,7 @@ class Log(ReadableLog):
             self.write_checkpoint()
 
     def roll_to_drop(self) -> None:
-        """Starts the segment that stays when all there are go; as above where that needs a checkpoint."""
+        """Starts the only remaining segment; frees room on a full disk as `_checkpoint_to_drop` does."""
         try:
             self.roll()
         except OSError as error:
@@ -515,7 +514,7 @@ class Log(ReadableLog):
             self.roll()
 
     def _remove_indexes(self, doomed: Sequence[Segment]) -> bool:
-        """Whether there were any. They can be made again of what they belong to, should that stay after all."""
+        """Returns whether there were any. A segment that stays after all gets its index rebuilt."""
         indexed = [segment for segment in doomed if os.path.exists(segment.index.path)]
         for segment in indexed:
             segment.let_go()
@@ -556,7 +555,7 @@ class Log(ReadableLog):
         if found is not None and found[1].base_offset < offset:
             # Batches are never split: the whole batch that holds the offset goes.
             offset = found[1].base_offset
-        # First the checkpoint, with what it needs, then the cut: a crash in between leaves the log as it was.
+        # First the syncs and the checkpoint, then the cut: a crash in between leaves the log as it was.
         for segment in [*self._unsynced_segments, active]:
             if segment in self.segments:
                 self._disk.sync(segment.file)
@@ -580,7 +579,7 @@ class Log(ReadableLog):
         self._disk.sync(active.file)
         self._disk.sync_directory(self.directory)
 
-    # -- the books ---------------------------------------------------------------------------------------------------
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
 
     def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
         if self._wakers is None:
@@ -599,7 +598,7 @@ class Log(ReadableLog):
         return Promise.of(self.producers)
 
     def keep_checkpoint(self) -> None:
-        """Now and then: a new checkpoint where one is due, or first the sync that it needs."""
+        """Writes a checkpoint if one is due, or requests the sync that it needs. Runs periodically."""
         if self.failure is not None or self.closed:
             return
         if self._checkpoint_due < 0:
@@ -611,12 +610,12 @@ class Log(ReadableLog):
         return self.checkpointed_to > segment.base_offset
 
     def write_checkpoint(self) -> None:
-        """Records what is synced as sound. Never more than that: appends may be in flight."""
+        """Makes the synced end the recovery point. It never covers appends in flight."""
         if not self.segments:
             return
         offset, base, position = self._synced
         self.epochs.cut_below(self.start)
-        epochs = self.epochs.to_state()  # recovery begins those again that begin behind the offset
+        epochs = self.epochs.to_state()  # recovery repeats epochs that begin after the offset
         checkpoint = Checkpoint(
             self.start, base, position, offset, self._producers_at(offset), self._closed_below(base), epochs
         )
@@ -632,7 +631,7 @@ class Log(ReadableLog):
         self._checkpoint_due = CHECKPOINT_BYTES
 
     def _closed_below(self, base: int) -> list[list[int]]:
-        """Base offset and size of each closed segment, and of those that should be there."""
+        """Base offset and size of each closed segment, missing ones included."""
         sizes = {
             segment.base_offset: segment.size
             for segment in self.segments
@@ -649,7 +648,7 @@ class Log(ReadableLog):
         return settled.to_state()
 
     def restore(self, start: int, end: int, producers: Producers) -> None:
-        """Takes over what recovery found: everything in the segments is sound and synced."""
+        """Takes the result of recovery: all bytes in the segments are sound and synced."""
         self.start, self.end = start, end
         self.counted = self.high_watermark = end
         self.producers = producers
@@ -658,10 +657,10 @@ class Log(ReadableLog):
             self.segments[-1].resume_index()
         self._synced = (end, *self._read_mark)
         self._checkpoint_due = CHECKPOINT_BYTES
-        self._directory_dirty = True  # who made the last segment may have been killed before it synced the name
+        self._directory_dirty = True  # a killed process may not have synced the last segment's name
 
     def close(self) -> None:
-        """A clean shutdown: everything synced and checkpointed, so that the next start scans nothing."""
+        """A clean shutdown: syncs and writes a checkpoint, so that the next start scans nothing."""
         if self.closed:
             return
         if self.failure is None and self.segments:
@@ -679,7 +678,7 @@ class Log(ReadableLog):
             segment.let_go()
 
     def abandon(self) -> None:
-        """The topic is gone: whoever waits is told so, and nothing is written any more."""
+        """The topic is deleted: fails all waiting appends, and writes nothing more."""
         self.closed = self.is_abandoned = True
         waiting, self._waiting = self._waiting, deque()
         for _, promise, _ in waiting:
@@ -690,6 +689,6 @@ class Log(ReadableLog):
             self.segments[-1].let_go()
 
     def let_go_of_idle_segments(self) -> None:
-        """Closes the descriptors of all but the last segment; a reader opens them again when it comes by."""
+        """Closes the descriptors of all but the last segment; the next read opens them again."""
         for segment in self.segments[:-1]:
             segment.let_go()

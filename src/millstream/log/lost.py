@@ -2,11 +2,11 @@
 
 Rules
 -----
-1. Every read, append and look-up fails with `LogLost`, never with OFFSET_OUT_OF_RANGE: a consumer would reset its
-   position, and read on at another record once the directory is restored.
+1. Every read, append and lookup fails with `LogLost`, never with OFFSET_OUT_OF_RANGE: a consumer would reset its
+   position, and resume at another record once the directory is restored.
 2. `start`, `high_watermark` and `end` are 0, because the real ones are unknown. Code that compares positions with
-   them asks `damage.lost` first.
-3. Nothing is written: the next start finds the directory restored, or reports it again.
+   them tests `damage.lost` first.
+3. The log writes nothing: the next start finds the directory restored, or reports the loss again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from millstream.records.run import BatchRun
 
 
 class LostLog:
-    """Implements `stores.base.PartitionLog` on a directory that is not there."""
+    """Implements `stores.base.PartitionLog` on a missing directory."""
 
     def __init__(self, name: str, directory: str, config: LogConfig) -> None:
         self.config = config
         self.start = self.high_watermark = self.counted = self.end = self.unsynced_bytes = 0
         self.epochs = Epochs()
         self.failure: str | None = None
-        """None: a log that went read-only asks for a restart (`/healthz` answers 503), which does not help here."""
+        """None: a read-only log needs a restart (`/healthz` answers 503), which does not help here."""
         self.damage = Damage(name)
         self._refusal = LogLost(name, directory)
         self.damage.lose_all(directory)

@@ -1,19 +1,19 @@
-"""What one partition remembers of its idempotent producers.
+"""The idempotent producers of one partition (KIP-98).
 
 For each producer id: its epoch and its last five batches (first and last sequence number, offset), because a
-producer has at most five requests in flight and may have to repeat any of them.
+producer has at most five requests in flight and may retry any of them.
 
 Rules
 -----
-1. A batch that matches one of the five is a repeat: it is not stored again, and answered with the offset it got then.
+1. A batch that matches one of the five is a retry: the log does not store it again, and answers with its first offset.
 2. A batch whose first sequence follows the last one is new. Sequences wrap from 2^31 - 1 to 0.
-3. Any other is refused (OUT_OF_ORDER_SEQUENCE_NUMBER), as in Kafka. One that skips, since what it skipped may still
-   arrive. And one that lies before the five: clients take DUPLICATE_SEQUENCE_NUMBER for success, and by rule 5 it need
-   not have been stored. It may be the first of several that were on their way, refused when the others were not.
-4. An older epoch is fenced (INVALID_PRODUCER_EPOCH); a newer one must start at sequence 0.
-5. A producer that the partition does not know may start anywhere: it may have been forgotten for being idle.
+3. Any other batch is refused (OUT_OF_ORDER_SEQUENCE_NUMBER), as in Kafka. After a skip, the skipped batch may still
+   arrive. A batch before the five need not have been stored (rule 5), and clients take DUPLICATE_SEQUENCE_NUMBER for
+   success. It may be the first of several in flight, refused when the others were not.
+4. An older epoch is stale (INVALID_PRODUCER_EPOCH); a newer one must start at sequence 0.
+5. A producer that the partition does not know may start anywhere: the partition drops idle producers.
 
-The table is part of the log's checkpoint, and batches behind the checkpoint are noted again by recovery.
+The table is part of the log's checkpoint. Recovery adds the batches after the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Producers:
         self.by_id: dict[int, Producer] = {}
 
     def find_repeat(self, header: BatchHeader) -> int | None:
-        """The offset under which the batch was stored before, None if it is new; raises what rules 3 and 4 say."""
+        """The first offset of a retried batch, or None for a new one; raises by rules 3 and 4."""
         producer = self.by_id.get(header.producer_id)
         if producer is None:
             return None
@@ -74,7 +74,7 @@ class Producers:
         )
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """Remembers a batch that was appended."""
+        """Adds an appended batch."""
         if header.producer_id == NO_PRODUCER:
             return
         first = header.base_sequence
@@ -95,7 +95,7 @@ class Producers:
             del self.by_id[producer_id]
 
     def forget_from(self, offset: int) -> None:
-        """Takes back what was noted for batches at or above an offset, after a truncation."""
+        """Drops batches at or above an offset, after a truncation."""
         for producer_id, producer in list(self.by_id.items()):
             producer.batches = [batch for batch in producer.batches if batch[2] < offset]
             if not producer.batches:

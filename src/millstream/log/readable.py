@@ -1,12 +1,11 @@
 """The readable half of a log: from an offset or a time to a range of a segment file.
 
-Readers see the offsets from `start` to below `high_watermark`. A read answers with a range of whole batches and copies
-nothing. The position where a reader left off is remembered, so that reading on needs no search.
+Readers see the offsets from `start` to below `high_watermark`. A read returns a range of whole batches and copies
+nothing. A cursor keeps the position where a read ended, so that the next read needs no search.
 
-Bytes that this process did not append are checked before they are served the first time (`checked.py`). A damaged batch
-goes into the registry (`damage.py`): reads end before it, and a read that begins there fails. To find out what is
-damaged may take seconds: a thread looks at the segment (`soundness.py`), and the read that met the damage is answered
-then.
+Bytes that this process did not append are checked before they are first served (`checked.py`). A damaged batch goes
+into the registry (`damage.py`): reads end before it, and a read that begins there fails. To find the extent of damage
+may take seconds: a thread examines the segment (`soundness.py`), and the read waits for it.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ class ReadableLog:
         self.high_watermark = 0
         self.end = 0
         self._read_mark: tuple[int, int] = (0, 0)
-        """Base offset of the segment and the position in it up to which readers may read."""
+        """The high watermark as base offset of a segment and position in it."""
         self._cursors: dict[int, tuple[Segment, int]] | None = None
         self._turn: asyncio.Lock | None = None
-        """Of the readers that wait for a look at a segment."""
+        """Serializes reads that wait for an examination."""
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
         if offset < self.start or offset > self.end:
@@ -85,9 +84,9 @@ class ReadableLog:
             damaged = damage.behind(offset)
         place = self._find(offset)
         if place is None or (damaged is not None and place[2] >= damaged.first):
-            if damaged is not None:  # there is nothing more before it
+            if damaged is not None:  # no batch is left before it
                 raise DamagedOffset(self.name, damaged)
-            return Slice(0, self.high_watermark)  # compaction took all that was left
+            return Slice(0, self.high_watermark)  # compaction removed the rest
         segment, position, first = place
         limit, behind, stored = self._limit(segment), -1, segment.checked.stored
         if damaged is not None and damaged.first < self._offset_behind(segment):
@@ -104,9 +103,9 @@ class ReadableLog:
         return Slice(end - position, next_offset, file=segment.file, position=position)
 
     def _end_before(self, damaged: DamagedRange, segment: Segment, position: int, limit: int) -> tuple[int, int]:
-        """The position where a read from another one has to end before a damaged range, and the offset to go on from.
+        """Where a read from `position` ends before a damaged range, and the offset where reading resumes.
 
-        A range may have no place in the segment: there is a hole behind the last batch, or compaction replaced it.
+        A range may have no bytes in the segment: a hole follows the last batch, or compaction replaced the batch.
         """
         found = segment.locate(damaged.first, limit)
         places = [at for at in segment.bad if position <= at < (limit if found is None else found[0])]
@@ -125,8 +124,8 @@ class ReadableLog:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def _check(self, segment: Segment, position: int, end: int, first: int, behind: int) -> None:
-        """Raises `BrokenSegment` unless sound batches fill the bytes between two positions, and hold offsets from
-        `first` to below `behind`.
+        """Raises `BrokenSegment` unless sound batches fill the bytes between two positions, with offsets from `first`
+        to below `behind`.
         """
         data = os.pread(segment.file.fd, end - position, position)
         sound = position + codec.sound_bytes(data, first, behind)
@@ -135,11 +134,11 @@ class ReadableLog:
             raise BrokenSegment(segment.path, sound)
 
     async def _read_again(self, offset: int, bytes_max: int) -> Slice:
-        """After a read met damage, or no index: waits for a thread to look at the segment, and reads.
+        """Repeats a read that met damage, or no index, after a thread has examined the segment.
 
-        Answers with the sound batches before the damage, or the refusal. Readers that come meanwhile wait their turn.
+        Returns the sound batches before the damage, or fails. Concurrent reads wait their turn.
         """
-        await asyncio.sleep(0)  # that read may have checked a megabyte already
+        await asyncio.sleep(0)  # the first read may have checked a megabyte
         if self._turn is None:
             self._turn = asyncio.Lock()
         met = set()
@@ -157,7 +156,7 @@ class ReadableLog:
                         await self._survey(error.segment)
             except OSError as error:
                 raise self._unreadable(offset, error) from error
-        return await self.read(offset, bytes_max)  # trimmed meanwhile: an answer without a look at the segment
+        return await self.read(offset, bytes_max)  # trimmed in the meantime: needs no segment
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
         return begin(self._inspect(offset))
@@ -187,9 +186,9 @@ class ReadableLog:
         return self.damage.at(offset)
 
     def _heal(self, segment: Segment, known: DamagedRange, first: int, end: int, examined: Examined) -> None:
-        """Puts what was found in place of what was known about some offsets, where that is less."""
+        """Replaces known damage between two offsets by the findings, if those are less."""
         damaged = sum(max(min(each.end, end) - max(each.first, first), 0) for each in examined.findings)
-        # Where bytes are lost, the rest being sound proves nothing.
+        # If bytes are missing, a sound rest proves nothing.
         is_seen = known.cause in (Cause.CHECKSUM, Cause.HEADER) or examined.next_offset >= end
         if damaged < end - first and is_seen:
             self.damage.heal(first, end)
@@ -198,24 +197,24 @@ class ReadableLog:
                 self._note_damage(segment, finding)
 
     def note_broken(self, error: BrokenSegment) -> Promise[None]:
-        """Has damage that a walk met examined and registered."""
+        """Examines and registers damage that a walk met."""
         return begin(self._note_broken(error))
 
     async def _note_broken(self, error: BrokenSegment) -> None:
         segment = next((each for each in self.segments if each.path == error.path), None)
-        if segment is None:  # it was removed meanwhile
+        if segment is None:  # removed in the meantime
             return
 
         def look(extent: Extent) -> Examined:
-            before = extent.entry_before(position=error.position - 1)  # the batch before may be to blame
+            before = extent.entry_before(position=error.position - 1)  # the batch before may be the damaged one
             return extent.examine(*before, lambda step: step.is_sure and step.position > error.position)
 
         examined = await self._examine(segment, look)
-        if examined is not None and not examined.findings:  # then it is the index that is wrong
+        if examined is not None and not examined.findings:  # then the index is wrong
             await self._survey(segment)
 
     async def _examine(self, segment: Segment, look: Callable[[Extent], Examined]) -> Examined | None:
-        """Has a thread look at a segment, and registers what it found; None where the segment is gone by then."""
+        """Examines a segment in a thread and registers the findings; None if the segment is gone by then."""
         if not segment.is_ready:
             await self._survey(segment)
         extent = segment.extent(self._limit(segment), self._offset_behind(segment))
@@ -240,21 +239,21 @@ class ReadableLog:
         elif self.start < finding.end:
             self.damage.add(max(finding.first, self.start), finding.end, finding.cause, where)
         if self.start >= finding.end or self.damage.at(finding.end - 1) is not None:
-            # Else the registry is full: readers that come there are refused one by one.
+            # Else the registry is full: each read finds this damage again.
             segment.bad[finding.position] = finding.resumed
         self.forget_cursors()
 
     async def _survey(self, segment: Segment) -> None:
-        """Has a thread make the index of a segment again."""
+        """Rebuilds the index of a segment in a thread."""
         found = await _in_thread(segment.survey, segment.size)
         if segment in self.segments and found.size <= segment.size:
             segment.take_survey(found)
 
     def _unreadable(self, offset: int, error: OSError) -> RequestError:
-        """What a reader is told of an error of the file system."""
+        """The error for a reader, from one of the file system."""
         if self.closed:
             return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{self.name} was deleted")
-        if isinstance(error, FileNotFoundError):  # it was removed while the broker runs
+        if isinstance(error, FileNotFoundError):  # removed while the broker runs
             for segment in self.segments:
                 if error.filename in (segment.path, segment.index.path):
                     first, behind = max(segment.base_offset, self.start), self._offset_behind(segment)
@@ -269,7 +268,7 @@ class ReadableLog:
         return segment.size if segment.base_offset < base else position if segment.base_offset == base else 0
 
     def _offset_behind(self, segment: Segment) -> int:
-        """The offset that comes after everything readable in a segment."""
+        """The offset after the last readable one of a segment."""
         if segment.base_offset == self._read_mark[0]:
             return self.high_watermark
         at = self._segment_index(segment.base_offset)
@@ -279,7 +278,7 @@ class ReadableLog:
         return bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """The segment and position of the first readable batch that reaches `offset`, and its lowest base offset."""
+        """The segment, position and lowest base offset of the first readable batch that reaches `offset`."""
         if self._cursors is not None:
             place = self._cursors.get(offset)
             if place is not None and place[1] < self._limit(place[0]):
@@ -303,7 +302,7 @@ class ReadableLog:
         self._cursors[offset] = (segment, position)
 
     def forget_cursors(self) -> None:
-        """Whenever segments are replaced or removed."""
+        """Call this after segments are replaced or removed."""
         self._cursors = None
 
     def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
@@ -317,12 +316,12 @@ class ReadableLog:
             limit = self._limit(segment)
             if limit == 0 or segment.max_timestamp < timestamp:
                 continue
-            file = segment.file  # kept open: other work may remove or replace the segment meanwhile
+            file = segment.file  # keep it open: retention or compaction may remove the segment
             for position, header in segment.walk_from_time(timestamp, limit):
                 if header.max_timestamp < timestamp or header.last_offset < self.start:
                     continue
                 if position == 0 and self.damage.ranges:
-                    self.damage.check(segment.base_offset - 1)  # what is lost there may be what is looked for
+                    self.damage.check(segment.base_offset - 1)  # a lost record may be the right one
                 batch = self._batch(segment, file, position, header)
                 found = await aside.run(codec.find_time, batch, timestamp, self.start, check_crc=False)
                 if found is not None:
@@ -339,7 +338,7 @@ class ReadableLog:
         return await self._find_time(newest) if newest >= 0 else None
 
     async def _newest_time(self, segment: Segment) -> int:
-        """The largest timestamp of what can be read of a segment, neither trimmed nor unsynced."""
+        """The largest timestamp among the readable records of a segment."""
         if not segment.is_ready:
             await self._survey(segment)
         limit = self._limit(segment)
@@ -350,20 +349,20 @@ class ReadableLog:
         first = segment.locate(self.start, limit) if segment.base_offset < self.start else None
         if first is None or first[1].base_offset >= self.start:
             return segment.newest_time(self.start, limit)
-        position, header = first  # of which only a part is left
+        position, header = first  # partly trimmed
         batch = self._batch(segment, segment.file, position, header)
         behind = segment.newest_time(header.next_offset, limit)
         return max(behind, await Aside().run(codec.newest_time, batch, self.start, check_crc=False))
 
     def _batch(self, segment: Segment, file: OpenFile, position: int, header: BatchHeader) -> bytes:
-        """The bytes of a batch; raises where they are damaged."""
+        """The bytes of a batch; raises `BrokenSegment` if they are damaged."""
         data = os.pread(file.fd, header.size, position)
         if codec.sound_bytes(data, header.base_offset, self._offset_behind(segment)) != header.size:
             raise BrokenSegment(segment.path, position)
         return data
 
     async def _guarded(self, look: Awaitable[T]) -> T:
-        """Damage that a look-up meets costs its partition and nothing else."""
+        """Registers damage that a lookup meets; only that partition fails."""
         try:
             return await look
         except BrokenSegment as error:
@@ -379,5 +378,5 @@ async def _in_thread(work: Callable[[A], T], argument: A) -> T:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """One for all logs: of many damaged ones each waits for its turn, and the machine has cores for other work."""
+    """One thread for all logs: damaged logs wait their turn, and other cores stay free."""
     return ThreadPoolExecutor(1, "millstream-examine")

@@ -1,20 +1,20 @@
-"""Opening a log: what a crash may have left, and what is made of it.
+"""Recovery opens a log: this table lists what a crash may leave, and how recovery handles it.
 
-| found | what is done |
+| found | recovery |
 |---|---|
-| a checkpoint, and nothing behind it | nothing is scanned: the time does not depend on how much is stored |
-| bytes behind the checkpoint | walked batch by batch with checksums, written again in place, synced, checkpointed |
-| a torn or damaged batch among them | the segment is cut there; what was cut is set aside unless it is only zeros |
-| segments behind a cut, or behind a segment that lost its last batches | set aside: below them is a hole |
-| a segment below the checkpoint, missing or too short | a hole, registered as damage: reads inside it are refused |
+| a checkpoint, and nothing after it | scans nothing: its time does not depend on the amount of stored data |
+| bytes after the checkpoint | walks batches with checksums, writes them again in place, syncs, writes a checkpoint |
+| a torn or damaged batch among them | truncates the segment there; sets the cut bytes aside unless all are zero |
+| segments after a cut, or after a segment that lost its last batches | sets them aside: a hole is below them |
+| a segment below the checkpoint, missing or too short | registers a hole as damage: reads inside it fail |
 | the checkpoint's own segment, missing or too short | the same; lost offsets stay lost, appends get a new segment |
-| segments below the checkpoint's start | removed: their removal was under way |
-| no checkpoint, or a damaged one | the whole log is walked; a damaged one is set aside |
-| temporary files of our own (`.new`, `.cleaned`) | removed: they are written again from what they were made of |
-| any other file | set aside |
+| segments below the checkpoint's start | removes them: their removal was under way |
+| no checkpoint, or a damaged one | walks the whole log; sets a damaged checkpoint aside |
+| own temporary files (`.new`, `.cleaned`) | removes them: their sources still exist |
+| any other file | sets it aside |
 
-Why accepted bytes are written again: if the broker died of a failed sync, the operating system may hold pages that look
-written and are not. Writing them again and syncing makes true what readers are about to be told.
+Why recovery writes accepted bytes again: after a failed fsync, the page cache may hold pages that look written but are
+not on the disk. The second write and sync make them durable before readers see them.
 
 "Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Nothing is deleted.
 """
@@ -44,7 +44,7 @@ _TEMPORARY_NAME = re.compile(r"checkpoint\.new|\d{20}\.log\.cleaned")
 
 
 class Recovery:
-    """Opens one log. `scanned_bytes` and `cut_bytes` say what it took."""
+    """Opens one log. `scanned_bytes` and `cut_bytes` count its work."""
 
     def __init__(self, log: Log, disk: Disk, set_aside: str) -> None:
         self._log = log
@@ -86,7 +86,7 @@ class Recovery:
         return Segment(self._disk, self._log.directory, base, size)
 
     def _take_tail(self, bases: list[int], known: Checkpoint | None, next_offset: int, producers: Producers) -> int:
-        """Takes in the segment that the checkpoint names and those behind it; answers with the end of the log."""
+        """Adds the checkpoint's segment and those after it; returns the end of the log."""
         log = self._log
         is_torn = known is not None and not (bases and bases[0] == known.segment)
         for at, base in enumerate(bases):
@@ -102,7 +102,7 @@ class Recovery:
                     self._put_aside(segment.path, "it overlaps the segment before it")
                     continue
                 if log.segments and base > next_offset and known is not None and not is_torn:
-                    # Behind a checkpoint nothing was compacted, so these offsets are lost; without one nobody can tell.
+                    # After a checkpoint nothing is compacted, so these offsets are lost; without one, that is unknown.
                     self._put_behind_aside(bases[at:])
                     break
                 position, next_offset, is_torn = 0, base, False
@@ -116,11 +116,11 @@ class Recovery:
     # -- holes -------------------------------------------------------------------------------------------------------
 
     def _find_holes(self, point: Checkpoint, end: int) -> None:
-        """Compares the segments with what the checkpoint says of them."""
+        """Compares the segments with the checkpoint."""
         log = self._log
         found = {segment.base_offset: segment for segment in log.segments}
         expected = {closed[0]: closed[1] for closed in point.closed or ()}
-        # A segment that was empty then may have got batches since, if others follow.
+        # A segment that the checkpoint saw empty may have batches now, if segments follow.
         expected[point.segment] = point.position if point.segment in found else max(point.position, 1)
         bounds = sorted({*found, *expected, end})
         for base, size in expected.items():
@@ -138,21 +138,21 @@ class Recovery:
             log.damage.add(first, behind, cause, path if segment is None else f"{path}, which had {size} bytes")
 
     def _cut_short(self, segment: Segment) -> int:
-        """Leaves a segment that lost its end with its whole batches; answers with the offset behind them."""
+        """Cuts a segment that lost its end to its whole batches; returns the offset after them."""
         position, next_offset = 0, segment.base_offset
         try:
             for at, header in segment.walk(0, segment.size):
                 if at + header.size > segment.size:
                     break
                 position, next_offset = at + header.size, header.next_offset
-        except BrokenSegment:  # the batches between this and the cut are lost with the rest
+        except BrokenSegment:  # the batches after the damage are lost with the rest
             logger.warning("%s is damaged before the place where it was cut off", segment.path)
-        segment.cut(position)  # of the books: the file stays as it is
+        segment.cut(position)  # in memory only: the file stays as it is
         return next_offset
 
     def _begin_behind_hole(self, end: int) -> bool:
-        """A segment for appends, where offsets up to the end are lost: they are not given out again, and a segment that
-        was cut short may end with a part of a batch.
+        """Starts a segment for appends if offsets up to the end are lost: they are not assigned again, and a segment
+        that was cut short may end with a partial batch.
         """
         log = self._log
         if not self._is_end_lost or (log.segments and log.segments[-1].base_offset == end):
@@ -173,7 +173,7 @@ class Recovery:
             self._put_aside(os.path.join(self._log.directory, file_name(base)), "there is a hole below it")
 
     def _walk(self, segment: Segment, position: int, next_offset: int, producers: Producers) -> tuple[bool, int]:
-        """Takes in the sound batches from a position on and cuts what follows them; whether nothing had to be cut."""
+        """Accepts the sound batches from a position on and cuts the rest; whether nothing was cut, and the end."""
         size, segment.size = segment.size, position
         segment.trust_index(position)
         if position == size:
@@ -224,7 +224,7 @@ class Recovery:
         self._disk.truncate(segment.file, segment.size)
 
     def _settle(self) -> None:
-        """Syncs what was accepted and says so in a checkpoint, so that the next start need not look again."""
+        """Syncs the accepted bytes and writes a checkpoint, so that the next start need not scan them."""
         for segment in self._scanned:
             self._disk.sync(segment.file)
         self._disk.sync_directory(self._log.directory)
@@ -258,7 +258,7 @@ class Recovery:
 
     def _free_name(self, name: str) -> str:
         self._disk.make_directory(self._set_aside)
-        # File systems have room for 255 bytes in a name: the ends of both tell enough.
+        # A file name holds 255 bytes: the ends of both names tell enough.
         stem = os.path.join(self._set_aside, f"{self._log.name[-120:]}.{name[-120:]}")
         candidate, number = stem, 1
         while os.path.exists(candidate):

@@ -1,10 +1,10 @@
-"""Room that is held back on a disk, so that a full one can be emptied through the broker.
+"""Disk space that the broker holds in reserve, so that clients can still empty a full disk.
 
     DIR/reserve    blocks of up to 4 MiB, without content
 
-Deleting a topic commits to the metadata, and a trim writes a checkpoint: both need a little room. When they find none
-the reserve is given up (`make_room`), and taken again when there is room (`hold_back`). Appends and other commits never
-get it. A broker that starts on a full disk gives it up first.
+Deleting a topic commits to the metadata, and a trim writes a checkpoint: both need a little space. On a full disk they
+free the reserve (`make_room`); `hold_back` allocates it again when there is space. Appends and other commits never
+use it. A broker that starts on a full disk frees it first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from millstream.log.disk import FILE_MODE, Disk
 
 RESERVE_BYTES = 4 << 20
 SHARE_OF_DISK = 16
-"""Of a small disk no more than this part of it is held back."""
+"""The reserve takes at most 1/16 of a small disk."""
 STEP_BYTES = 64 << 10
-"""Less is not worth holding back."""
+"""The smallest useful reserve."""
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the file system's is."""
+"""The unit of `st_blocks` on every file system."""
 
 
 class ReservingDisk(Disk):
@@ -47,14 +47,14 @@ class ReservingDisk(Disk):
                 self.make_room()
 
     def hold_back(self) -> None:
-        """As much as there is room for, unless enough is held back now."""
+        """Allocates as much as fits, unless the reserve is large enough."""
         with contextlib.suppress(OSError):
             held, size = self._held(), self._wanted
             while size >= STEP_BYTES and size > held and not self._allocate(size, held):
                 size //= 2
 
     def _held(self) -> int:
-        """The blocks, and not the length: a process that was killed may have left a file without any."""
+        """Counts blocks, not the length: a killed process may have left a file without blocks."""
         try:
             return os.stat(self._path).st_blocks * BLOCK_BYTES
         except FileNotFoundError:

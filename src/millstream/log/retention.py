@@ -1,4 +1,4 @@
-"""What a log drops by itself: whole segments, oldest first, by age and by size."""
+"""Retention removes whole segments, oldest first, by age and by size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def expire(log: Log) -> None:
-    """Rolls a segment that is old enough, then removes what `retention.ms` and `retention.bytes` no longer allow."""
+    """Rolls an old active segment, then removes segments beyond `retention.ms` and `retention.bytes`."""
     if not log.segments:
         return
     config, now = log.config, log.clock.now_ms()
@@ -24,7 +24,7 @@ def expire(log: Log) -> None:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            crowded = error  # what goes now may make the room
+            crowded = error  # the removal below may make room
     if not _drop(log, config, active, now) and crowded is not None:
         raise crowded
 

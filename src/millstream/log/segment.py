@@ -1,13 +1,12 @@
 """One segment: a file of whole batches, and its index.
 
 `00000000000000000042.log` holds the batches from offset 42 on, one after the other, exactly as producers sent them
-but for the patched offset. Batches grow in offset; after compaction there may be gaps between them. Only the last
-segment of a log is appended to, only by the event loop's thread. Reads below `size` need no coordination: bytes once
-written never change.
+except for the patched offset. Offsets rise; compaction may leave gaps between batches. Only the event loop's thread
+appends, and only to the last segment of a log. Reads below `size` need no coordination: written bytes never change.
 
-Crash policy: the bytes behind the last sync may be missing, torn, or there. Recovery walks them from the last
-checkpoint and keeps the longest run of sound batches. What lies before the checkpoint is checked when it is read
-(`checked.py`); a header that is none raises `BrokenSegment`, and costs the read that met it.
+Crash policy: the bytes after the last sync may be missing, torn, or complete. Recovery walks them from the last
+checkpoint and keeps the longest run of sound batches. Bytes before the checkpoint are checked when they are read
+(`checked.py`); a broken header raises `BrokenSegment`, which fails that read only.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ logger = logging.getLogger(__name__)
 RELATIVE_OFFSET_MAX = 0x7FFF_FFFF
 _CHUNK_BYTES = 16 * 1024
 _INTERVAL_BYTES = 4096
-"""Between the entries of an index that is rebuilt."""
+"""Between the entries of a rebuilt index."""
 REBUILD_BYTES_MAX = 4 << 20
-"""Of a segment whose index a reader rebuilds on the event loop; that of a larger one is a thread's work."""
+"""A reader rebuilds the index of a segment up to this size on the event loop, else in a thread."""
 SPARSE_BYTES = 1 << 20
-"""Between two entries of an index: more, and a look-up takes long on the event loop."""
+"""Between two index entries: more makes a lookup block the event loop."""
 
 
 def file_name(base_offset: int) -> str:
@@ -55,7 +54,7 @@ class Segment:
         self.index = Index(disk, self.path[:-4] + ".index")
         self.checked = Checked(size)
         self.bad: dict[int, int] = {}
-        """The position of each damaged place that is known, and where the next sound batch begins."""
+        """The position of each known damaged range, and that of the next sound batch."""
         self._file: OpenFile | None = None
         self._indexed_to = 0
         self._is_indexed = False
@@ -73,14 +72,14 @@ class Segment:
         return self._file is not None
 
     def create(self) -> None:
-        """Makes the file. Its name is durable only after the directory is synced, which the log's next flush does."""
+        """Creates the file. The log's next flush syncs the directory and so makes the name durable."""
         self._file = self._disk.open(self.path, create=True)
-        # A crash may have taken an earlier file of this name and left its index.
+        # A crash may have lost an earlier file of this name but not its index.
         self.index.clear()
         self._is_indexed = True
 
     def let_go(self) -> None:
-        """Closes the descriptors until the next use. Readers that still send from the file keep their own hold."""
+        """Closes the descriptors until the next use. Readers that still send from the file keep it open."""
         if self._file is None:  # idle since the last time
             self.checked.reset(self.size)
         self._file = None
@@ -90,7 +89,7 @@ class Segment:
         self, batch: memoryview | bytes | bytearray, header: BatchHeader, base_offset: int, interval: int
     ) -> None:
         if self._max_timestamp is None:
-            self._find_max_timestamp()  # before the write: bytes that are written and not noted would shift all others
+            self._find_max_timestamp()  # before the write: a failure after it would leave unrecorded bytes
         file = self._file
         self._disk.append(file if file is not None else self.file, batch)
         self.note(header.max_timestamp, base_offset, len(batch), interval)
@@ -102,8 +101,8 @@ class Segment:
             self._disk.append(self.file, run.data)
             self.note(run.max_timestamp, base_offset, len(run.data), interval)
             return
-        # First the room in the index: a run of which only a part was noted could not be taken back. Before that the
-        # entries: one that was missing, and is made here, would pass for one that has nothing to say of all before.
+        # Reserve index room before the write: a partly indexed run could not be undone. Load the entries before that:
+        # an index that is missing, and created here, would look complete without the earlier entries.
         self.load_index()
         self.index.reserve(len(run.data) // interval + 1)
         self._disk.append(self.file, run.data)
@@ -111,7 +110,7 @@ class Segment:
             self.note(header.max_timestamp, header.base_offset, len(batch), interval)
 
     def note(self, timestamp: int, base_offset: int, size: int, interval: int) -> None:
-        """Takes what lies at the end of the file, one batch or several, into the index and the books."""
+        """Adds the bytes at the end of the file, one batch or several, to the index and the size."""
         newest = self._max_timestamp
         if newest is None:
             newest = self._find_max_timestamp()
@@ -125,7 +124,7 @@ class Segment:
 
     @property
     def max_timestamp(self) -> int:
-        """The largest timestamp in the segment; after a restart found from the last index entry on."""
+        """The largest timestamp; after a restart, a walk from the last index entry finds it."""
         return self._max_timestamp if self._max_timestamp is not None else self._find_max_timestamp()
 
     def _find_max_timestamp(self) -> int:
@@ -133,8 +132,8 @@ class Segment:
         return newest
 
     def newest_ms(self, now_ms: int) -> int:
-        """How old it is: by its largest timestamp, or by the file's where no record says when it was made, or one says
-        a time that is still to come.
+        """The time of the newest record: the largest timestamp, or the file's modification time if no record has a
+        timestamp or one lies in the future.
         """
         newest = self.max_timestamp
         if self.size == 0 or NO_TIME < newest <= now_ms:
@@ -143,7 +142,7 @@ class Segment:
         return written if newest <= NO_TIME else min(newest, written)
 
     def begun_ms(self, now_ms: int) -> int:
-        """When its first batch was made. One that says a time that is still to come was made when it was first seen."""
+        """The time of the first batch. A future timestamp counts as the time when it was first seen."""
         first = self.first_timestamp
         if first <= now_ms:
             return first
@@ -152,7 +151,7 @@ class Segment:
         return self._seen_ms
 
     def newest_time(self, offset: int, limit: int) -> int:
-        """The largest timestamp among the batches from an offset on and below a position; never fails for damage."""
+        """The largest timestamp of the batches from an offset to a position; damage never fails it."""
         newest = NO_TIME
         try:
             if offset > self.base_offset:
@@ -162,7 +161,7 @@ class Segment:
                 _, start, newest = self._indexed(self.index.by_position, limit - 1)
             for _, header in self.walk(start, limit):
                 newest = max(newest, header.max_timestamp)
-        except BrokenSegment:  # damage may hide newer records, but none that are newer than the file
+        except BrokenSegment:  # damage may hide newer records, but none newer than the file
             return max(newest, self._modified_ms())
         return newest
 
@@ -171,7 +170,7 @@ class Segment:
 
     @property
     def first_timestamp(self) -> int:
-        """When the first batch was made, or -1 in an empty segment."""
+        """The first batch's timestamp, or -1 in an empty segment."""
         try:
             for _, header in self.walk(0, min(self.size, HEADER_BYTES)):
                 return header.max_timestamp
@@ -181,13 +180,13 @@ class Segment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether look-ups find an index, or one that is rebuilt soon enough; else it is to be surveyed first."""
+        """Whether lookups find an index, or a quick rebuild makes one; else a survey must come first."""
         if not self._is_indexed and self.size:
             self._is_indexed = self.index.load(self.size)
         return self._is_indexed or self.size <= REBUILD_BYTES_MAX
 
     def load_index(self) -> None:
-        """Has the index ready for lookups, rebuilt if the file is missing or does not fit."""
+        """Loads the index for lookups; rebuilds it if the file is missing or unusable."""
         if self._is_indexed or self.size == 0:
             return
         if self.index.load(self.size):
@@ -196,12 +195,12 @@ class Segment:
             self.rebuild_index()
 
     def trust_index(self, position: int) -> None:
-        """Takes over the entries below a position, and forgets the others: what recovery begins with."""
+        """Loads the entries below a position and drops the others, at the start of recovery."""
         self._is_indexed = self.index.load(position)
         self.index.close()
 
     def _indexed(self, lookup: Callable[[int], Entry], value: int) -> Entry:
-        """What a lookup in the index answers, once a look at the segment has shown that it is true."""
+        """The result of an index lookup, verified against the segment."""
         self.load_index()
         entry = lookup(value)
         if not entry[1] or self._has_batch(*entry[:2]):
@@ -220,7 +219,7 @@ class Segment:
         return lookup(value)
 
     def _resumed(self, position: int) -> int | None:
-        """Where reading goes on behind a position, if that lies in a place that is known to be damaged."""
+        """Where reading resumes after a position, if it lies in a known damaged range."""
         return next((resumed for at, resumed in self.bad.items() if at <= position < resumed), None)
 
     def _has_batch(self, relative: int, position: int) -> bool:
@@ -233,9 +232,9 @@ class Segment:
         return header.magic == 2 and header.base_offset == self.base_offset + relative
 
     def _is_misplaced(self, position: int) -> bool:
-        """Whether the batches show that the index is wrong about a position, and not the segment damaged there.
+        """Whether the index is wrong about a position, rather than the segment damaged there.
 
-        Looks at what lies between the last entry that is true and the first behind it that is not: a few kilobytes.
+        Walks the batches between the last correct entry and the first wrong one after it: a few kilobytes.
         """
         true, false = -1, self.index.number_at(position) - 1
         while false - true > 1:
@@ -256,35 +255,35 @@ class Segment:
         return True
 
     def extent(self, limit: int, behind: int) -> Extent:
-        """What an examination of the segment reads."""
+        """The input of an examination."""
         self.load_index()
         return Extent(self.file, self.base_offset, self.index.to_bytes(), limit, behind)
 
     def entry_before(self, offset: int | None = None, position: int = 0) -> tuple[int, int]:
-        """Offset and position of an indexed batch at or before an offset, or a position, that is seen to be there."""
+        """Offset and position of the last indexed batch at or before an offset or position that is really there."""
         return self.extent(self.size, 0).entry_before(offset, position)
 
     def rebuild_index(self) -> None:
         self.take_survey(self.survey(self.size))
 
     def survey(self, size: int) -> Survey:
-        """Looks at every batch below a position. A large segment takes seconds: then it is a thread's work."""
+        """Reads every batch header below a position. A large segment takes seconds, so use a thread."""
         entries, newest, indexed_to, behind = bytearray(), NO_TIME, 0, 0
         try:
             for position, header in self.walk(0, size):
-                if position != behind:  # the damaged records are not newer than those behind them, as far as one knows
+                if position != behind:  # assume that damaged records are no newer than the batch after them
                     newest = max(newest, header.max_timestamp)
                 if position - indexed_to >= _INTERVAL_BYTES:
                     entries += pack(header.base_offset - self.base_offset, position, newest)
                     indexed_to = position
                 newest = max(newest, header.max_timestamp)
                 behind = position + header.size
-        except BrokenSegment:  # a reader that comes there reports it; what lies behind has no index until then
+        except BrokenSegment:  # the next read there reports it; until then the rest has no index
             newest = max(newest, self._modified_ms())
         return Survey(bytes(entries), size, newest)
 
     def take_survey(self, found: Survey) -> None:
-        """Takes over the index that a survey made; what was appended meanwhile has its entries."""
+        """Installs the index of a survey; batches appended since then keep their entries."""
         self.index.replace(found.entries, found.size)
         self._is_indexed = True
         self.resume_index()
@@ -292,13 +291,13 @@ class Segment:
             self._max_timestamp = found.newest if found.size == self.size else None
 
     def is_sparse_behind(self, position: int) -> bool:
-        """Whether look-ups behind a position have a long way from there."""
+        """Whether lookups after a position must walk far."""
         at = self.index.number_at(position)
         following = self.index.entry(at)[1] if at < self.index.count else self.size
         return following - position > SPARSE_BYTES
 
     def cut(self, position: int) -> None:
-        """Forgets the batches from a position on, which the file no longer holds."""
+        """Drops the batches from a position on, which the file no longer holds."""
         self.load_index()
         self.size = position
         self.checked.stored = min(self.checked.stored, position)
@@ -307,13 +306,13 @@ class Segment:
         self._max_timestamp = None if position else NO_TIME
 
     def resume_index(self) -> None:
-        """Goes on indexing behind the last entry, when a log is appended to again."""
+        """Resumes indexing after the last entry, before new appends."""
         self._indexed_to = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
 
     def walk(self, position: int, limit: int, *, over_damage: bool = True) -> Iterator[tuple[int, BatchHeader]]:
         """Position and header of each batch from a batch's position on, while whole headers lie below `limit`.
 
-        Passes over damage that is known, unless told not to, and raises `BrokenSegment` at damage that is not.
+        Skips known damage (with `over_damage`), and raises `BrokenSegment` at any other.
         """
         if position >= limit:
             return
@@ -344,19 +343,19 @@ class Segment:
         return None
 
     def walk_from_time(self, timestamp: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Like `walk`, from a batch on before which every record is older than `timestamp`, and not over damage."""
+        """Like `walk` without `over_damage`; skips only batches whose records are older than `timestamp`."""
         return self.walk(self._indexed(self.index.by_time, timestamp)[1], limit, over_damage=False)
 
     def cut_at_batch(self, start: int, bytes_max: int, limit: int) -> tuple[int, int]:
-        """Where to end a read of at most `bytes_max` from a batch on, and the offset to go on from.
+        """Where a read of at most `bytes_max` from a batch on ends, and the offset of the next read.
 
-        At least one batch is taken, however large, or a consumer could never get past it.
+        A read takes at least one batch, however large, or a consumer could never get past it.
         """
         aim = start + bytes_max
         end, next_offset = start, self.base_offset
         for position, header in self.walk(max(start, self._indexed(self.index.by_position, aim)[1]), limit):
             if position > start and position + header.size > aim:
-                # A batch that is not part of the read is not asked where the read ends, unless the index knows it.
+                # The last batch of the read gives the next offset; this one does only if the index led here.
                 return position, next_offset if end == position else header.base_offset
             end, next_offset = position + header.size, header.next_offset
             if end > aim:
@@ -365,17 +364,17 @@ class Segment:
 
 
 class Survey(NamedTuple):
-    """What a look at every batch of a segment found."""
+    """The result of a walk over every batch."""
 
     entries: bytes
-    """Of an index, as `index.py` has them."""
+    """Index entries in the format of `index.py`."""
     size: int
-    """How far it looked."""
+    """Its end position."""
     newest: int
 
 
 class BrokenSegment(CorruptBatch):
-    """Bytes where a batch header should be are not one. Costs the read that came upon them."""
+    """The bytes at a position are no batch header. Fails only the read that met them."""
 
     def __init__(self, path: str, position: int) -> None:
         super().__init__(f"{path} holds no batch at position {position}")
@@ -384,7 +383,7 @@ class BrokenSegment(CorruptBatch):
 
 
 class Unindexed(Exception):
-    """A segment has no index, and is too large to make one on the event loop."""
+    """A segment has no index, and is too large to rebuild it on the event loop."""
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(f"{segment.path} has no index")

@@ -1,4 +1,4 @@
-"""What a read answers with: bytes in memory, or a range of a file that a door can send without copying it."""
+"""The result of a read: bytes in memory, or a range of a file that a door can send without a copy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 class OpenFile:
-    """A file descriptor that closes itself when the last reader lets go of it.
+    """A file descriptor that closes when the last reader drops it.
 
-    Retention may remove a segment while a door still sends from it; the range keeps this object, so the descriptor
-    stays valid (and is not reused for another file) until the sending is done.
+    Retention may remove a segment while a door still sends from it. The range keeps this object, so the descriptor
+    stays valid (and is not reused for another file) until the send is done.
     """
 
     __slots__ = ("fd", "path")
@@ -37,7 +37,7 @@ class Slice:
     ) -> None:
         self.size = size
         self.next_offset = next_offset
-        """The offset to read on from."""
+        """The offset of the next read."""
         self.data = data
         self.file = file
         self.position = position

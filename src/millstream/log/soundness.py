@@ -1,17 +1,17 @@
-"""Whether stored bytes are still the batches that were written, and where reading goes on behind those that are not.
+"""Checks whether stored bytes are still the written batches, and finds where reading resumes after damage.
 
-A batch is sound if its header makes sense, its checksum matches, and its offsets follow those of the batch before. The
+A batch is sound if its header is plausible, its checksum matches, and its offsets follow those of the batch before. The
 checksum does not cover the base offset (the broker patches it), so the order of offsets is checked as well.
 
 Damage ends where the next sound batch is known to begin:
 
-1. right behind a batch whose length is still true: another sound batch, or the end, follows there;
-2. else at the next batch that the index knows;
-3. else, or where the index has nothing nearby, at the next bytes that are a sound batch with the right offsets, and are
-   followed by another one or by the end. A record may hold bytes that look like a batch, so one alone proves nothing;
+1. right after a batch whose length is still correct: another sound batch, or the end, follows there;
+2. else at the next batch in the index;
+3. else, or if the index has no entry nearby, at the next sound batch with the right offsets that is followed by another
+   one or by the end. A record may hold bytes that look like a batch, so one alone proves nothing;
 4. else at the end of the segment.
 
-An examination reads every byte on its way and may take seconds. It is a thread's work: an `Extent` holds what it needs.
+An examination reads every byte and may take seconds, so it runs in a thread. An `Extent` holds its input.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from millstream.log.slice import OpenFile
 from millstream.records.batch import HEADER_BYTES, BatchHeader, is_sound, read_header
 
 NEARBY_BYTES = 1 << 20
-"""How far behind damage the index is asked before the bytes in between are searched."""
+"""An index entry within this distance after damage saves a search of the bytes in between."""
 
 
 class Finding(NamedTuple):
-    """One damaged place in a segment: what a log adds to its registry."""
+    """One damaged range of a segment, for the log's registry."""
 
     first: int
     end: int
-    """The offset where reading goes on."""
+    """The offset where reading resumes."""
     cause: Cause
     position: int
     resumed: int
-    """The position where reading goes on."""
+    """The position where reading resumes."""
 
 
 class Step(NamedTuple):
-    """One batch that was examined, or one damaged place."""
+    """One examined batch, or one damaged range."""
 
     position: int
-    """Behind it."""
+    """After it."""
     next_offset: int
     finding: Finding | None = None
     is_sure: bool = True
-    """False for a batch behind a gap: the next one tells whether its base offset is true."""
+    """False for a batch after a gap: the next batch proves its base offset."""
 
 
 class Examined(NamedTuple):
-    """What an examination found."""
+    """The result of an examination."""
 
     start: int
     """The position where it began."""
     end: int
-    """The position where it had seen enough."""
+    """The position where it stopped."""
     next_offset: int
     findings: list[Finding]
 
 
 class Extent:
-    """The part of a segment that an examination reads: everything below `limit`, which holds offsets below `behind`."""
+    """The part of a segment that an examination reads: the bytes below `limit`, with offsets below `behind`."""
 
     __slots__ = ("_count", "_entries", "base_offset", "behind", "file", "limit")
 
     def __init__(self, file: OpenFile, base_offset: int, entries: bytes, limit: int, behind: int) -> None:
-        """Takes the bytes of the index: the index itself changes while a thread reads."""
+        """Takes a copy of the index: the index may change while a thread reads."""
         self.file = file
         self.base_offset = base_offset
         self.limit = limit
@@ -86,7 +86,7 @@ class Extent:
         return bisect_right(range(self._count), value, key=lambda at: self._entry(at)[field])
 
     def entry_before(self, offset: int | None = None, position: int = 0) -> tuple[int, int]:
-        """Offset and position of an indexed batch at or before an offset, or a position, that is seen to be there."""
+        """Offset and position of the last indexed batch at or before an offset or position that is really there."""
         field, value = (1, position) if offset is None else (0, offset - self.base_offset)
         for at in range(self._number_before(field, value) - 1, -1, -1):
             relative, found, _ = self._entry(at)
@@ -102,7 +102,7 @@ class Extent:
         return header.magic == 2 and header.base_offset == self.base_offset + relative
 
     def examine(self, expected: int, position: int, is_enough: Callable[[Step], bool]) -> Examined:
-        """Looks at every batch from the position of one on, which has the expected offset or a later one."""
+        """Checks every batch from the one at `position` on, which has the expected offset or a later one."""
         start, findings = position, []
         for step in self._steps(expected, position):
             position, expected = step.position, step.next_offset
@@ -122,7 +122,7 @@ class Extent:
                 yield Step(position, expected, is_sure=gap is None)
                 continue
             if gap is not None and (header := self._sound_at(position, gap[1] + 1)) is not None:
-                # The base offset of the batch before is damaged: it leaves a gap, and overlaps with this batch.
+                # The base offset of the batch before is damaged: it leaves a gap, and overlaps this batch.
                 finding = Finding(gap[1], header.base_offset, Cause.HEADER, gap[0], position)
             else:
                 finding = self._damaged(position, expected)
@@ -136,9 +136,7 @@ class Extent:
         return Finding(expected, max(end, expected + 1), cause, position, resumed)
 
     def _resume(self, position: int, expected: int) -> tuple[Cause, int]:
-        """What is wrong with the batch at a position, and the position of the next sound one; `limit` if there is
-        none.
-        """
+        """The cause of damage at a position, and the position of the next sound batch; `limit` if there is none."""
         data = os.pread(self.file.fd, HEADER_BYTES, position)
         if len(data) < HEADER_BYTES:
             return Cause.TRUNCATED, self.limit
@@ -157,7 +155,7 @@ class Extent:
         return Cause.HEADER, end if found is None else found
 
     def _indexed_behind(self, position: int, expected: int) -> int | None:
-        """The next sound batch that the index knows."""
+        """The next sound batch in the index."""
         for at in range(self._number_before(1, position), self._count):
             found = self._entry(at)[1]
             if found < self.limit and self._sound_at(found, expected + 1) is not None:

@@ -1,24 +1,24 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Records out of a section's bytes and back, compiled. `pure.py` is the twin and holds the format and the rules.
+"""Decodes and encodes the records of a section, compiled. The twin `pure.py` defines the format and the rules.
 
-How it stays within its bytes
------------------------------
-1. `step` is the only reader. It moves one pointer towards one end, and compares a length with what is left before it
-   adds it to the pointer. A length is read once, into a local: bytes that someone else changes meanwhile can give
-   wrong records, never a wrong address.
-2. Columns are written where room was reserved before, and no pointer into one is kept across a `reserve`.
+Memory safety
+-------------
+1. `step` is the only reader. It moves one pointer towards one end, and compares a length with the bytes left before it
+   adds it to the pointer. It reads a length once, into a local: a concurrent change of the bytes can cause wrong
+   records, never a wrong address.
+2. Columns are written only to reserved room, and no pointer into one is kept across a `reserve`.
 3. The section's buffer is held (`PyObject_GetBuffer`) while pointers into it live, so it can be neither freed nor
-   resized, and the interpreter's lock can be let go while columns are filled.
+   resized, and columns can be filled without the GIL.
 
-How it is fast
---------------
+Speed
+-----
 Nearly all records look alike: short, no headers, numbers of one to three bytes. `quick_step` reads only those, with few
-checks, and leaves everything else to `any_step`, which knows all shapes and all errors. Columns are filled in the same
-pass, 32 bytes at a time where as many may be read and written beyond the end. A first pass that only measures would
-walk the records twice, and the walk is half the time.
+checks, and leaves all others to `any_step`, which handles all shapes and all errors. Columns are filled in the same
+pass, 32 bytes at a time where that many may be read and written past the end. A separate pass to measure would walk
+the records twice, and the walk is half the time.
 
-The other way round, `put_rows` turns rows of columns into records. Every end of a value is compared with the bytes of
-its column, every record is measured before it is written, and what is measured is what is written.
+In the other direction, `put_rows` turns rows of columns into records. It compares every end of a value with its
+column's bytes, measures every record before it writes it, and writes exactly the measured bytes.
 """
 
 cimport cython
@@ -55,7 +55,7 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    /* The hot loop, in C for its hints: Cython makes of the same lines what takes a quarter longer. */
+    /* The hot loop, in C for its compiler hints: the same lines in Cython take a quarter longer. */
 
     #define ALWAYS(condition) __builtin_expect(!!(condition), 1)
     #define NEVER(condition) __builtin_expect(!!(condition), 0)
@@ -63,10 +63,10 @@ cdef extern from *:
 
     enum {
         OFFSET = 1, TIMESTAMP = 2, TIMESTAMP_TYPE = 4, KEY = 8, VALUE = 16, HEADERS = 32, ALL = 63,
-        WIDE = 32,              /* bytes that are moved at once */
+        WIDE = 32,              /* bytes moved at once */
         QUICK_BYTES_MAX = 8191, /* of a quick record: what a number of two bytes can say */
-        QUICK_SLACK = 64,       /* bytes after a quick record: 11 are read unasked up to its key, 31 moved too many */
-        PREFETCH_BYTES = 512,   /* how far ahead of the values their memory is fetched; saves a fifth of the time */
+        QUICK_SLACK = 64,       /* bytes after a quick record: 11 read unchecked up to its key, 31 moved in excess */
+        PREFETCH_BYTES = 512,   /* distance of the prefetch ahead of the values; saves a fifth of the time */
     };
 
     typedef struct {
@@ -90,7 +90,7 @@ cdef extern from *:
         int32_t *list_ends;
     } Table;
 
-    /* A number of up to two or three bytes that are known to be there, still zigzag; NULL if it has more. */
+    /* A number of up to two or three bytes, still zigzag; NULL if it has more. The bytes must exist. */
     INLINED const uint8_t *short_number(const uint8_t *at, uint32_t *out, int bytes_max) {
         uint32_t value = at[0];
         if (ALWAYS(value < 0x80)) {
@@ -105,8 +105,8 @@ cdef extern from *:
     }
 
     /* Reads a record of the common shape, or returns 0 and leaves it, broken ones included, to any_step.
-       Odd numbers are negative ones. Where the value ends one zero byte, the count of headers, before the record does,
-       no field ends too late, so that is the only end to look at; only the key's is needed before. */
+       Odd numbers are negative. If the value ends one zero byte (the header count) before the record ends, no field
+       ends too late. So this is the only end to check, except for the key's before it. */
     INLINED int quick_step(Walk *walk) {
         const uint8_t *at = walk->at, *stop;
         uint32_t length, time_delta, delta, size;
@@ -144,7 +144,7 @@ cdef extern from *:
         walk->delta_min = (int64_t) (delta >> 1) + 1;
         walk->offset = walk->base_offset + (delta >> 1);
         walk->timestamp = walk->base_timestamp + ((int32_t) (time_delta >> 1 ^ -(time_delta & 1)) & walk->time_mask);
-        walk->at = stop; /* known since the first bytes, so that the processor starts on the next record early */
+        walk->at = stop; /* known early, so that the processor starts on the next record early */
         return 1;
     }
 
@@ -167,7 +167,7 @@ cdef extern from *:
     INLINED int64_t put_columns(
         int columns, Walk *from, int64_t count, Table *table, Column *to_key, Column *to_value
     ) {
-        /* What is copied to a local can live in registers, and there are few: what can wait is done after the loop. */
+        /* Locals can live in registers, and there are few: all work that can wait comes after the loop. */
         Walk walk = *from;
         Column key = *to_key, value = *to_value;
         int64_t *offsets = table->offsets, *timestamps = table->timestamps;
@@ -194,8 +194,8 @@ cdef extern from *:
         return count;
     }
 
-    /* As many rows as are quick and have room; how many that were. Values always have room.
-       Where all columns are wanted the loop need not ask for each of them. */
+    /* Adds rows while they are quick and have room; returns their number. Values always have room.
+       If all columns are wanted, the loop need not test each of them. */
     static int64_t put_quick_rows(Walk *walk, int64_t count, Table *table, Column *key, Column *value) {
         return table->columns == ALL ? put_columns(ALL, walk, count, table, key, value)
                                      : put_columns(table->columns, walk, count, table, key, value);
@@ -207,15 +207,15 @@ cdef extern from *:
     ctypedef struct Walk:
         const uint8_t *at
         const uint8_t *end
-        # Where records stop being quick, for want of bytes that follow.
+        # Records after this are not quick: too few bytes follow them.
         const uint8_t *quick_end
         int64_t base_offset
         int64_t delta_min
         int64_t delta_max
-        # Where the broker's time counts: that, and 0, which makes all deltas 0. Else the first record's, and all bits.
+        # With log-append time: the broker's time, and 0, which clears all deltas. Else the first record's, and -1.
         int64_t base_timestamp
         int64_t time_mask
-        # The record that was read last; sizes of -1 are nulls.
+        # The last record read; a size of -1 means null.
         int64_t offset
         int64_t timestamp
         const uint8_t *key
@@ -244,15 +244,15 @@ cdef extern from *:
 
 cdef extern from *:
     """
-    /* Rows of columns to records. `rows.py` says what the columns are, `pure.py` what may be in them. */
+    /* Encodes rows of columns. `rows.py` defines the columns, `pure.py` the valid values. */
 
     enum {
         BAD_COLUMN = 1, BAD_ROW, BAD_BYTES, BAD_TIME, BAD_HEADER, BAD_PARTITION, TOO_LARGE,
         IS_NULL = -1, IS_BAD = -2,
-        AHEAD = 8, /* rows, which is as long as memory takes to answer */
+        AHEAD = 8, /* rows: about the latency of memory */
     };
 
-    /* A column that is read. Bytes and lists have ends, one more than rows; numbers have only data. */
+    /* An input column. Bytes and lists have ends, one more than rows; numbers have only data. */
     typedef struct {
         int64_t rows, before, data_bytes;
         const uint8_t *validity, *ends, *data;
@@ -290,7 +290,7 @@ cdef extern from *:
         return number;
     }
 
-    /* How many bytes, or items of a list, a row has, and where they start; or IS_NULL or IS_BAD. */
+    /* The number of a row's bytes or list items, and their start; or IS_NULL or IS_BAD. */
     INLINED int64_t given(const Given *column, int64_t row, int64_t end_max, int64_t *start) {
         int64_t at = column->before + row, end;
         if (!is_there(column, row)) return IS_NULL;
@@ -330,7 +330,7 @@ cdef extern from *:
         return size < 0 ? 1 : size + zigzag_bytes((uint64_t) size << 1);
     }
 
-    /* The room has WIDE bytes to spare, so only what is read must end in time. */
+    /* The output has WIDE bytes to spare, so only reads need a bound. */
     INLINED uint8_t *put_sized(uint8_t *at, const Given *column, const uint8_t *start, int64_t size) {
         const uint8_t *end;
         at = put_zigzag(at, zigzag(size < 0 ? -1 : size));
@@ -360,7 +360,7 @@ cdef extern from *:
         return size + zigzag_bytes(zigzag(*count));
     }
 
-    /* As measured: columns that someone else changes meanwhile fill the room or end early, and never leave it. */
+    /* As measured: columns that change concurrently fill the room or end early, and never overrun it. */
     static uint8_t *put_headers(uint8_t *at, uint8_t *end, const GivenRows *rows, int64_t first, int64_t count) {
         const uint8_t *name, *held;
         at = put_zigzag(at, zigzag(count));
@@ -375,7 +375,7 @@ cdef extern from *:
         return at;
     }
 
-    /* Picked rows lie apart, and waiting for each of them takes half the time. */
+    /* Picked rows are scattered: cache misses would take half the time. */
     INLINED void fetch_ahead(const Given *column, const uint8_t *picked, int64_t at, int64_t rows) {
         int64_t row = given_i32(picked, at), start;
         if (NEVER(row < 0 || row >= rows || given(column, row, column->data_bytes, &start) < 0)) return;
@@ -383,7 +383,7 @@ cdef extern from *:
         __builtin_prefetch(column->data + start + 64);
     }
 
-    /* Rows, or picked rows, until one is refused, or finds the body full or its room too small. */
+    /* Adds rows, or picked rows, until one is refused, or the body is full or its room too small. */
     INLINED int64_t put_these_rows(
         int with_headers, const GivenRows *rows, const uint8_t *picked, int64_t at, int64_t stop, Written *to
     ) {
@@ -481,7 +481,7 @@ cdef extern from *:
         return hashed ^ hashed >> 15;
     }
 
-    /* Notes the partition of each row and counts them; 0, or the failure of the row `blamed`. */
+    /* Sets and counts the partition of each row; 0, or the failure of the row `blamed`. */
     static int choose_partitions(
         const GivenRows *rows, const uint8_t *picked, int64_t count, int32_t partitions, int32_t *chosen,
         int64_t *counts, int64_t *blamed
@@ -569,17 +569,17 @@ cdef enum:
     HEADER_BYTES_MIN = 2
     BATCH_HEADER_BYTES = 61
     ROOM_MIN = 256
-    # Shorter bodies are done before another thread would have woken up.
+    # Shorter bodies are done before another thread could wake up.
     UNLOCKED_BYTES_MIN = 65536
-    # Objects that are made before other threads may run: the event loop waits for the interpreter's lock as well.
+    # Objects made before the GIL is released: the event loop waits for it too.
     OBJECTS_AT_ONCE = 4096
 
 cdef int64_t BODY_BYTES_MAX = _pure.BODY_BYTES_MAX
 cdef int64_t RECORD_COST = _pure.RECORD_COST
 cdef int64_t HEADER_COST = _pure.HEADER_COST
 
-# The twin numbers the same things; an import that fails makes `codec` use the twin, which is better than a kernel
-# that was built from other sources.
+# The twin uses the same numbers. A failed import makes `codec` use the twin, which is better than a kernel built
+# from other sources.
 if (_pure.TOO_MUCH, _columns.HEADERS, _rows.TOO_LARGE) != (TOO_MUCH, HEADERS, TOO_LARGE):
     raise ImportError("the kernel is older than its twin: build it anew")
 
@@ -591,7 +591,7 @@ cdef tuple NO_HEADERS = ()
 cdef const uint8_t *number(
     const uint8_t *at, const uint8_t *end, int last_shift, uint64_t last_max, int64_t *out
 ) noexcept nogil:
-    """The position after a number, or NULL. Its last possible byte has few bits left and may not go on."""
+    """The position after a number, or NULL. The last possible byte has few bits and must end it."""
     cdef uint64_t value = 0, byte
     cdef int shift = 0
     while at < end:
@@ -620,7 +620,7 @@ cdef inline const uint8_t *varlong(const uint8_t *at, const uint8_t *end, int64_
 
 
 cdef int read_headers(Walk *walk, const uint8_t *at, const uint8_t *stop) noexcept nogil:
-    """What follows the value, up to the end of the record."""
+    """Reads the headers, up to the end of the record."""
     cdef int64_t size, index
     at = varint(at, stop, &size)
     if at == NULL:
@@ -646,7 +646,7 @@ cdef int read_headers(Walk *walk, const uint8_t *at, const uint8_t *stop) noexce
 
 
 cdef int any_step(Walk *walk) noexcept nogil:
-    """Reads a record of any shape: 0, or the rule that it breaks. The order of checks is the twin's."""
+    """Reads a record of any shape: 0, or the broken rule. The checks have the twin's order."""
     cdef const uint8_t *at = walk.at
     cdef const uint8_t *stop
     cdef int64_t length, time_delta, delta, size
@@ -701,13 +701,13 @@ cdef inline int step(Walk *walk) noexcept nogil:
 
 @cython.final
 cdef class Source:
-    """A section whose buffer is held for as long as this object lives, and how far it has been read."""
+    """A section and the read position in it. Holds the buffer while this object lives."""
 
     cdef Py_buffer view
     cdef Walk walk
     cdef int64_t count
     cdef int64_t done
-    # What records and headers may still cost as objects, beside the body.
+    # The rest of the memory bound for records and headers as objects.
     cdef int64_t left
 
     def __cinit__(self, section, int64_t bytes_max=INT64_MAX):
@@ -730,7 +730,7 @@ cdef class Source:
         self.walk.delta_max = span
         self.walk.base_timestamp = max_timestamp if is_append_time else base_timestamp
         self.walk.time_mask = 0 if is_append_time else -1
-        # A sum that is far from the ends of 64 bits needs no check.
+        # Sums far from the 64-bit limits need no check.
         if self.view.len > QUICK_SLACK and INT64_MIN // 2 < self.walk.base_timestamp < INT64_MAX // 2:
             self.walk.quick_end = self.walk.end - QUICK_SLACK
 
@@ -738,7 +738,7 @@ cdef class Source:
         PyBuffer_Release(&self.view)
 
     cdef inline int advance(self) noexcept nogil:
-        """Reads the next record: 0, or the rule that it breaks."""
+        """Reads the next record: 0, or the broken rule."""
         cdef int failure = step(&self.walk)
         if failure:
             return failure
@@ -759,8 +759,8 @@ cdef class Source:
         return 0
 
     cdef bint seek(self, int64_t earliest, int64_t latest, bint is_inside, bint needs_key) except -1:
-        """Reads on to a record whose timestamp is within the bounds or, unless `is_inside`, one that breaks a rule: its
-        timestamp is out of bounds, or it has no key where it needs one. False at the end.
+        """Reads up to a record: with `is_inside`, one whose timestamp is within the bounds; else one whose timestamp is
+        out of bounds, or that lacks a required key. False at the end.
         """
         cdef int failure
         cdef bint found = False
@@ -806,7 +806,7 @@ cdef inline object as_bytes(const uint8_t *start, int64_t size):
 
 
 cdef tuple as_headers(const uint8_t *at, const uint8_t *end, int32_t count):
-    """Headers that `step` has checked; checked again where they are read, at no cost that matters."""
+    """Headers that `step` has checked. The second check costs little."""
     cdef int64_t size, index
     cdef object name, value
     cdef list headers = []
@@ -845,15 +845,15 @@ def decode(section, bytes_max=INT64_MAX):
         key = as_bytes(walk.key, walk.key_bytes)
         value = as_bytes(walk.value, walk.value_bytes)
         headers = as_headers(walk.headers, walk.at, walk.header_count) if walk.header_count else NO_HEADERS
-        # What `Record(...)` does, without a call: a named tuple has no state beside its items.
+        # `Record(...)` without a call: a named tuple has no state besides its items.
         record = tuple_of_type(RECORD, 5)
         put_item(record, 0, offset)
         put_item(record, 1, timestamp)
         put_item(record, 2, key)
         put_item(record, 3, value)
         put_item(record, 4, headers)
-        # Numbers, bytes and text refer to nothing, so no record is ever part of a cycle, and the collector need not
-        # look at each of them again and again: that took 40 % of the time.
+        # Numbers, bytes and text refer to no object, so no record is part of a cycle. Untracking it saves the
+        # garbage collector's repeated visits, which took 40 % of the time.
         PyObject_GC_UnTrack(<void *> record)
         Py_INCREF(record)
         PyList_SET_ITEM(records, index, record)
@@ -900,7 +900,7 @@ def judge(section, int64_t earliest, int64_t latest, bint needs_key, int64_t cou
 
 @cython.final
 cdef class BinaryColumn:
-    """A column that grows. `state` shows where it is and how far it is filled."""
+    """A growing column. `state` holds its pointers and its fill level."""
 
     cdef bytearray validity
     cdef bytearray ends
@@ -913,7 +913,7 @@ cdef class BinaryColumn:
         self.data = PyByteArray_FromStringAndSize(NULL, 0)
 
     cdef int reserve_rows(self, int64_t rows) except -1 with gil:
-        """Room for so many in all. The new ones are not null until a writer says otherwise."""
+        """Makes room for `rows` in all. New rows are not null until a writer marks them."""
         cdef int64_t had = (self.state.rows_max + 7) // 8
         cdef int64_t have
         if rows <= self.state.rows_max:
@@ -929,13 +929,13 @@ cdef class BinaryColumn:
         return 0
 
     cdef int reserve_data(self, int64_t more) except -1 with gil:
-        """Room for `more` bytes and one wide move."""
+        """Makes room for `more` bytes and a wide move."""
         cdef int64_t room
         if more + WIDE <= self.state.room - self.state.used:
             return 0
         if more > INT32_MAX - self.state.used:
             raise ColumnsTooLarge(INT32_MAX)
-        # Ends cannot point beyond 31 bits, so neither does the room, and whoever stays within it need not ask.
+        # Ends have 31 bits, so the room is bounded too, and writers within it need no check.
         room = min(max(self.state.used + more, 2 * self.state.room), INT32_MAX) + WIDE
         PyByteArray_Resize(self.data, room)
         self.state.room = room
@@ -996,7 +996,7 @@ cdef class Filler:
         return 0
 
     cdef int reserve(self, int64_t rows, int64_t body_bytes) except -1:
-        # Python makes a bytearray that grows larger than asked for, so many small sections are no worse than one.
+        # Python over-allocates a growing bytearray, so many small sections cost no more than one.
         if self.table.columns & OFFSET:
             PyByteArray_Resize(self.offsets, 8 * rows)
         if self.table.columns & TIMESTAMP:
@@ -1009,7 +1009,7 @@ cdef class Filler:
             self.key.reserve_rows(rows)
         if self.table.columns & VALUE:
             self.value.reserve_rows(rows)
-            # Values are most of a body, and pages that stay untouched cost nothing.
+            # Values are most of a body, and untouched pages cost nothing.
             self.value.reserve_data(body_bytes)
         self.table.offsets = <int64_t *> PyByteArray_AS_STRING(self.offsets)
         self.table.timestamps = <int64_t *> PyByteArray_AS_STRING(self.timestamps)
@@ -1020,7 +1020,7 @@ cdef class Filler:
         cdef Walk *walk = &source.walk
         cdef int failure
         while True:
-            # After a record with headers the next one has some too, more often than not.
+            # The record after one with headers usually has headers too.
             if not walk.header_count:
                 self.add_quick_rows(source)
             if source.done == source.count:
@@ -1057,7 +1057,7 @@ cdef class Filler:
         return 0
 
     cdef int add_headers(self, Walk *walk) except -1 nogil:
-        """Headers that `any_step` has checked; checked again where they are read, in case someone has changed them."""
+        """Headers that `any_step` has checked. The second check catches a concurrent change of the bytes."""
         cdef const uint8_t *at = walk.headers
         cdef int64_t size, stop = self.table.header_rows + walk.header_count
         if stop > self.names.state.rows_max:
@@ -1106,7 +1106,7 @@ cdef inline int64_t big_endian(const uint8_t *at, int size) noexcept:
 
 
 def sound_bytes(data, int64_t first, int64_t behind, int64_t asked, bint dense):
-    """Walks batch headers, as `batch.sound_batches` does; the layout stands in `batch.py`."""
+    """Walks batch headers, as `batch.sound_batches` does; `batch.py` has the layout."""
     cdef Py_buffer view
     cdef const uint8_t *at
     cdef Py_ssize_t position = 0, size
@@ -1120,7 +1120,7 @@ def sound_bytes(data, int64_t first, int64_t behind, int64_t asked, bint dense):
                 break
             base = big_endian(at, 8)
             delta = <int32_t> big_endian(at + 23, 4)
-            # In this order no sum overflows: 0 <= base < behind.
+            # This order avoids overflow: 0 <= base < behind.
             if base < 0 or base < first or base >= behind or delta < 0 or delta >= behind - base:
                 break
             if base + delta < asked or (dense and (base > asked if expected < 0 else base != expected)):
@@ -1143,7 +1143,7 @@ def validate(section):
 
 @cython.final
 cdef class Grow:
-    """A bytearray that is written at its end."""
+    """A bytearray with appends at its end."""
 
     cdef bytearray array
     cdef uint8_t *data
@@ -1166,7 +1166,7 @@ cdef class Grow:
         return 0
 
     cdef bytearray finish(self):
-        """The bytes; nothing may be written after it."""
+        """The bytes; write nothing after it."""
         PyByteArray_Resize(self.array, self.used)
         self.data = NULL
         self.room = 0
@@ -1198,7 +1198,7 @@ cdef inline object bytes_or_none(object value):
 
 
 cdef inline int64_t field_bytes(object value):
-    """What a key or a value takes: its length as a number, and itself."""
+    """The size of a key or a value with its length prefix."""
     return 1 if value is None else number_bytes(PyBytes_GET_SIZE(value)) + PyBytes_GET_SIZE(value)
 
 
@@ -1253,7 +1253,7 @@ def encode(records, base_offset, int64_t lead):
         if PyTuple_GET_SIZE(record) == 5 and <object> PyTuple_GET_ITEM(record, 4):
             fields = []
             for name, held in <object> PyTuple_GET_ITEM(record, 4):
-                # A subclass of str may make of itself what it likes.
+                # A subclass of str may return any object.
                 name, held = bytes_or_none(name.encode(errors="surrogateescape")), bytes_or_none(held)
                 fields += (name, held)
                 size += field_bytes(name) + field_bytes(held)
@@ -1281,7 +1281,7 @@ def encode(records, base_offset, int64_t lead):
 
 @cython.final
 cdef class Held:
-    """A buffer that is held, and can be neither freed nor resized meanwhile."""
+    """Holds a buffer, which can then be neither freed nor resized."""
 
     cdef Py_buffer view
     cdef const uint8_t *data
@@ -1298,7 +1298,7 @@ cdef class Held:
 
 @cython.final
 cdef class Rows:
-    """Columns that are open for reading: their buffers are held, and long enough for their rows."""
+    """Columns open for reading: their buffers are held, and long enough for their rows."""
 
     cdef GivenRows given
     cdef list held
@@ -1335,7 +1335,7 @@ cdef class Rows:
         return 0
 
     cdef const uint8_t *hold(self, buffer, int64_t count, int64_t width) except? NULL:
-        """Where a buffer lies that must have so many items; NULL where it may be empty, and is not looked at."""
+        """The address of a buffer that must have `count` items; NULL, without a look at it, for 0."""
         cdef Held held
         if not count:
             return NULL
@@ -1346,7 +1346,7 @@ cdef class Rows:
         return held.data
 
     cdef int open_rows(self, Given *column, int64_t rows, int64_t before, validity) except -1:
-        # Sums of two of these cannot overflow, and no buffer holds as much.
+        # Sums of two of these cannot overflow, and no buffer is that large.
         if not (0 <= rows < INT64_MAX // 4 and 0 <= before < INT64_MAX // 4):
             raise RowRefused(BAD_COLUMN, 0)
         column.rows, column.before = rows, before
@@ -1396,14 +1396,14 @@ cdef class Body:
         self.state.bytes_max = min(bytes_max, BODY_BYTES_MAX)
         self.state.body_bytes_max = BODY_BYTES_MAX
         self.state.base_timestamp = self.state.max_timestamp = -1
-        # All of it at once: pages that stay untouched cost nothing, and moving what was written would.
+        # Allocates all at once: untouched pages cost nothing, a later move would.
         self.grow(max(lead, self.state.bytes_max) + WIDE)
         memset(self.state.data, 0, lead)
         self.state.used = lead
 
     cdef int grow(self, int64_t more) except -1:
         cdef int64_t room = self.state.used + more
-        # Noted when it is there: who catches a MemoryError may go on with smaller rows.
+        # Set after the resize: a caller that catches MemoryError may add smaller rows.
         PyByteArray_Resize(self.array, room)
         self.state.room = room
         self.state.data = <uint8_t *> PyByteArray_AS_STRING(self.array)
@@ -1473,7 +1473,7 @@ def pick(Rows rows not None, partitions, picked):
     order = <int32_t *> PyByteArray_AS_STRING(order_array)
     ends = <int64_t *> PyByteArray_AS_STRING(counts_array)
     with nogil:
-        # Counted one place further on, so that sums become where each group starts, and where it ends when it is full.
+        # Counted one place further on, so that the sums become each group's start, and its end once it is full.
         failure = choose_partitions(&rows.given, given_order, count, groups, chosen, ends + 1, &blamed)
         if not failure:
             for group in range(groups + 1):

@@ -1,12 +1,12 @@
-"""Batches decoded without holding up the event loop.
+"""Decodes batches without blocking the event loop.
 
-A small batch is decoded where it is asked for: a thread would cost more than the work. But a kilobyte can decompress to
-gigabytes, and what a batch says about its size may be a lie. So the first attempt has a small bound on records, headers
-and bytes together (`LIGHT_BYTES`). A batch that exceeds it is decoded in a thread, with the bound of `codec`. There is
-one such thread, so that any number of readers hold about one large batch in memory between them.
+A small batch is decoded in place: a thread would cost more than the work. But a kilobyte can decompress to gigabytes,
+and a batch may lie about its size. So the first attempt has a small bound on records, headers and bytes together
+(`LIGHT_BYTES`). A batch that exceeds it is decoded in a thread, with the bound of `codec`. There is one such thread, so
+that all readers together hold about one large batch in memory.
 
-Decompression and the kernel's searches let go of the interpreter's lock; a kernel that makes objects does so now and
-then. A reader of many small batches lets the event loop run after every `TURN_BYTES`.
+Decompression and the kernel's searches release the GIL; a kernel that makes objects releases it periodically. A reader
+of many small batches yields to the event loop after every `TURN_BYTES`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from millstream.records.codec import BYTES_MAX
 T = TypeVar("T")
 
 LIGHT_BYTES = 4 << 20
-"""What a batch may take that is decoded on the event loop: some milliseconds of work."""
+"""Bound of a batch that is decoded on the event loop: some milliseconds of work."""
 TURN_BYTES = 512 << 10
-"""What a reader decodes before the event loop runs again, by the size of its batches."""
+"""Batch bytes that a reader decodes before it yields to the event loop."""
 COMPRESSED_BYTES = 128 << 10
-"""What a compressed batch counts for beside its size: it may be a hundred bytes, and as much work as a large one."""
+"""Added to the size of a compressed batch: a hundred bytes may be as much work as a large batch."""
 _CODEC_AT = 22
 
 
@@ -40,7 +40,7 @@ class Aside:
         self._spent = 0
 
     async def run(self, work: Callable[..., T], batch: Buffer, *args: Any, **options: Any) -> T:
-        """What a function of `codec` makes of a batch."""
+        """Applies a function of `codec` to a batch."""
         if len(batch) <= LIGHT_BYTES:
             try:
                 done = work(batch, *args, bytes_max=LIGHT_BYTES, **options)

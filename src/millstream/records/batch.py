@@ -14,9 +14,9 @@
         51     2  producer epoch
         53     4  base sequence
         57     4  record count
-        61     -  records, compressed as a whole where attributes say so
+        61     -  records, compressed as a whole if attributes name a codec
 
-The broker stores, replicates and serves these bytes as they came; only `patch_offset` and `stamp` ever write to them.
+The broker stores, replicates and serves these bytes unchanged; only `patch_offset` and `stamp` write to them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from millstream.core.errors import Code, RequestError
 
 HEADER_BYTES = 61
 PREFIX_BYTES = 12
-"""Base offset and batch length: what must be there to know how long a batch is."""
+"""Base offset and batch length: enough to know a batch's size."""
 CRC_START = 21
 
 CODEC_MASK = 0x07
@@ -40,7 +40,7 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 CODEC_MAX = 4
 ORDINARY = CODEC_MASK | LOG_APPEND_TIME
-"""The attributes that a batch from a producer may have."""
+"""The attributes that a producer may set."""
 
 NO_PRODUCER = -1
 NO_TIMESTAMP = -1
@@ -67,11 +67,11 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int  # type: ignore[assignment]  # tuple.count, which nobody calls on a header
+    count: int  # type: ignore[assignment]  # tuple.count, which is not called on a header
 
     @property
     def size(self) -> int:
-        """All bytes of the batch, its prefix included."""
+        """The size of the batch, prefix included."""
         return self.length + PREFIX_BYTES
 
     @property
@@ -92,7 +92,7 @@ class BatchHeader(NamedTuple):
 
 
 class CorruptBatch(RequestError):
-    """The bytes are not a record batch that may be stored."""
+    """The bytes are not a valid record batch."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Code.CORRUPT_MESSAGE, detail)
@@ -103,22 +103,22 @@ class BatchTooLarge(CorruptBatch):
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at a position, unchecked. The caller knows that `HEADER_BYTES` are there."""
-    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))  # `_make`, without its steps in Python
+    """The header at a position, unchecked. The buffer must hold `HEADER_BYTES` there."""
+    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))  # `_make`, inlined
 
 
 def read_prefix(buffer: Buffer, position: int = 0) -> tuple[int, int]:
-    """Base offset and whole size of the batch at a position."""
+    """Base offset and full size of the batch at a position."""
     base_offset, length = _PREFIX.unpack_from(buffer, position)
     return base_offset, length + PREFIX_BYTES
 
 
 def check(buffer: memoryview) -> BatchHeader:
-    """The header of a buffer that holds exactly one sound batch as a producer sends it; raises `CorruptBatch`."""
+    """The header of exactly one sound batch, as a producer sends it; raises `CorruptBatch`."""
     have = len(buffer)
     if have < HEADER_BYTES:
         raise CorruptBatch(f"a batch needs at least {HEADER_BYTES} bytes, got {have}")
-    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))  # what _make does, without its steps in Python
+    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))  # `_make`, inlined
     if header.magic != 2:
         raise RequestError(
             Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record format {header.magic} is not served, only format 2 is"
@@ -133,7 +133,7 @@ def check(buffer: memoryview) -> BatchHeader:
 
 
 def is_sound(buffer: memoryview, header: BatchHeader) -> bool:
-    """Whether stored bytes are still the batch that was written: used by recovery, which expects torn writes."""
+    """Whether stored bytes are still the written batch: used by recovery, which expects torn writes."""
     return (
         header.magic == 2
         and header.length + PREFIX_BYTES == len(buffer)
@@ -147,8 +147,8 @@ def sound_batches(
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The sound batches at the front of stored bytes, with rising offsets from `first` to below `behind`.
 
-    The first batch reaches the offset that was asked for, or lies behind it. With `dense` it holds that offset, and no
-    offset is missing between two batches. The checksum does not cover the base offset, so the order proves it.
+    The first batch holds the offset `asked` or lies after it. With `dense` it holds that offset, and no offset is
+    missing between two batches. The checksum does not cover the base offset, so the order proves it.
     """
     view, position, expected = memoryview(data), 0, -1
     size = len(view)
@@ -172,12 +172,12 @@ def sound_batches(
 
 
 def patch_offset(buffer: bytearray | memoryview, base_offset: int, length: int, leader_epoch: int) -> None:
-    """Gives the batch its place in the log. The checksum does not cover these fields."""
+    """Sets the batch's offset and epoch. The checksum does not cover these fields."""
     _OFFSET_AND_LENGTH_AND_EPOCH.pack_into(buffer, 0, base_offset, length, leader_epoch)
 
 
 def stamp(buffer: bytearray | memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
-    """Marks the batch with the broker's time (`message.timestamp.type=LogAppendTime`) and renews its checksum."""
+    """Sets the broker's time (`message.timestamp.type=LogAppendTime`) and the new checksum."""
     attributes = header.attributes | LOG_APPEND_TIME
     _ATTRIBUTES_TO_MAX_TIMESTAMP.pack_into(
         buffer, CRC_START, attributes, header.last_offset_delta, header.base_timestamp, now_ms

@@ -1,16 +1,16 @@
-"""Whole batches to records and back.
+"""Decodes whole batches to records, and encodes records to batches.
 
-What a batch is stands in `batch.py`, what a record is in `pure.py`. This module opens a batch (header, checksum,
-compression), hands what is inside to a kernel, and closes batches the same way.
+`batch.py` defines the batch format, `pure.py` the record format. This module opens a batch (header, checksum,
+compression), passes its body to a kernel, and closes batches the same way.
 
-There are two kernels with the same functions: the compiled one where it imports, else its twin in Python.
-`MILLSTREAM_PURE=1` in the environment forces the twin; `KERNEL` says which one is at work.
+There are two kernels with the same functions: the compiled one if it imports, else its twin in Python.
+`MILLSTREAM_PURE=1` in the environment forces the twin; `KERNEL` names the one in use.
 
-The checksum is verified by default: compaction writes what it has read under a new checksum, and must not turn a
-broken record into one that looks sound. `check_crc=False` is for batches that were verified a moment ago.
+The checksum is verified by default: compaction writes decoded records under a new checksum, and must not turn a
+broken record into one that looks sound. `check_crc=False` is for batches that were just verified.
 
-Everything raises `CorruptBatch` for bytes that are not a batch, and `bytes_max` bounds what a batch may take in memory:
-its decompressed bytes and, where they become objects, its records and headers together.
+Every function raises `CorruptBatch` for bytes that are not a batch. `bytes_max` bounds the memory of a batch: its
+decompressed bytes and, where they become objects, its records and headers together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from millstream.records.record import Record, Section
 from millstream.records.rows import RowColumns
 
 BYTES_MAX = 256 << 20
-"""What one batch may take unless the caller says otherwise: far above any sane `max.message.bytes`."""
+"""The default bound of one batch: far above any sane `max.message.bytes`."""
 OFFSET_DELTA_MAX = 2**31 - 1
 
 _HEADER = Struct(">qiibIhiqqqhii")
@@ -51,7 +51,7 @@ _CRC_POSITION = 17
 
 
 class Body(Protocol):
-    """Records of one batch under way: rows are added until it is full, and `finish` makes the batch of them."""
+    """The records of a batch in the making: add rows until it is full, then `finish` it."""
 
     @property
     def count(self) -> int: ...
@@ -94,7 +94,7 @@ kernel, KERNEL = _pick()
 
 
 def sound_bytes(data: Buffer, first: int, behind: int, asked: int = -1, dense: bool = False) -> int:
-    """How many bytes at the front of stored ones are sound batches, as `batch.sound_batches` judges them."""
+    """The size of the sound batches at the front of stored bytes, by the rules of `batch.sound_batches`."""
     return kernel.sound_bytes(data, first, behind, asked, dense)
 
 
@@ -113,7 +113,7 @@ def find_time(
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record in one whole batch that is at or after a timestamp, from an offset on.
 
-    Nothing is made of keys, values and headers, so a body costs its bytes alone.
+    Makes no objects of keys, values and headers, so a body costs only its bytes.
     """
     return kernel.find_time(_open_one(batch, bytes_max, check_crc), timestamp, first)
 
@@ -133,30 +133,30 @@ def judge(
     bytes_max: int = BYTES_MAX,
     check_crc: bool = True,
 ) -> list[tuple[int, int, bool]]:
-    """The first records of one whole batch with a timestamp out of bounds, or without a key where one is needed: index,
-    timestamp, whether there is a key. Raises `CorruptBatch` for a batch that `decode` would not take.
+    """The first records of one whole batch with a timestamp out of bounds, or without a required key: index,
+    timestamp, whether there is a key. Raises `CorruptBatch` for a batch that `decode` would refuse.
     """
     section = _open_one(batch, bytes_max, check_crc)
     return kernel.judge(section, earliest, latest, needs_key, count_max, bytes_max)
 
 
 def validate(batch: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> None:
-    """Raises `CorruptBatch` unless the header of one whole batch is true of its records.
+    """Raises `CorruptBatch` unless the header of one whole batch matches its records.
 
-    They are as many as it says, their offsets rise within its span, and they use up its bytes exactly. Where the span
-    has as many offsets as there are records, as in all that producers send, that means no gaps.
+    The record count is correct, offsets rise within the span, and the records fill the body exactly. If the span has as
+    many offsets as there are records, as in every producer's batch, there are no gaps.
     """
     kernel.validate(_open_one(batch, bytes_max, check_crc))
 
 
 def contains(batch: Buffer, needle: bytes, bytes_max: int = BYTES_MAX) -> tuple[bool, int]:
-    """Whether some bytes are anywhere among the records of one whole batch, and how many bytes these are."""
+    """Whether the body of one whole batch contains some bytes, and the size of that body."""
     body = bytes(_open_one(batch, bytes_max, False).body)
     return needle in body, len(body)
 
 
 def iterate(data: Buffer, bytes_max: int = BYTES_MAX, *, check_crc: bool = True) -> Iterator[Record]:
-    """Every record of batches that follow each other. Control batches are passed over, a partial last one ends it."""
+    """Every record of consecutive batches. Skips control batches, and ends at a partial last one."""
     for header, batch in split(data):
         if not header.is_control:
             yield from kernel.decode(_open(header, batch, bytes_max, check_crc), bytes_max)
@@ -199,9 +199,9 @@ def encode(
 ) -> bytearray:
     """One whole batch with its checksum.
 
-    Records are tuples of offset, timestamp, key, value and, where there are some, headers. Without a base offset they
-    are numbered from 0 and their own offsets do not count. With one they keep their offsets, gaps included, and
-    `last_offset_delta` keeps the span of the batch that they came from, even when no record is left.
+    Records are tuples of offset, timestamp, key, value and optional headers. Without a base offset they are numbered
+    from 0 and their own offsets are ignored. With one they keep their offsets, gaps included, and `last_offset_delta`
+    keeps the span of their original batch, even when no record is left.
     """
     if not records and last_offset_delta is None:
         raise ValueError("a batch without records needs a last_offset_delta: it stands for offsets that are gone")
@@ -217,7 +217,7 @@ def encode(
 
 
 def encode_own(records: Sequence[Record | tuple[Any, ...]]) -> tuple[memoryview, BatchHeader]:
-    """What `encode` makes of records alone, with the header that it wrote: for batches of a few small records."""
+    """`encode` with defaults, and the header that it wrote: for batches of a few small records."""
     return _own(*kernel.encode(records, None, HEADER_BYTES))
 
 
@@ -234,7 +234,7 @@ def _own(
 
 
 def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> tuple[memoryview, BatchHeader]:
-    """The same for one record without headers, its value copied once: for values that are large."""
+    """The same for one record without headers. Copies the value once: for large values."""
     size = len(value)
     fields = b"\0\0\0" + (b"\1" if key is None else _zigzag(len(key)) + key) + _zigzag(size)
     head = _zigzag(len(fields) + size + 1) + fields
@@ -243,7 +243,7 @@ def encode_one(value: Buffer, key: bytes | None, timestamp: int) -> tuple[memory
 
 
 def _zigzag(number: int) -> bytes:
-    """A varint of a number that is not negative."""
+    """The varint of a non-negative number."""
     number <<= 1
     out = bytearray()
     while number > 0x7F:
@@ -254,15 +254,15 @@ def _zigzag(number: int) -> bytes:
 
 
 def open_rows(columns: RowColumns) -> Any:
-    """Rows for `pick` and for a body's `add`; raises `RowRefused` unless every column is as long as it says."""
+    """Rows for `pick` and for a body's `add`; raises `RowRefused` if a column is shorter than its rows."""
     return kernel.open_rows(columns)
 
 
 def pick(rows: Any, partitions: int, picked: Buffer | None = None) -> tuple[bytearray, list[int]]:
-    """Rows in order of their partitions: row numbers as int32, and where the rows of each partition end.
+    """Rows in order of their partitions: row numbers as int32, and the end of each partition's rows.
 
-    A row with a partition goes there, one with a key where Kafka's Java clients would send it. The others stand last,
-    as if there were one partition more. `picked` are the row numbers to choose from, if not all.
+    A row with a partition goes there; a row with a key goes where Kafka's Java clients send it. The other rows come
+    last, as if there were one partition more. `picked` are the row numbers to choose from, if not all.
     """
     return kernel.pick(rows, partitions, picked)
 
@@ -299,7 +299,7 @@ def _close(
     producer: tuple[int, int, int],
     count: int,
 ) -> bytearray:
-    """Compresses what stands behind the room for the header, and fills that in."""
+    """Compresses the body after the header's space, and writes the header."""
     if codec is not Codec.NONE:
         body = compress(codec, memoryview(out)[HEADER_BYTES:])
         out = bytearray(HEADER_BYTES)
@@ -312,7 +312,7 @@ def _close(
 
 
 def split(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches, one after the other. Fetch responses may be cut anywhere, so a partial last one is no error."""
+    """Whole batches in sequence. Fetch responses may be cut anywhere, so a partial last one is no error."""
     view = memoryview(data)
     position = 0
     while len(view) - position >= HEADER_BYTES:

@@ -1,14 +1,14 @@
-"""Records as columns: buffers laid out as Arrow wants them, without Arrow.
+"""Records as columns: buffers in Arrow's layout, without Arrow.
 
     offset, timestamp     int64, milliseconds since 1970
     timestamp_type        int8: 0 the producer's time, 1 the broker's
     key, value            binary: validity bitmap (bit set: not null), int32 ends of values (a 0 first), bytes
     headers               list<struct<key, value>>: int32 ends of lists, then one such binary column for each
 
-A column that was not asked for is `None` and was not built. Numbers have the machine's byte order, as Arrow's do.
+A column that was not requested is `None` and was not built. Numbers have the machine's byte order, as in Arrow.
 
 The ends are int32, so one column holds less than 2 GiB of bytes. `decode_columns` refuses more than that up front with
-`ColumnsTooLarge`: whoever reads that much reads it in several steps.
+`ColumnsTooLarge`: decode larger data in several steps.
 
 `Columns.to_arrow` needs pyarrow and copies nothing; everything else here works without it.
 """
@@ -27,13 +27,13 @@ NAMES = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 ALL = frozenset(NAMES)
 
 OFFSET, TIMESTAMP, TIMESTAMP_TYPE, KEY, VALUE, HEADERS = (1 << bit for bit in range(len(NAMES)))
-"""How the kernels are told which columns to build."""
+"""Bits that tell the kernels which columns to build."""
 
 DATA_BYTES_MAX = 2**31 - 1
 
 
 class ColumnsTooLarge(MillstreamError):
-    """More bytes than columns with 32-bit ends, or the caller's bound, can take."""
+    """More bytes than 32-bit ends, or the caller's bound, allow."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(f"the batches hold more than {bytes_max} bytes of records; decode fewer of them at once")
@@ -53,7 +53,7 @@ class HeaderLists(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What a kernel returns."""
+    """The result of a kernel."""
 
     rows: int
     offset: bytearray | None
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
     value: Binary | None
     headers: HeaderLists | None
     next_offset: int | None
-    """Where to read on: after the last whole batch, control batches included. `None` where there was none."""
+    """The offset after the last whole batch, control batches included. `None` without a batch."""
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         import pyarrow as pa
@@ -124,7 +124,7 @@ def _binary(column: Binary) -> Any:
 
 
 def _strings(column: Binary) -> Any:
-    """Header names as text. They should be UTF-8, but C clients may write anything: what is not becomes U+FFFD."""
+    """Header names as text. C clients may write bytes that are not UTF-8: those become U+FFFD."""
     import pyarrow as pa
 
     names = _binary(column)

@@ -1,18 +1,18 @@
-"""The four compressions of record batches, with a bound on what may come out.
+"""The four codecs of record batches, with a bound on the decompressed size.
 
-Compressed bytes come from clients, and a kilobyte of them can stand for gigabytes. So nothing here lets a decompressor
-allocate its own output: the output buffer is sized first, never above `bytes_max`, and the decompressor must stop where
-it ends. How the size is known differs:
+Compressed bytes come from clients, and a kilobyte can expand to gigabytes. So no decompressor allocates its own output:
+this module sizes the output buffer first, never above `bytes_max`, and the decompressor must stop at its end. Each
+codec gets the size in its own way:
 
-    gzip     the trailer says how long the last member is, modulo 4 GiB. Right for a single member; where there are
-             several the buffer grows by four and decompression starts anew, at most to deflate's best ratio.
-    snappy   every raw block opens with its exact length. No ratio beats 64 bytes from 3, so a larger claim is a lie.
-    lz4      the frame is a list of blocks with a stated largest size. Adding them up is exact but for the last block.
-    zstd     like lz4, with blocks of at most 128 KiB; and the frame names a window, which the decompressor allocates
-             by itself, so that is bounded as well (`WINDOW_BYTES_MAX`, what RFC 8878 asks every decoder to support).
+    gzip     the trailer holds the length of the last member, modulo 4 GiB (RFC 1952). Exact for a single member; with
+             several, the buffer grows fourfold and decompression restarts, at most to deflate's best ratio.
+    snappy   every raw block opens with its exact length. The best ratio is 64 bytes from 3; a larger claim is refused.
+    lz4      the frame is a list of blocks with a stated largest size. Their sum is exact except for the last block.
+    zstd     like lz4, with blocks of at most 128 KiB. The decompressor allocates the frame's window itself, so the
+             window is bounded as well (`WINDOW_BYTES_MAX`, which RFC 8878 asks every decoder to support).
 
 Snappy is written with snappy-java's framing, as Kafka's own clients do, and read with or without: librdkafka writes raw
-blocks. The versions in that framing are not checked, because some writers have them in the wrong byte order.
+blocks. The versions in that framing are not checked, because some writers use the wrong byte order.
 LZ4 frames are written with independent blocks: Kafka's Java reader refuses linked ones.
 
 `cramjam` is imported at first use. A broker that only stores and serves batches never decompresses one.
@@ -78,14 +78,14 @@ def compress(codec: Codec, data: Buffer) -> bytes:
             return _compress_snappy(data)
         case Codec.LZ4:
             compressor = cramjam.lz4.Compressor(level=_LZ4_LEVEL, content_checksum=False, block_linked=False)
-            compressor.compress(bytes(data))  # it takes nothing else
+            compressor.compress(bytes(data))  # it takes only bytes
             return bytes(compressor.finish())
         case Codec.ZSTD:
             return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
 
 
 def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
-    """What was compressed, as a view; raises `CorruptBatch` before more than `bytes_max` are written."""
+    """The decompressed bytes as a view; raises `CorruptBatch` before it writes more than `bytes_max`."""
     if codec == Codec.NONE or not len(data):
         if len(data) > bytes_max:
             raise _too_large(bytes_max)
@@ -115,7 +115,7 @@ def _too_large(bytes_max: int) -> BatchTooLarge:
 
 
 def _is_overflow(error: Exception) -> bool:
-    """Whether the output buffer ended first. cramjam has one exception for everything; this is its text for that."""
+    """Whether the output buffer was too small. cramjam has one exception for all errors; only the text differs."""
     return str(error) == "failed to write whole buffer"
 
 
@@ -147,7 +147,7 @@ def _decompress_gzip(data: memoryview, bytes_max: int) -> Buffer:
                 raise
         if size == size_max:
             raise _too_large(bytes_max)
-        del out  # before the next one is allocated, so that the two never add up
+        del out  # before the next allocation, so that the two never add up
         size = min(max(size, 1024) * 4, size_max)
 
 
@@ -156,7 +156,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
     view = memoryview(data)
     out = bytearray(_SNAPPY_HEADER)
-    # At least one block, even for nothing: readers take a header that stands alone for raw snappy.
+    # At least one block, even without data: readers take a lone header for raw snappy.
     for start in range(0, max(len(view), 1), SNAPPY_BLOCK_BYTES):
         block = cramjam.snappy.compress_raw(view[start : start + SNAPPY_BLOCK_BYTES])
         out += _I32_BE.pack(len(block))
@@ -165,7 +165,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(data: memoryview, bytes_max: int) -> Buffer:
-    """Lengths of all blocks first, then one buffer for them."""
+    """Sums the lengths of all blocks, then fills one buffer."""
     import cramjam
 
     blocks = _snappy_blocks(data)
@@ -205,7 +205,7 @@ def _snappy_blocks(data: memoryview) -> list[memoryview]:
 
 
 def _skip_frame(data: memoryview, position: int) -> int:
-    """The position after a skippable frame, or the same one where there is none."""
+    """The position after a skippable frame, or the same position without one."""
     if _u32(data, position) & 0xFFFFFFF0 != _SKIPPABLE_MAGIC:
         return position
     return position + 8 + _u32(data, position + 4)
@@ -251,7 +251,7 @@ def _measure_zstd(data: memoryview, bytes_max: int) -> int:
         while not last:
             block = _number(data, position, 3)
             last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
-            # 0 is stored, 1 is one byte repeated, 2 is compressed: only the first says what comes out.
+            # 0 is stored, 1 is one byte repeated, 2 is compressed: only 0 and 1 state their output size.
             total += min(size, _ZSTD_BLOCK_BYTES_MAX) if kind < 2 else _ZSTD_BLOCK_BYTES_MAX
             position += 3 + (1 if kind == 1 else size)
         position += 4 if has_checksum else 0
@@ -260,7 +260,7 @@ def _measure_zstd(data: memoryview, bytes_max: int) -> int:
 
 
 def _zstd_header(data: memoryview, position: int) -> tuple[int, int, bool]:
-    """Where the first block is, the window's bytes, and whether a checksum follows the last block."""
+    """Position of the first block, size of the window, and whether a checksum follows the last block."""
     descriptor = _number(data, position, 1)
     is_single = bool(descriptor & 0x20)
     size_bytes = (1 if is_single else 0, 2, 4, 8)[descriptor >> 6]

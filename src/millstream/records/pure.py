@@ -1,4 +1,4 @@
-"""Records out of a section's bytes and back, in Python: the twin of `_kernel.pyx`.
+"""Decodes and encodes the records of a section, in Python: the twin of `_kernel.pyx`.
 
     record:   length varint | attributes int8 | timestamp delta varlong | offset delta varint
               | key length varint | key | value length varint | value | header count varint | headers
@@ -9,16 +9,16 @@ of a key or a value means null.
 
 Rules, the same in both twins and checked in this order, so that they fail alike
 --------------------------------------------------------------------------------
-1. The count must fit: a record takes at least 7 bytes. Only then is anything allocated for it.
-2. A length is checked against what is left of the record before it is used, and a record must be used up exactly, as
-   must the body. Bits beyond 32 or 64 in a varint are refused, not dropped.
-3. Offset deltas rise, from 0 or more to no more than the batch's last one. Gaps are fine: compaction leaves them.
+1. The count must fit: a record takes at least 7 bytes. Nothing is allocated before this check.
+2. A length is checked against the rest of the record before it is used. The fields must fill their record exactly, and
+   the records their body. Bits beyond 32 or 64 in a varint are refused, not dropped.
+3. Offset deltas rise from at least 0 to at most the batch's last one. Gaps are valid: compaction leaves them.
 4. Sums stay within 64 bits.
-5. Every function checks whole records, headers included, so what one of them accepts they all do. `find_time` stops
-   where it has its answer.
+5. Every function checks whole records, headers included, so all functions accept the same batches. `find_time` stops
+   at its result.
 
-Broken rules raise `CorruptBatch`; what a caller of `encode` gets wrong raises `TypeError`, `ValueError` or
-`OverflowError`; rows of columns that cannot become records raise `RowRefused`.
+Broken rules raise `CorruptBatch`. Bad arguments of `encode` raise `TypeError`, `ValueError` or `OverflowError`. Rows
+that cannot become records raise `RowRefused`.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ LENGTH_MIN = 6
 HEADER_BYTES_MIN = 2
 RECORD_COST = 230
 HEADER_COST = 170
-"""About what a record and a header take in memory as objects, beside the bytes in them. A header may be two bytes in a
+"""The approximate memory of a record and a header as objects, besides their bytes. A header may take two bytes in a
 body and a record seven, so the size of a body alone bounds neither memory nor time.
 """
 BODY_BYTES_MAX = 2**31 - 1 - 61
-"""The header's length field is an int32 and counts most of the header too."""
+"""The header's length field is an int32 and includes most of the header."""
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -113,13 +113,13 @@ def corrupt(reason: int, index: int) -> CorruptBatch:
 
 
 _Step = tuple[int, int, int, int, int, int, int, int]
-"""Offset, timestamp, where key, value and headers start, the lengths of key and value (-1: null), count of headers."""
+"""Offset, timestamp, starts of key, value and headers, lengths of key and value (-1: null), count of headers."""
 
 
 def _varint(
     body: bytes, position: int, end: int, index: int, last_shift: int = 28, last_max: int = 0x0F
 ) -> tuple[int, int]:
-    """A zigzag number and the position after it. The last possible byte has few bits left and may not go on."""
+    """A zigzag number and the position after it. The last possible byte has few bits and must end it."""
     value = shift = 0
     while position < end:
         byte = body[position]
@@ -207,7 +207,7 @@ def _slice(body: bytes, start: int, size: int) -> bytes | None:
 
 
 def decode(section: Section, bytes_max: int = INT64_MAX) -> list[Record]:
-    """All records; `bytes_max` bounds what they cost with the body."""
+    """All records; `bytes_max` bounds their memory and the body's."""
     body = bytes(section.body)
     return [
         Record(
@@ -248,8 +248,8 @@ def newest_time(section: Section, first: int) -> int:
 def judge(
     section: Section, earliest: int, latest: int, needs_key: bool, count_max: int, bytes_max: int = INT64_MAX
 ) -> list[tuple[int, int, bool]]:
-    """Index, timestamp and whether there is a key of records whose timestamp is out of bounds, or that lack a key they
-    need; the first `count_max` of them. A record without a timestamp has none that is out of bounds.
+    """The first `count_max` records with a timestamp out of bounds, or without a required key: index, timestamp,
+    whether there is a key. A missing timestamp is not out of bounds.
     """
     bad: list[tuple[int, int, bool]] = []
     for index, step in enumerate(_walk(bytes(section.body), section, bytes_max)):
@@ -295,7 +295,7 @@ class _BinaryColumn:
 
 
 def fill(sections: Iterable[Section], columns: int) -> Filled:
-    """The records of sections as columns; `columns` are the bits of `columns.mask`."""
+    """The records of sections as columns; `columns` has the bits of `columns.mask`."""
     offsets, timestamps, kinds, list_ends = array("q"), array("q"), bytearray(), array("i", [0])
     key, value, names, held = _BinaryColumn(), _BinaryColumn(), _BinaryColumn(), _BinaryColumn()
     count = 0
@@ -356,7 +356,7 @@ def _put_headers(out: bytearray, headers: Sequence[tuple[str, Any]]) -> None:
 def encode(
     records: Iterable[tuple[Any, ...]], base_offset: int | None, lead: int
 ) -> tuple[bytearray, int, int, int, int]:
-    """A buffer of `lead` free bytes and the records, then base and largest timestamp, last offset delta and count."""
+    """A buffer of `lead` zeros and the records; base and largest timestamp, last offset delta, and count."""
     out = bytearray(lead)
     base_timestamp = max_timestamp = -1
     last_delta = index = -1
@@ -395,7 +395,7 @@ _Code = Literal["i", "q"]
 
 
 def _view(column: Bytes | Numbers | Lists, buffer: Any, code: _Code, extra: int) -> memoryview:
-    """The numbers of a column's rows, and `extra` more: ends are one more than rows."""
+    """The numbers of a column's rows, and `extra` more: there is one more end than rows."""
     width = 8 if code == "q" else 4
     if column.rows < 0 or column.before < 0:
         raise RowRefused(BAD_COLUMN, 0)
@@ -409,7 +409,7 @@ def _view(column: Bytes | Numbers | Lists, buffer: Any, code: _Code, extra: int)
 
 
 class _Given:
-    """A column that is read: whether a row is null, and where it starts and ends."""
+    """An input column: whether a row is null, and where it starts and ends."""
 
     def __init__(self, column: Bytes | Numbers | Lists, numbers: Any, code: _Code, extra: int) -> None:
         self.rows = column.rows
@@ -445,7 +445,7 @@ class _GivenBytes(_Given):
 
 
 class Rows:
-    """Columns that are open for reading."""
+    """Columns open for reading."""
 
     def __init__(self, columns: RowColumns) -> None:
         self.count = columns.rows
@@ -490,14 +490,14 @@ def open_rows(columns: RowColumns) -> Rows:
 
 
 def _picked(rows: Rows, picked: Any) -> Sequence[int]:
-    """Row numbers: those that were picked, as int32, or all."""
+    """The picked row numbers, as int32, or all."""
     if picked is None:
         return range(rows.count)
     return memoryview(picked).cast("B").cast("i")
 
 
 class Body:
-    """Records that follow each other, before they become a batch: rows are added until it is full."""
+    """The records of a batch in the making: add rows until it is full."""
 
     def __init__(self, lead: int, bytes_max: int) -> None:
         self._out = bytearray(lead)
@@ -510,9 +510,9 @@ class Body:
         return len(self._out)
 
     def add(self, rows: Rows, picked: Any, first: int, stop: int) -> int:
-        """Adds rows, or picked rows, from `first` on: answers with the first one that has no room, or with `stop`.
+        """Adds rows, or picked rows, from `first` on; returns the first one that does not fit, or `stop`.
 
-        One that is larger than the bound by itself is taken into a body that is empty.
+        An empty body takes even a row that is larger than the bound.
         """
         order = _picked(rows, picked)
         if not 0 <= first <= stop <= len(order):
@@ -554,7 +554,7 @@ class Body:
         return True
 
     def finish(self) -> tuple[bytearray, int, int, int, int]:
-        """What `encode` answers with. Nothing may be added after it."""
+        """The same result as `encode`. Add nothing after it."""
         return self._out, self._base_timestamp, self._max_timestamp, self.count - 1, self.count
 
 
@@ -563,7 +563,7 @@ def begin(lead: int, bytes_max: int) -> Body:
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of Kafka's Java clients, with 32 bits, unsigned."""
+    """The hash of Kafka's Java clients, as an unsigned 32-bit number."""
     size = len(key)
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     hashed = 0x9747B28C ^ size
@@ -578,10 +578,10 @@ def murmur2(key: bytes) -> int:
 
 
 def pick(rows: Rows, partitions: int, picked: Any) -> tuple[bytearray, list[int]]:
-    """Rows in order of their partitions: row numbers as int32, and where each partition's end.
+    """Rows in order of their partitions: row numbers as int32, and the end of each partition's rows.
 
-    A row with a partition goes there, one with a key where Kafka's Java clients would send it. The others stand last,
-    as if there were one partition more.
+    A row with a partition goes there; a row with a key goes where Kafka's Java clients send it. The other rows come
+    last, as if there were one partition more.
     """
     if partitions < 1:
         raise ValueError("a topic has at least one partition")

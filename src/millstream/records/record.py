@@ -1,8 +1,8 @@
-"""What the codecs hand out and take in.
+"""The input and output types of the codecs.
 
-`Record` is one record with its absolute offset and timestamp. `Section` is what stands between a batch and its records:
-the batch's body, already decompressed, with the few header fields that say how to read it. The kernels work on sections
-only, so neither of them knows about compression or checksums.
+`Record` is one record with its absolute offset and timestamp. `Section` is the decompressed body of a batch, with the
+few header fields that are needed to read it. The kernels work on sections only, so neither of them knows about
+compression or checksums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
 
 def record_bytes_max(value: Buffer | None, key: bytes | None, headers: Headers) -> int:
-    """At most what a record takes in a batch: 40 bytes for its lengths, deltas and attributes, ten for each header."""
+    """The most that a record takes in a batch: 40 bytes for lengths, deltas and attributes, ten for each header."""
     size = 40 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     if headers:
         size += sum(len(name) * 3 + len(content or b"") + 10 for name, content in headers)
@@ -42,4 +42,4 @@ class Section(NamedTuple):
     base_timestamp: int
     max_timestamp: int
     is_append_time: bool
-    """The broker's time counts for all records (`max_timestamp`), their own timestamps do not."""
+    """All records have the broker's time (`max_timestamp`); their own timestamps are ignored."""

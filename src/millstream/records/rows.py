@@ -1,14 +1,14 @@
-"""Rows as Arrow hands them over: columns that the encoder reads where they lie.
+"""Rows in Arrow's layout: columns that the encoder reads without a copy.
 
     Bytes      validity bitmap (bit set: not null; None: no nulls), ends of values as int32 or int64, bytes
     Numbers    validity bitmap, int64 or int32
-    Lists      validity bitmap, ends of lists, then the columns of what is in them
+    Lists      validity bitmap, ends of lists, then the columns of their items
 
-`before` counts the rows in front of the first one: a slice shares its buffers with what it was cut from. Numbers have
-the machine's byte order. Nothing here is trusted: the kernels compare every length and every end with the bytes there
-are before they use it, and refuse what does not fit with `RowRefused`.
+`before` counts the rows in front of the first one: a slice shares the buffers of its array. Numbers have the machine's
+byte order. The kernels trust no column: they compare every length and every end with the buffer's size before they use
+it, and raise `RowRefused` if it does not fit.
 
-`from_arrow` needs pyarrow and copies nothing that has one of the types above; everything else works without it.
+`from_arrow` needs pyarrow and copies no column of the types above; everything else works without pyarrow.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class Lists(NamedTuple):
 class RowColumns(NamedTuple):
     rows: int
     now_ms: int
-    """The time of rows that have none."""
+    """The timestamp of rows without one."""
     value: Bytes
     key: Bytes | None = None
     timestamp: Numbers | None = None
-    """int64, microseconds since 1970, as Spark has them."""
+    """int64, microseconds since 1970, as in Spark."""
     partition: Numbers | None = None
     """int32."""
     headers: Lists | None = None
 
 
 def from_arrow(batch: pyarrow.RecordBatch, now_ms: int) -> RowColumns:
-    """The columns `value`, `key`, `timestamp`, `partition` and `headers` of a batch, all but the first optional."""
+    """The columns `value`, `key`, `timestamp`, `partition` and `headers` of a batch; only `value` is required."""
     import pyarrow as pa
 
     names = set(batch.schema.names)
@@ -130,7 +130,7 @@ def _lists(array: Any) -> Lists:
     pairs = array.values
     names = pairs.field(0)
     if pairs.null_count:
-        # A null pair may have something underneath; without a key the kernels refuse it as they must.
+        # A null pair may still have a key; without one, the kernels refuse the pair as they must.
         names = pc.if_else(pairs.is_valid(), names, None)
     return Lists(
         len(array),

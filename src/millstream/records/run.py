@@ -1,4 +1,4 @@
-"""Several batches for one partition that are stored as one: what a log is given for many small appends at once."""
+"""Several batches for one partition that a log stores with one write: many small appends at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from millstream.records.batch import BatchHeader, read_header, read_prefix
 
 
 class BatchRun(Protocol):
-    """Whole batches behind each other, each checked, none with a producer id, at least one."""
+    """One or more whole batches in sequence, each checked, none with a producer id."""
 
     @property
     def data(self) -> bytearray: ...
 
     @property
     def count(self) -> int:
-        """How many batches there are."""
+        """The number of batches."""
 
     @property
     def offsets(self) -> int:
-        """How many offsets they take."""
+        """The number of offsets they take."""
 
     @property
     def max_timestamp(self) -> int: ...
 
     def place(self, base_offset: int, leader_epoch: int) -> None:
-        """Gives the batches their places in the log."""
+        """Sets the batches' offsets and leader epoch."""
 
 
 def split(data: bytearray) -> Iterator[tuple[memoryview, BatchHeader]]:
