@@ -25,7 +25,7 @@ PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 """How long an idle producer is remembered: the default retention of its batches."""
 EARLY_MAX = 20_000
 WAITING_BYTES_MAX = 256 << 20
-"""Limit of appends in flight. They are in memory, unlike those that wait for a file's sync. Later ones must retry."""
+"""Limit of appends in flight. They are in memory, unlike those that wait for a file's sync. Others must retry."""
 RETRY_SECONDS = 0.5
 TOPICS_PREFIX = "topics/"
 
