@@ -353,8 +353,8 @@ class SharedCluster:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _free(self) -> list[int]:
-        """Shards whose owner is gone, and shards claimed here but not loaded. For a single broker, all shards that it
-        does not own: clients that never ask for a coordinator (other protocols) then find their groups here. A broker
+        """Shards whose owner is gone, and shards claimed here but not loaded. Without other brokers, all shards not
+        owned here: clients that never ask for a coordinator (other protocols) then find their groups here. A broker
         without an address (embedded) claims only the shards that it is asked for: no client could be sent to it.
         """
         if not self._node.host:
@@ -407,7 +407,7 @@ class SharedCluster:
             Put(f"{COORDINATORS}{shard}", value, known.revision if known is not None else 0),
             Check(f"{LEASES}{self.node_id}", epoch),
         ]
-        if known is not None and known.node_id != self.node_id:  # rule 3: that epoch's lease is gone, or another's
+        if known is not None and known.node_id != self.node_id:  # rule 3: its lease is gone, or of another epoch
             seen = self._seen.get(known.node_id)
             operations.append(Check(f"{LEASES}{known.node_id}", seen.epoch if seen is not None else 0))
         return self._meta.transact(*operations)

@@ -89,7 +89,7 @@ class Changes(NamedTuple):
     revision: int
     """Includes all changes up to here."""
     complete: bool
-    """False: deletions since then are partly forgotten."""
+    """False: deletions after `since` are partly forgotten."""
     items: list[tuple[str, Versioned | None, int]]
     """Key, current value, and the revision of the change."""
 

@@ -41,7 +41,7 @@ WAL_BYTES = 32 << 20
 PATIENCE_MS = 20
 """How long the writer waits for readers of the WAL; ours use it for one read."""
 REST_PAGES = 2_000
-"""If readers kept more pages than this in the WAL, the writer skips its part: it might move all at once."""
+"""If readers kept more pages than this in the WAL, the writer skips its part: it might have to move all."""
 
 
 class Checkpoints:

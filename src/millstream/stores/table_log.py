@@ -304,8 +304,8 @@ class TableLog:
         config = self.config
         if self.closed or not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
             return
-        # Batches below the start count in the size until their deletion, so retention by size reads them too. It reads
-        # rows before the size: a batch deleted in between would be counted and not seen.
+        # Batches below the start count in the size until their deletion, so retention by size reads them too. Rows come
+        # first: if the size did, a batch deleted in between would be counted and not seen.
         by_size = config.retention_bytes >= 0
         old_below = self._mark.old_below(self.end, now_ms, config.retention_ms)
         count = 1  # mostly the oldest batch stays, and with it the rest

@@ -43,7 +43,7 @@ class Worker:
         return promise
 
     def wait(self, work: Callable[[], T]) -> T:
-        """Does work for a thread other than the loop's and blocks it; not after `close`."""
+        """Does work for the calling thread, which blocks (never the loop's); not after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
