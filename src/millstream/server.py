@@ -38,7 +38,7 @@ DATE_SECONDS_MAX = 2.0
 
 
 class Door(Protocol):
-    """A door for clients, as the server uses it."""
+    """A door, as the server uses it."""
 
     def start(self, address: Address) -> Address:
         """Listens; answers with the actual address, for port 0."""

@@ -281,7 +281,7 @@ class SharedCluster:
         await self._bury_the_dead()
 
     async def _begin_anew(self) -> None:
-        """Rule 4: another broker deleted our lease or has our id."""
+        """Rule 4: a broker deleted our lease or has our id."""
         if self._has_left:
             return
         found = await self._meta.get(self._key)

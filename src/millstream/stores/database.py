@@ -87,7 +87,7 @@ class Changes(NamedTuple):
     """Changes of the metadata, in order of revision."""
 
     revision: int
-    """Includes all changes up to here."""
+    """All changes up to here."""
     complete: bool
     """False: deletions after `since` are partly forgotten."""
     items: list[tuple[str, Versioned | None, int]]

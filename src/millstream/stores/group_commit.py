@@ -29,7 +29,7 @@ BYTES_MAX = 16 << 20
 class GroupCommit(Generic[Item]):
     def __init__(self, write: Callable[[list[Item]], Promise[None]]) -> None:
         self._write = write
-        """Writes, and answers every item, also on errors, before its promise settles."""
+        """Writes, and answers every item, also on error, before its promise settles."""
         self._waiting: deque[tuple[list[Item], int]] = deque()
         self._running = False
         self._put = self._answered = 0

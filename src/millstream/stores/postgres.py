@@ -45,7 +45,7 @@ that stops there (SIGSTOP, a frozen container) blocks all brokers, so the server
 statement sets the limit: set earlier, it would also abort a large append on a slow line.
 """
 PING_SECONDS = 10.0
-"""Interval of pings on the listening connection: a server that vanished says nothing."""
+"""Ping interval of the listening connection: a server that vanished says nothing."""
 RECONNECT_SECONDS = 0.2
 DUPLICATE = 1
 LEADER_EPOCH_PLACE = slice(12, 16)

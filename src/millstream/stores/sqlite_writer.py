@@ -20,7 +20,7 @@ from millstream.stores.database import Append, Changes, Landed, LogState, Stored
 from millstream.stores.sqlite_file import PAGE_BYTES
 
 STEP_ROWS = 500
-"""Limit of the batches that one transaction deletes."""
+"""Limit of batches that one transaction deletes."""
 CHAPTER_ROWS = 1024
 """Batches per chapter, over all logs. A few pages of the index hold them. Each log should have several in a chapter,
 since a row in `chapters` costs as much as the index by log would.

@@ -43,7 +43,7 @@ class Worker:
         return promise
 
     def wait(self, work: Callable[[], T]) -> T:
-        """Does work for the calling thread, which blocks (never the loop's); not after `close`."""
+        """Does work for a blocking caller, not on the loop's thread; not after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
