@@ -2,17 +2,17 @@
 
     flags  >  environment MILLSTREAM_<FIELD>  >  TOML file  >  defaults
 
-The file is the one named by `--config`, else by `MILLSTREAM_CONFIG`, else `./millstream.toml` if it is there. It is
-flat: a key per field, under the field's own name.
+`--config` names the file, else `MILLSTREAM_CONFIG`, else it is `./millstream.toml` if that exists. It is flat: one key
+per field, with the field's name.
 
 Rules
 -----
-1. A name that is not known stops the start, with the closest known one in the sentence: a misspelt `retention_ms` must
-   not silently keep data for a week.
-2. Every value is checked here, once, and is right from then on. Text (environment, flags) is converted; a file has
-   types of its own, and a wrong one is named with file and key.
-3. `data` is no field: it is the short way to say `store = "file:DIR"`, in all three places.
-4. Luxun's names for two settings are understood in the file and in the environment, and are no fields either:
+1. An unknown name stops the start, and the error suggests the closest known one: a misspelt `retention_ms` must not
+   silently keep data for a week.
+2. Every value is checked here, once, and is valid from then on. Text (environment, flags) is converted. A file has its
+   own types; the error for a wrong type names file and key.
+3. `data` is no field: it is short for `store = "file:DIR"`, in all three places.
+4. The file and the environment accept Luxun's names for two settings, which are no fields either:
    `log.retention.hours` is `retention_ms`, `log.retention.size` is `retention_bytes`.
 """
 
@@ -35,29 +35,29 @@ from millstream.log.config import FlushPolicy
 PREFIX = "MILLSTREAM_"
 DEFAULT_FILE = "millstream.toml"
 NOT_FIELDS = frozenset({"CONFIG", "BROKER", "DEBUG", "PURE"})
-"""Variables with our prefix that are for the command line, or for the choice of a kernel, and not for the broker."""
+"""Variables with our prefix for the command line or the choice of a kernel, not for the broker."""
 RECORD_PREFIX = "MILLSTREAM_RECORD_"
-"""Variables that `queue consume` sets for the commands it runs: one of these may well start a broker."""
+"""Variables that `queue consume` sets for its commands; such a command may start a broker."""
 _SERVICE = re.compile(
     r"MILLSTREAM_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_[A-Z]+)?)"
 )
 _SERVICE_PORT = re.compile(r"MILLSTREAM_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_URL = re.compile(r"(?:tcp|udp|sctp)://")
-"""Variables that Kubernetes, and links between containers, give to every container beside a service whose name begins
-with `millstream`: MILLSTREAM_SERVICE_HOST, MILLSTREAM_PORT=tcp://10.0.0.1:9092, MILLSTREAM_PORT_9092_TCP_ADDR.
+"""Variables that Kubernetes and container links set in every container beside a service whose name begins with
+`millstream`: MILLSTREAM_SERVICE_HOST, MILLSTREAM_PORT=tcp://10.0.0.1:9092, MILLSTREAM_PORT_9092_TCP_ADDR.
 """
 INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
-"""Kafka's protocol has 32 bits for a broker's number and for sizes, and 64 for times and what a partition holds."""
+"""Kafka's protocol has 32 bits for node ids and sizes, and 64 for times and the bytes of a partition."""
 
 HOUR_MS = 3600 * 1000
 ALIASES = {"log.retention.hours": ("retention_ms", HOUR_MS), "log.retention.size": ("retention_bytes", 1)}
-"""Luxun's names: the field that each stands for, and how much of it one is."""
+"""Luxun's names: the field of each, and its unit in that field."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DAY_MS = 24 * HOUR_MS
 DOOR_PORTS: dict[str, int | None] = {"flowmq": 9876, "flume": None, "luxun": None}
-"""Doors that are closed unless they are given an address, with the port that their protocol has by default. Flume and
-Luxun have Kafka's, which is taken.
+"""Doors that stay closed without an address, with the default port of their protocol. Flume's and Luxun's is Kafka's,
+which is taken.
 """
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -76,14 +76,14 @@ def _setting(
 
 
 class Address(NamedTuple):
-    """Where to listen, or what to tell clients. Port 0 means: a free one."""
+    """An address to listen on, or to advertise. Port 0: any free port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, default_port: int | None = None) -> Address:
-        """With a default port the host alone will do."""
+        """With a default port, the port is optional."""
         if default_port is not None and (text.endswith("]") or ":" not in text):
             text = f"{text}:{default_port}"
         host, colon, port = text.rpartition(":")
@@ -229,11 +229,11 @@ class Config:
 
     @property
     def http_address(self) -> Address | None:
-        """None: the door stays closed."""
+        """None: the door is closed."""
         return None if self.http in ("", "off") else Address.parse(self.http)
 
     def door_address(self, door: str) -> Address | None:
-        """Of one of `DOOR_PORTS`; None: it stays closed."""
+        """Of a door in `DOOR_PORTS`; None: it is closed."""
         text = getattr(self, door)
         return None if text in ("", "off") else Address.parse(text, DOOR_PORTS[door])
 
@@ -250,22 +250,22 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in data
 
 
 def shown(name: str, value: object) -> object:
-    """A value as it may be printed: of a secret only whether it is set."""
+    """A value safe to print: for a secret, only whether it is set."""
     return "(set)" if FIELDS[name].metadata["secret"] and value else value
 
 
 _PASSWORD = re.compile(r"(://[^:@/?#]*):.*@", re.DOTALL)
 _PASSWORD_OPTION = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=)[^&]*", re.IGNORECASE)
-"""In a URL, or in the words that libpq takes in place of one and somebody may try here."""
+"""In a URL, or in libpq's key=value form, which a user may try here."""
 
 
 def without_secrets(url: str) -> str:
-    """A store's URL as it may be shown. Where a password was not encoded as it should be, rather more is left out."""
+    """A store's URL, safe to show. If a password is not percent-encoded, more than the password is masked."""
     return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def configure(**settings: Any) -> Config:
-    """A configuration in a program's own words: as `Config`, and what is no setting is said as everywhere else."""
+    """A configuration from keyword arguments: as `Config`, but an unknown setting is a `StartupError`."""
     for name in settings:
         if name not in FIELDS:
             raise StartupError(f"{name} is not a setting{_closest(name, FIELDS)}")
@@ -273,17 +273,17 @@ def configure(**settings: Any) -> Config:
 
 
 def doc(name: str) -> str:
-    """The sentence about one field, for `config show` and the documentation."""
+    """The description of one field, for `config show` and the documentation."""
     return str(FIELDS[name].metadata["doc"])
 
 
 def load(
     flags: Mapping[str, object], environ: Mapping[str, str], directory: Path | None = None
 ) -> tuple[Config, dict[str, str]]:
-    """The effective configuration, and for each field where its value came from.
+    """The effective configuration, and the source of each field's value.
 
-    A flag that is None was not given. `config` among the flags names the file; `directory` is where `millstream.toml`
-    is looked for (the current one).
+    A flag that is None was not given. The flag `config` names the file; `directory` (default: the current one) is
+    searched for `millstream.toml`.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     file = given.pop("config", None) or environ.get(PREFIX + "CONFIG") or None
@@ -304,7 +304,7 @@ def load(
 
 
 def check_listeners(config: Config) -> None:
-    """Refuses to listen beyond this machine while anybody who can connect may read and write everything."""
+    """Refuses to listen beyond this machine, because any client may read and write everything."""
     if config.allow_unauthenticated:
         return
     others = [(door, config.door_address(door)) for door in DOOR_PORTS]
@@ -339,7 +339,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _take_aliases(table: Mapping[str, object], where: str) -> dict[str, object]:
-    """The same settings under the names that they have here. TOML reads a dotted name as tables in each other."""
+    """Renames aliases to our settings. TOML reads a dotted name as nested tables."""
     values = dict(table)
     log = values.get("log")
     retention = log.get("retention") if isinstance(log, dict) and set(log) == {"retention"} else None
@@ -366,7 +366,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX) or _is_service(variable, text):
             continue
         if variable in aliases:
-            with contextlib.suppress(ValueError):  # _take_aliases says it better
+            with contextlib.suppress(ValueError):  # _take_aliases reports it
                 text = int(text)  # type: ignore[assignment]
             values[aliases[variable]] = text
             continue
@@ -379,14 +379,14 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _is_service(variable: str, text: str) -> bool:
-    """A port is one only with such a value: MILLSTREAM_PORT=9092 is somebody's mistake, and stops the start."""
+    """A *_PORT variable is one only with a URL: MILLSTREAM_PORT=9092 is a mistake, and stops the start."""
     if _SERVICE.fullmatch(variable):
         return True
     return _SERVICE_PORT.fullmatch(variable) is not None and _SERVICE_URL.match(text) is not None
 
 
 def _variable(name: str, environ: Mapping[str, str]) -> str:
-    """The one that a setting was given by: its own, or that of another name for it."""
+    """The variable that set a setting: its own, or that of an alias."""
     others = [PREFIX + alias.replace(".", "_").upper() for alias, (field, _) in ALIASES.items() if field == name]
     return next((other for other in others if other in environ), PREFIX + name.upper())
 
@@ -427,7 +427,7 @@ def _convert(field: dataclasses.Field[Any], text: str, where: str) -> object:
     if isinstance(field.default, bool):
         value = BOOLEANS.get(text.strip().lower(), text)
     elif isinstance(field.default, int):
-        with contextlib.suppress(ValueError):  # _check says it better
+        with contextlib.suppress(ValueError):  # _check reports it
             value = int(text)
     _check(field, value, where)
     return value

@@ -1,4 +1,4 @@
-"""A broker as a process: the store, the broker and its doors, from start to a clean stop."""
+"""A broker as a process: store, broker and doors, from start to clean stop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from millstream.stores.url import is_shared, open_store
 logger = logging.getLogger(__name__)
 
 DATE_SECONDS_MAX = 2.0
-"""How long a page waits for what a database has to say."""
+"""How long a page waits for the database."""
 
 
 class Door(Protocol):
-    """What a door for clients is to the server."""
+    """A door, as the server uses it."""
 
     def start(self, address: Address) -> Address:
-        """Listens; answers with the address that it got, where port 0 was asked for."""
+        """Listens; answers with the actual address, for port 0."""
 
     async def close(self) -> None: ...
 
@@ -65,11 +65,11 @@ def _luxun(broker: Broker) -> Door:
 
 
 DOORS: dict[str, Callable[[Broker], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun}
-"""Those of `DOOR_PORTS`. What one needs is imported when it is opened: most brokers have the Kafka door alone."""
+"""The doors of `DOOR_PORTS`. Each is imported when it opens: most brokers have only the Kafka door."""
 
 
 class Server:
-    """`start` and `stop`; in between, the doors serve on the running event loop."""
+    """Between `start` and `stop`, the doors serve on the running event loop."""
 
     def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
@@ -142,11 +142,11 @@ class Server:
         actions = {"/verify": verify.start}
         self._http = HttpDoor(address.host, address.port, pages, actions, names=self._http_names())
         self.addresses["http"] = opened = Address(*await self._http.start())
-        # Clients may ask the broker where its pages are: a port that was taken because it was free is now known.
+        # Clients may ask the broker for the address of its pages: the port chosen for port 0 is now known.
         self.broker.config = dataclasses.replace(self.broker.config, http=str(opened))
 
     def _http_names(self) -> list[str]:
-        """The names of this machine under which its pages are asked for."""
+        """The host names under which clients may ask for the pages."""
         advertised = self.config.advertised_address
         given = [name.strip() for name in self.config.http_hosts.split(",")]
         names = [socket.gethostname(), *given, advertised.host if advertised is not None else ""]
@@ -209,14 +209,14 @@ class Server:
             yield GroupFigures(group.group_id, group.state, group.members)
 
     def _queues(self) -> Iterator[Queue]:
-        """Those with a name. A private one is a subscriber's own and goes with it."""
+        """Named queues. A private queue is one subscriber's and ends with it."""
         for name in self.broker.queues.names():
             queue = self.broker.queues.get(name)
             if queue is not None:
                 yield queue
 
     async def _date_queues(self) -> None:
-        """Has the logs of queues say how old what is available is. Without a database that answers, they do not."""
+        """Finds the age of the oldest available records. If the database does not answer, it stays unknown."""
         asked = [asyncio.ensure_future(each.date()) for queue in self._queues() for each in queue.partitions()]
         if asked:
             _, late = await asyncio.wait(asked, timeout=DATE_SECONDS_MAX)
@@ -261,7 +261,7 @@ async def _serve(config: Config) -> int:
         loop.add_signal_handler(number, stopping.set)
     server = Server(config)
     await server.start()
-    # What exists now lives as long as the process: the collector need not look at it again and again.
+    # Objects that exist now live as long as the process: the collector need not scan them again.
     gc.collect()
     gc.freeze()
     print(server.ready_line(), flush=True)
@@ -272,7 +272,7 @@ async def _serve(config: Config) -> int:
 
 
 def _raise_file_limit() -> None:
-    """A partition that is in use holds a descriptor or two, and so does every client: the soft limit is too low."""
+    """A partition in use holds a descriptor or two, and so does every client: the soft limit is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

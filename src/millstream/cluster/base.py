@@ -1,6 +1,6 @@
-"""Who is in the cluster, who leads which partition and who coordinates which group: what the broker and its doors ask.
+"""The cluster as the broker and its doors see it: members, partition leaders, group coordinators.
 
-`Solo` is a broker alone over its store. `SharedCluster` (`shared.py`) is many over one database.
+`Solo` is a single broker over its store. `SharedCluster` (`shared.py`) is many over one database.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ class Leadership(NamedTuple):
 
     leader: int
     epoch: int
-    """Of the leader."""
+    """Leader epoch."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
 
     @classmethod
     def alone(cls, node_id: int) -> Leadership:
-        """A broker that has the only copy, or that the store treats like every other."""
+        """For the only copy, or a store in which all brokers are equal."""
         return cls(node_id, 0, (node_id,), (node_id,))
 
 
 Owns = Callable[[str], bool]
-"""Whether a group, by its id, is among those meant."""
+"""Whether a group id is in the set."""
 
 
 class Cluster(Protocol):
     node_id: int
 
     def others(self) -> Sequence[Node]:
-        """The other live brokers, by their numbers."""
+        """The other live brokers, by node id."""
 
     def leaderships(self, topic_id: UUID) -> Sequence[Leadership]:
-        """Of a topic's partitions: the first of these for the first one, and so on, over again where they are fewer."""
+        """Of a topic's partitions, in their order; a shorter list repeats."""
 
     def serve_groups(self, adopt: Callable[[Owns], Awaitable[None]], release: Callable[[], None]) -> None:
-        """Whom to tell that groups are to be loaded and looked after, and that all of them are lost."""
+        """Sets the callbacks: `adopt` loads and coordinates groups, `release` drops all of them."""
 
     async def start(self) -> None:
-        """Called when topics are there and before clients are."""
+        """Called after topics load, before clients connect."""
 
     async def join(self, host: str, port: int) -> None:
-        """Called when clients can connect, with the address that they are told."""
+        """Called when clients can connect, with the advertised address."""
 
     async def find_coordinator(self, group_id: str) -> Node | None:
-        """Who looks after a group; None: this broker does. Raises `RequestError` while nobody can tell."""
+        """The coordinator of a group; None: this broker. Raises `RequestError` while it is unknown."""
 
     def check(self, group_id: str) -> None:
-        """Raises `RequestError` unless this broker looks after the group now."""
+        """Raises `RequestError` unless this broker coordinates the group."""
 
     def guards(self) -> Sequence[Check]:
-        """What every write of groups' state is held to, so that a broker that lost them can write no more."""
+        """The checks in every write of group state; they refuse the stale writes of a former coordinator."""
 
     def fenced(self) -> None:
         """A guard refused a write: the groups are lost."""

@@ -1,30 +1,30 @@
-"""Many brokers over one database: who is alive, and which of them looks after which groups.
+"""Many brokers over one database: which are alive, and which of them coordinates each shard of groups.
 
-    leases/NODE         made anew by every start of a broker; its revision is that broker's epoch
-    brokers/NODE        epoch and address, made with the lease, written again every third of one: the sign of life
-    coordinators/SHARD  node and epoch of whoever looks after the groups of a shard
+    leases/NODE         created by every start of a broker; its revision is the broker's epoch
+    brokers/NODE        epoch and address; created with the lease, rewritten every third of it: the heartbeat
+    coordinators/SHARD  node and epoch of the shard's coordinator
 
 Rules
 -----
-1. A broker holds its lease for `lease_ms` after the beginning of its last sign of life that was written. Others count
-   the same time from when they last saw one, by their own clocks; nobody compares wall clocks.
-2. Who sees no sign of life for that long deletes the other's `leases` and `brokers` keys, at the revisions it knows. If
-   the other was alive after all one of the two is refused: the deletion, or the other's next sign of life.
-3. A shard belongs to an epoch, and to nobody once that epoch's lease is gone. Then any broker may take it, by
-   compare-and-set, when a client asks for a coordinator or when it sees the other go. Who is alone takes all.
-4. Every write of groups' state checks the writer's lease at its epoch in the same transaction. So a broker that was
-   taken for dead writes nothing more, however late it finds out. When it does it drops all groups and begins anew.
-   While it has no epoch nothing of its groups is written at all. Under its next one the lease alone would let through
-   what was meant for groups that others have by now: who waits before writing asks `check` again when the write leaves.
-5. A broker whose lease has run out by its own clock says that it is no coordinator, though nobody may have taken over:
-   if its next sign of life is accepted, nobody has, and it goes on with what it has.
-6. A claim that could not be carried through (the database failed while the groups were read) is made again after the
-   next sign of life. Groups that were read while the lease was lost are dropped: others may have changed them since.
-7. After being cut off from the database itself, a broker gives the others a whole lease again.
-8. Two brokers with one number: the newer wins if the older gives no sign of life or had the same address (a restart);
-   else the newer is refused. Brokers without an address are told apart by a token.
+1. A broker holds its lease for `lease_ms` from the start of its last successful heartbeat write. The other brokers
+   count the same time from the last heartbeat that they saw, by their own clocks; wall clocks are never compared.
+2. A broker that sees no heartbeat for that long deletes the silent broker's `leases` and `brokers` keys, by
+   compare-and-set. If that broker is alive, either the deletion or its next heartbeat is refused.
+3. A shard belongs to an epoch, and is free once that epoch's lease is deleted. Then any broker may claim it, by
+   compare-and-set, when a client asks for a coordinator or when the owner goes. A single broker claims all shards.
+4. Every write of group state checks the writer's lease, at its epoch, in the same transaction. So a broker that lost
+   its lease cannot write, however late it notices. Then it drops all groups and registers again. Without an epoch it
+   writes no group state. A new lease would admit stale writes for groups that other brokers own by now, so a delayed
+   write calls `check` again before it is sent.
+5. A broker whose lease has expired by its own clock answers COORDINATOR_NOT_AVAILABLE, even if no other broker took
+   over. If its next heartbeat is accepted, none did, and it continues with its groups.
+6. A failed claim (the database failed while the groups were read) is retried after the next heartbeat. Groups that
+   were read while the lease was lost are dropped: other brokers may have changed them.
+7. After an outage of its own database connection, a broker gives every other broker a whole lease again.
+8. Two brokers with one node id: the newer wins if the older sends no heartbeat or had the same address (a restart);
+   otherwise the newer is refused. A token distinguishes brokers without an address.
 
-Any broker takes any produce or fetch. This is about groups, and about who is listed.
+Any broker serves any produce or fetch. This module is about groups, and about the list of brokers.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ retries = Damped(__name__)
 
 LEASES, BROKERS, COORDINATORS = "leases/", "brokers/", "coordinators/"
 SHARDS = 64
-"""How finely groups are shared out; the same for every broker of a database, for ever."""
+"""The number of shards; the same for every broker of a database, for ever."""
 LEAVE_SECONDS_MAX = 5.0
 EPOCH_OF_KEY = 0
-"""Written for an epoch that is the revision of the very key: when it is written nobody knows it yet."""
+"""Stands for an epoch equal to the key's own revision, which is unknown before the write."""
 NEVER = -1
-"""A revision that no key is ever at, not even one that does not exist."""
+"""A revision that no key has, not even a missing one."""
 
 
 @dataclass
 class Seen:
-    """Another broker, as its last sign of life said."""
+    """Another broker, by its last heartbeat."""
 
     node: Node
     epoch: int
@@ -99,20 +99,20 @@ class SharedCluster:
         self._timer: Timer | None = None
         self._renewing = False
         self._is_replaced = False
-        """Another broker has our number: this one takes no further part."""
+        """Another broker has our node id; this one no longer takes part."""
         self._has_left = False
         self._unwatch: list[Callable[[], None]] = []
         self._adopt: Callable[[Owns], Awaitable[None]] | None = None
         self._release: Callable[[], None] = lambda: None
 
-    # -- what is asked -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def others(self) -> Sequence[Node]:
-        # A copy: large requests are answered in a thread of their own.
+        # A copy: a separate thread answers large requests.
         return [seen.node for _, seen in sorted(self._seen.items()) if seen.node.host]
 
     def leaderships(self, topic_id: UUID) -> Sequence[Leadership]:
-        """Any broker may append to any partition, so they are shared out in turn, each topic from another one on."""
+        """Any broker may append to any partition, so leaders are assigned round-robin from a topic's own first."""
         brokers = sorted([self.node_id, *(node.node_id for node in self.others())])
         first = topic_id.int % len(brokers)
         return [Leadership.alone(node_id) for node_id in brokers[first:] + brokers[:first]]
@@ -161,7 +161,7 @@ class SharedCluster:
         seen = self._seen.get(owner.node_id) if owner is not None else None
         return seen.node if owner is not None and seen is not None and seen.epoch == owner.epoch else None
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         heard: set[str] = set()
@@ -175,7 +175,7 @@ class SharedCluster:
             self._meta.watch(COORDINATORS, self._coordinator_changed),
         ]
         for key, stored in await self._meta.list(BROKERS):
-            if key not in heard:  # what was heard is newer: it may have gone since it was listed
+            if key not in heard:  # the watch is newer: the broker may have left since the list
                 self._broker_changed(key, stored)
         for key, stored in await self._meta.list(COORDINATORS):
             self._coordinator_changed(key, stored)
@@ -202,7 +202,7 @@ class SharedCluster:
             )
 
     async def _register(self) -> None:
-        """Lease and sign of life in one transaction: one without the other could never be buried."""
+        """Writes lease and heartbeat in one transaction: one alone could never be cleaned up."""
         started = self._clock.monotonic()
         epoch = await self._meta.transact(
             Put(f"{LEASES}{self.node_id}", str(self._node.port).encode()), Put(self._key, self._encode(EPOCH_OF_KEY))
@@ -217,7 +217,7 @@ class SharedCluster:
         return self._meta.transact(Delete(f"{LEASES}{self.node_id}", epoch), Delete(self._key))
 
     async def leave(self) -> None:
-        """Goes at once, so that others need not wait for the lease to run out."""
+        """Leaves at once, so that no broker waits for the lease to expire."""
         self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
@@ -246,7 +246,7 @@ class SharedCluster:
         self._clock.call_later(seconds, lambda: over.settle(None))
         return over
 
-    # -- signs of life -----------------------------------------------------------------------------------------------
+    # -- heartbeats --------------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
         self._timer = self._clock.call_later(self._lease / 3, self._tick)
@@ -271,7 +271,7 @@ class SharedCluster:
                     await self._register_again(await self._meta.get(self._key))
             except RevisionConflict:
                 await self._begin_anew()
-            now = self._clock.monotonic()  # a database that stands still answers late: that counts as well
+            now = self._clock.monotonic()  # after the answer: a stalled database counts as an outage
             if now - before > self._lease * 2 / 3:
                 for seen in self._seen.values():  # rule 7
                     seen.at = now
@@ -281,12 +281,12 @@ class SharedCluster:
         await self._bury_the_dead()
 
     async def _begin_anew(self) -> None:
-        """Rule 4: somebody took us for dead, or took our number."""
+        """Rule 4: a broker deleted our lease or has our id."""
         if self._has_left:
             return
         found = await self._meta.get(self._key)
         if found is not None and _decode(found)[1] == self._epoch and _decode(found)[0] == self._node:
-            # Our own sign of life, whose answer was lost. The lease decides.
+            # Our own heartbeat, whose answer was lost. The lease decides.
             lease = await self._meta.get(f"{LEASES}{self.node_id}")
             if lease is not None and lease.revision == self._epoch:
                 self._revision = found.revision
@@ -298,7 +298,7 @@ class SharedCluster:
         await self._register_again(found)
 
     async def _register_again(self, found: Versioned | None) -> None:
-        """Rule 8: not over whoever has our number by now."""
+        """Rule 8: never over a broker with our node id."""
         if found is not None and _decode(found)[0] != self._node:
             self._is_replaced = True
             node = _decode(found)[0]
@@ -321,11 +321,11 @@ class SharedCluster:
             except RevisionConflict:
                 found = await self._meta.get(f"{BROKERS}{node_id}")
                 if self._seen.get(node_id) is not seen:
-                    continue  # the watch has told meanwhile
-                if found is None:  # it was gone before we heard of it: nobody will tell
+                    continue  # the watch has reported it
+                if found is None:  # it left before we saw it: no watch reports that
                     self._broker_changed(f"{BROKERS}{node_id}", None)
                 else:
-                    seen.at = self._clock.monotonic()  # it did: the watch will tell
+                    seen.at = self._clock.monotonic()  # alive: the watch will report it
 
     # -- news --------------------------------------------------------------------------------------------------------
 
@@ -353,10 +353,9 @@ class SharedCluster:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _free(self) -> list[int]:
-        """Shards that somebody looked after, and nobody does now: also those that were taken for us and not loaded.
-        Where there is nobody else, all that are not ours: then also who never asks for a coordinator (a door of another
-        protocol) finds its groups here. A broker without an address (embedded) takes only the groups that it is asked
-        for: no client could be sent to it.
+        """Shards whose owner is gone, and shards claimed here but not loaded. Without other brokers, all shards not
+        owned here: clients that never ask for a coordinator (other protocols) then find their groups here. A broker
+        without an address (embedded) claims only the shards that it is asked for: no client could be sent to it.
         """
         if not self._node.host:
             mine = self.node_id, self._epoch
@@ -369,13 +368,13 @@ class SharedCluster:
         return [shard for shard in shards if shard not in self._own and self._living_owner(shard) is None]
 
     def _claim_soon(self) -> None:
-        """Beside the signs of life, which must not wait for groups to be loaded."""
+        """In the background: heartbeats must not wait until groups are loaded."""
         if self._epoch and not self._is_claim_waiting and self._free():
             self._is_claim_waiting = True
             promised(self._claim()).then(_note)
 
     async def _claim(self, shards: Sequence[int] | None = None) -> None:
-        """Takes what is free, of some shards or of all, and has their groups loaded before anybody hears of it."""
+        """Claims free shards, of `shards` or of all, and loads their groups before it serves them."""
         async with self._claiming:
             if shards is None:
                 self._is_claim_waiting = False
@@ -397,7 +396,7 @@ class SharedCluster:
                     await self._adopt(lambda group_id: shard_of(group_id) in taken)
             finally:
                 if self._epoch != epoch:
-                    self._release()  # what was loaded was lost meanwhile, and nothing else is ours yet
+                    self._release()  # the loaded groups were lost meanwhile, and no other is ours yet
             if self._epoch == epoch:
                 self._own |= taken
 
@@ -408,13 +407,13 @@ class SharedCluster:
             Put(f"{COORDINATORS}{shard}", value, known.revision if known is not None else 0),
             Check(f"{LEASES}{self.node_id}", epoch),
         ]
-        if known is not None and known.node_id != self.node_id:  # rule 3: that epoch's lease is gone, or another's
+        if known is not None and known.node_id != self.node_id:  # rule 3: its lease is gone, or of another epoch
             seen = self._seen.get(known.node_id)
             operations.append(Check(f"{LEASES}{known.node_id}", seen.epoch if seen is not None else 0))
         return self._meta.transact(*operations)
 
     async def _look_at(self, shard: int) -> None:
-        """It is not free after all: who has it, and whether that broker is there, is asked for."""
+        """After a failed claim: reads the shard's owner, and whether that broker is alive."""
         key = f"{COORDINATORS}{shard}"
         self._coordinator_changed(key, await self._meta.get(key))
         owner = self._owners.get(shard)
@@ -422,7 +421,7 @@ class SharedCluster:
             return
         seen = self._seen.get(owner.node_id)
         stored = await self._meta.get(f"{BROKERS}{owner.node_id}")
-        if stored is not None and self._seen.get(owner.node_id) is seen:  # else the watch has told meanwhile
+        if stored is not None and self._seen.get(owner.node_id) is seen:  # else the watch has reported it
             self._broker_changed(f"{BROKERS}{owner.node_id}", stored)
 
 
@@ -431,7 +430,7 @@ def shard_of(group_id: str) -> int:
 
 
 def _decode(stored: Versioned) -> tuple[Node, int]:
-    """A broker, and its epoch."""
+    """A broker and its epoch."""
     epoch, node_id, host, port, _ = json.loads(stored.value)
     return Node(node_id, host, port), stored.revision if epoch == EPOCH_OF_KEY else epoch
 

@@ -1,6 +1,6 @@
-"""The whole story in one run, on free ports. The exit code is 0 only if every count is as it must be.
+"""The whole demo in one run, on free ports. The exit code is 0 only if every count is right.
 
-What it made stays in `millstream-demo` in the current directory, to look around in; the next run begins anew.
+The files stay in `millstream-demo` in the current directory, for inspection; the next run deletes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`millstream serve` as the demo runs it: a process of its own that can be killed and comes back."""
+"""`millstream serve` as the demo runs it: a separate process, to kill and restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND_SECONDS_MAX = 60.0
 
 
 class Broker:
-    """`millstream serve` as a process of its own, on ports that stay the same when it comes back."""
+    """`millstream serve` as a separate process, which keeps its ports across restarts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -25,7 +25,7 @@ class Broker:
         self.kafka = self.http = "127.0.0.1:0"
 
     def start(self) -> float:
-        """Seconds until it was ready."""
+        """Seconds until it is ready."""
         started = time.monotonic()
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(self._directory / "data")]
         command += ["--kafka", self.kafka, "--http", self.http]

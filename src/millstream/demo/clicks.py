@@ -1,7 +1,7 @@
-"""A click stream through a pipeline on Spark: a lake, a table and alerts, and the rows that nothing could be made of.
+"""A click stream through a pipeline on Spark: a lake, a table, alerts, and dead letters for undecodable rows.
 
-What goes in is counted while it is made. What comes out is read from the lake, from SQLite and from the topics, and the
-counts must be equal.
+The demo counts the clicks that it generates. It counts the output in the lake, in SQLite and in the topics. The counts
+must be equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orders in and out over real clients, with a `kill -9` of the broker in the middle.
 
-Every record that was acknowledged must be there afterwards: once, at its offset, and in the order of its key.
+Every acknowledged record must survive: once, at its offset, and in the order of its key.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS_PER_COMPRESSION = 20_000
 RECORDS_UNDER_FIRE = 100_000
 IN_FLIGHT_MAX = 5000
-"""Few enough that answers keep coming while records still go out."""
+"""Low enough that answers arrive while records still go out."""
 LINES = 200_000
 
 
 @dataclass
 class Ledger:
-    """What was sent, acknowledged and read; a record's value is its number, and says who it is."""
+    """The records sent, acknowledged and read; a record's value holds its number."""
 
     sent: int = 0
     acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
     read: list[tuple[int, int, bytes, int]] = field(default_factory=list)
-    """(partition, offset, key, number), as they came."""
+    """(partition, offset, key, number), as received."""
 
     def next_record(self) -> tuple[bytes, bytes]:
         number = self.sent
@@ -108,7 +108,7 @@ def send_while_the_broker_is_killed(broker: Broker, ledger: Ledger) -> str:
     before = len(ledger.acknowledged)
     sender = threading.Thread(target=send, args=(client, ledger, RECORDS_UNDER_FIRE))
     sender.start()
-    # Somewhere in the middle: some answers have arrived, others never will.
+    # In the middle: some acknowledgements have arrived, some never will.
     wanted = before + RECORDS_UNDER_FIRE * random.uniform(0.2, 0.5)
     while len(ledger.acknowledged) < wanted and sender.is_alive():
         time.sleep(0.001)
@@ -178,7 +178,7 @@ def read_as_member(
         if sum(map(len, shares)) >= total:
             enough.set()
     while not commit() and time.monotonic() < deadline:
-        consumer.poll(0.1)  # until the group has settled
+        consumer.poll(0.1)  # until the rebalance ends
     consumer.close()
 
 

@@ -1,4 +1,4 @@
-"""What the demo prints: a line for each step while it runs, and a table of what went in and what came out."""
+"""The output of the demo: a line for each step while it runs, and a table of records in and out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ console = Console(highlight=False)
 
 
 class Report:
-    """The lines while it runs, and the table at the end."""
+    """The lines of the steps, and the table at the end."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, int]] = []

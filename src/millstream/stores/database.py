@@ -1,14 +1,14 @@
-"""What a database must be able to do to hold logs and metadata: the seam between our rules and SQL.
+"""The interface of a database that holds logs and metadata: the seam between our rules and SQL.
 
-`TableLogStore` and `TableMeta` are the rules, the same over every database; an engine (`sqlite.py`, `postgres.py`) is
-this protocol. A row is a batch. Whoever opened the database, several processes at once, each engine promises:
+`TableLogStore` and `TableMeta` hold the rules for every database; an engine (`sqlite.py`, `postgres.py`) implements
+this protocol. A row is a batch. Several processes may open one database. Each engine guarantees:
 
-1. `append` assigns offsets and judges idempotent producers inside the transaction that stores the batches, so that
-   offsets are dense and a repeat is found whichever process stored the first.
-2. What a method answers is durable, and visible to every later call of any process.
-3. Changes by others arrive through `listen`, late by a bounded time, never before they can be read.
-4. A failure is a `RequestError`. After one of `append` or `transact` the outcome may be unknown: nothing was
-   acknowledged, and an idempotent producer that asks again gets the right answer.
+1. `append` assigns offsets and checks idempotent producers (KIP-98) inside the transaction that stores the batches.
+   So offsets are dense, and a retry through another process is recognised.
+2. An answer is durable, and visible to every later call of any process.
+3. `listen` reports changes of other processes within a bounded time, never before they can be read.
+4. A failure is a `RequestError`. If `append` or `transact` fails, the outcome may be unknown: nothing was
+   acknowledged, and the retry of an idempotent producer gets the right answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream.stores.base import Operation, Versioned
 
 
 class LogState(NamedTuple):
-    """A log as one of its versions left it. Of two states the one with the larger version is the newer."""
+    """A log at one of its versions. A larger version is newer."""
 
     id: int
     version: int
@@ -34,13 +34,13 @@ class LogState(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Batches of one log that are stored together, behind each other. Only a single one may have a producer id."""
+    """Consecutive batches of one log, stored together. Only a single batch may have a producer id."""
 
     log_id: int
     batches: list[bytearray]
     headers: list[BatchHeader]
     bundle: int = 0
-    """Appends with the same number, but 0, are stored all or none."""
+    """Appends with one non-zero number are stored all or none."""
 
 
 class Stored(NamedTuple):
@@ -53,16 +53,16 @@ Landed = tuple[list[Stored | RequestError], list[LogState]]
 
 
 class Torn(MillstreamError):
-    """One of several appends that belong together was refused: nothing of the whole transaction was stored."""
+    """An append of a bundle was refused: nothing of the whole transaction was stored."""
 
     def __init__(self, bundles: dict[int, RequestError]) -> None:
         super().__init__("appends that belong together cannot be stored together")
         self.bundles = bundles
-        """Which, and why."""
+        """Why, by bundle."""
 
 
 def check_bundles(appends: Sequence[Append], outcomes: Sequence[Stored | RequestError]) -> None:
-    """For engines, before they commit."""
+    """Engines call it before COMMIT."""
     if not any(each.bundle for each in appends):
         return
     torn = {
@@ -84,20 +84,20 @@ class Row(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What changed in the metadata, in order of revision."""
+    """Changes of the metadata, in order of revision."""
 
     revision: int
-    """All up to here are among them."""
+    """All changes up to here."""
     complete: bool
-    """False: it was too long ago to tell what was deleted since."""
+    """False: deletions after `since` are partly forgotten."""
     items: list[tuple[str, Versioned | None, int]]
-    """Key, what it is now, and at which revision that happened."""
+    """Key, current value, and the revision of the change."""
 
 
 class Database(Protocol):
     location: str
     failure: str | None
-    """Why nothing can be written until a restart, if that is so."""
+    """Why the database is read-only until a restart, if it is."""
 
     async def start(self) -> None:
         """Connects and brings the schema up to date; raises `StartupError`. A second call does nothing."""
@@ -107,36 +107,36 @@ class Database(Protocol):
     def listen(
         self, logs: Callable[[Sequence[LogState]], None], meta: Callable[[int], None], lost: Callable[[], None]
     ) -> None:
-        """Whom to tell of changes: states of logs, the revision of the metadata, that some news may be missing."""
+        """Sets the callbacks: new log states, a new metadata revision, and that some news may be missing."""
 
     def room(self) -> tuple[int, int]: ...
 
     # -- logs
 
     async def open_logs(self, topic_id: str, partitions: int) -> list[LogState]:
-        """The first so many partitions of a topic, made where they are missing."""
+        """The first `partitions` of a topic; creates missing ones."""
 
     async def states(self, log_ids: Sequence[int]) -> list[LogState]: ...
 
     def append(self, appends: Sequence[Append], now_ms: int) -> Promise[Landed]:
-        """One transaction. Fails as a whole with `Torn`, and with what a database fails with."""
+        """One transaction. Fails as a whole with `Torn` or a database error."""
 
     async def read(self, log_id: int, offset: int, below: int, bytes_max: int) -> tuple[bytes, int]:
-        """Whole batches from the one that reaches `offset`, all under `below`, at least one if there is one; and the
-        offset behind them.
+        """Whole batches from the one that reaches `offset`, all under `below`, at least one if there is any; and the
+        next offset.
         """
 
     async def rows(self, log_id: int, offset: int, count_max: int) -> list[Row]:
         """The first batches that reach an offset."""
 
     async def first_at(self, log_id: int, timestamp: int, offset: int, below: int) -> bytes | None:
-        """The first batch that reaches `offset` and a time, under `below`, or none."""
+        """The first batch that reaches `offset` and a time, under `below`, or None."""
 
     async def newest_time(self, log_id: int, offset: int, below: int) -> int:
-        """The largest timestamp of the batches between `offset` and `below`; -1 without any."""
+        """The largest timestamp of batches between `offset` and `below`; -1 without any."""
 
     async def trim(self, log_id: int, offset: int) -> LogState:
-        """Moves the start, and removes the batches below it in steps of a bounded size."""
+        """Moves the start, and deletes the batches below it in bounded steps."""
 
     async def truncate(self, log_id: int, offset: int) -> LogState: ...
 
@@ -145,10 +145,10 @@ class Database(Protocol):
     async def forget_producers(self, before_ms: int, per_log_max: int) -> None: ...
 
     async def discard(self, topic_id: str) -> None:
-        """Removes all logs of a topic, in steps of a bounded size."""
+        """Deletes all logs of a topic, in bounded steps."""
 
     async def topic_ids(self) -> set[str]:
-        """Of all logs that there are."""
+        """The topics of all logs."""
 
     # -- metadata
 
@@ -161,10 +161,10 @@ class Database(Protocol):
     async def transact(
         self, transactions: Sequence[Sequence[Operation]], since: int, prefixes: Sequence[str]
     ) -> tuple[list[int | RevisionConflict], Changes]:
-        """One after the other, each all or nothing; then the changes as `changes` tells them."""
+        """Applies them in order, each all or none; then answers as `changes` does."""
 
     async def changes(self, since: int, prefixes: Sequence[str]) -> Changes:
-        """What is under some prefixes and newer than a revision."""
+        """The changes under some prefixes after a revision."""
 
     async def forget_deleted(self, keep: int) -> None:
-        """Forgets which keys were deleted, but for the last so many revisions."""
+        """Forgets deleted keys, except of the last `keep` revisions."""

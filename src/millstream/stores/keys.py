@@ -1,4 +1,4 @@
-"""Versioned keys in memory: what `memory:` is, and what `file:` keeps in front of SQLite."""
+"""Versioned keys in memory: the metadata of `memory:`, and `file:`'s cache over SQLite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Change = tuple[str, Versioned | None]
 
 
 class Keys:
-    """The keys as they are durable, with watchers. `plan` decides about a transaction, `apply` carries it out."""
+    """The durable keys, with watchers. `plan` checks a transaction, `apply` executes it."""
 
     def __init__(self) -> None:
         self.values: dict[str, Versioned] = {}
@@ -25,7 +25,7 @@ class Keys:
     def plan(
         self, operations: Sequence[Operation], revision: int, pending: dict[str, Versioned | None]
     ) -> dict[str, Versioned | None]:
-        """The changes that a transaction makes on top of `pending` ones; raises `RevisionConflict`."""
+        """The changes of a transaction on top of `pending` ones; raises `RevisionConflict`."""
         changes: dict[str, Versioned | None] = {}
         for operation in operations:
             key = operation.key

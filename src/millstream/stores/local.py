@@ -3,16 +3,16 @@
 DIR/lock                        held by the broker that has the directory open
 DIR/meta.db                     topics, configurations, committed offsets (see `sqlite_meta.py`)
 DIR/logs/TOPIC-ID/PARTITION/    the segments of one partition (see `log/`)
-DIR/reserve                     room that is held back for a full disk (see `log/reserve.py`)
-DIR/trash/                      logs of deleted topics, on their way out; emptied at every start
-DIR/set-aside/                  what recovery found and did not understand; never touched again
+DIR/reserve                     space reserved for a full disk (see `log/reserve.py`)
+DIR/trash/                      logs of deleted topics until they are removed; emptied at every start
+DIR/set-aside/                  files that recovery did not recognise; never touched again
 
-A partition's directory is durable before the topic's key in `meta.db` says that the partition exists, and is removed
-only after the key is. So a directory that is missing at start was lost with its records, and the partition refuses
-reads and appends (`log/lost.py`). A kill between the two steps of a creation leaves empty directories without a key:
-the next start removes them.
+A partition's directory is durable before the topic's key in `meta.db` lists the partition, and is removed only after
+the key is. So a directory that is missing at start was lost with its records, and the partition refuses reads and
+appends (`log/lost.py`). A kill between the two steps of a creation leaves empty directories without a key; the next
+start removes them.
 
-Directories have the mode 0700, files 0600. What an earlier version made for others to read is closed to them at start.
+Directories have mode 0700, files 0600. The start restricts files that an earlier version created with wider modes.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ OWN_DIRECTORIES = ("logs", "trash", "set-aside")
 OWN_FILES = ("lock", "meta.db", "meta.db-wal", "meta.db-shm", "reserve")
 TOPIC_LETTERS_MAX = 246
 ASIDE_LETTERS_MAX = 230
-"""File systems have room for 255 bytes in a name."""
+"""File systems limit a name to 255 bytes."""
 
 
 class DirectoryLock:
-    """An exclusive lock that the kernel takes back when the process ends, however it ends."""
+    """An exclusive lock, which the kernel releases however the process ends."""
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "lock")
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(OSError):  # a full disk: the lock is held, and the number is only shown
+            with contextlib.suppress(OSError):  # a full disk: the lock holds; the pid is only informative
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
         except BlockingIOError:
@@ -85,7 +85,7 @@ class LocalLogStore:
         self._logs: dict[tuple[str, str], dict[int, Log | LostLog]] = {}
         self._lock: DirectoryLock | None = None
         self._creating = asyncio.Lock()
-        """One at a time: names that one call takes back must not be those that another one relies on."""
+        """One creation at a time: a rollback must not remove directories that another call relies on."""
         self._damped = Damped(__name__)
         self.scanned_logs = self.scanned_bytes = 0
         self.cut_logs = self.cut_bytes = 0
@@ -103,9 +103,9 @@ class LocalLogStore:
             self._close_to_others()
             self._disk.make_room_if_full()
             self._disk.make_directory(self._path("logs"))
-            # A process that was killed may have made them and not come to this.
+            # A killed process may have created them without a sync.
             self._disk.sync_directory(self.directory)
-            with contextlib.suppress(PermissionError):  # not ours to read: then this process has made nothing in it
+            with contextlib.suppress(PermissionError):  # not ours: then this process has created nothing in it
                 self._disk.sync_directory(os.path.dirname(self.directory))
         except OSError as error:
             self.unlock()
@@ -114,7 +114,7 @@ class LocalLogStore:
             self._disk.remove_tree(self._path("trash"))
 
     def _close_to_others(self) -> None:
-        """What an earlier version made for others to read. The directory may be the user's, with files of theirs."""
+        """Restricts the modes of an earlier version. The directory itself may be the user's, with other files."""
         for name in OWN_DIRECTORIES:
             restrict_tree(self._path(name))
         for name in OWN_FILES:
@@ -126,9 +126,7 @@ class LocalLogStore:
         return os.path.join(self.directory, *parts)
 
     def _topic_path(self, topic: str, topic_id: str) -> str:
-        """A topic's name may have 249 letters, a directory's has room for 246 of them and the id that tells it from
-        others.
-        """
+        """A topic's name has up to 249 characters. A directory's has room for 246 and part of the id."""
         return self._path("logs", f"{topic[:TOPIC_LETTERS_MAX]}-{topic_id[:8]}")
 
     async def create(self, topic: str, topic_id: str, partitions: range) -> None:
@@ -141,7 +139,7 @@ class LocalLogStore:
             raise RequestError(Code.KAFKA_STORAGE_ERROR, detail) from error
 
     def _make_directories(self, topic: str, partitions: range) -> None:
-        """Runs in a thread. Two syncs, however many partitions there are; names that they fail for are taken back."""
+        """Runs in a thread. Two syncs for any number of partitions; if one fails, removes the new directories."""
         made = []
         try:
             for path in (topic, *(os.path.join(topic, str(partition)) for partition in partitions)):
@@ -225,7 +223,7 @@ class LocalLogStore:
             self._disk.make_directory(self._path("trash"))
             self._disk.rename(source, target)
         except OSError:
-            target = source  # a full disk has no room for another directory: what is deleted there is to make some
+            target = source  # a full disk has no room for another directory, and this deletion frees space
         await asyncio.get_running_loop().run_in_executor(None, self._disk.remove_tree, target)
         self._disk.hold_back()
 
@@ -238,7 +236,7 @@ class LocalLogStore:
                     continue
                 if isinstance(error, OSError) and error.errno == errno.EIO and log.failure is None:
                     log.fail(error)
-                if isinstance(error, OSError):  # a full disk has one for every log, each round
+                if isinstance(error, OSError):  # a full disk causes one per log and round
                     self._damped.error("%s could not be tidied up; the next round tries again: %s", log.name, error)
                 else:
                     logger.exception("%s could not be tidied up; the next round tries again", log.name)
@@ -252,7 +250,7 @@ class LocalLogStore:
             expire(log)
             if log.config.compact:
                 await compact(log, self._disk)
-        except BrokenSegment as error:  # the next round knows of it
+        except BrokenSegment as error:  # the next round skips it
             await log.note_broken(error)
         log.keep_checkpoint()
         log.let_go_of_idle_segments()
@@ -263,7 +261,7 @@ class LocalLogStore:
     async def close(self) -> None:
         for log in self._every_log():
             log.prepare_to_close()
-        # Again for what came meanwhile: who appended before a log is closed gets an answer.
+        # Repeats for appends that arrive meanwhile: each before the close is answered.
         while busy := [log for log in self._every_log() if log.unsynced_bytes and not (log.failure or log.closed)]:
             await asyncio.gather(*(log.flush() for log in busy), return_exceptions=True)
         for log in self._every_log():
@@ -278,7 +276,7 @@ class LocalLogStore:
 
 
 def _is_hollow(path: str) -> bool:
-    """Whether a directory holds nothing but directories: no file, and no link to another place."""
+    """Whether a directory holds only directories: no file, and no symbolic link."""
     if os.path.islink(path) or not os.path.isdir(path):
         return False
     return not any(

@@ -1,4 +1,4 @@
-"""`memory:`: logs that live as long as the process. For tests, and for whoever wants a broker without a trace."""
+"""`memory:`: logs that live as long as the process. For tests, and for brokers that leave no trace."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class MemoryLog:
         return Promise.of(Slice(size, next_offset, data=taken[0] if len(taken) == 1 else b"".join(taken)))
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
-        return Promise.of(None)  # memory has no place to be damaged in
+        return Promise.of(None)  # memory is never damaged
 
     def find_time(self, timestamp: int) -> Promise[TimedOffset | None]:
         return begin(self._find_time(timestamp))
@@ -124,7 +124,7 @@ class MemoryLog:
         return await self._find_time(newest) if newest >= 0 else None
 
     async def _newest_time(self, batch: bytes) -> int:
-        """Of what was not trimmed."""
+        """Without trimmed records."""
         header = read_header(batch)
         if header.base_offset >= self.start:
             return header.max_timestamp
@@ -168,7 +168,7 @@ class MemoryLog:
         return Promise.of(self.producers)
 
     def abandon(self) -> None:
-        """The topic is gone: whoever waits is told so, and nothing is taken any more."""
+        """The topic is deleted: wakes waiting readers and refuses further appends."""
         self.closed = True
         for waker in list(self._wakers):
             tell(waker)
@@ -187,7 +187,7 @@ class MemoryLog:
             if not (too_old or too_much):
                 break
             size -= len(batch)
-            if newest >= 0 or too_much:  # one that has no time is as old as the next that has
+            if newest >= 0 or too_much:  # without a timestamp: as old as the next with one
                 gone = number
         if gone:
             self.trim(self._last_offsets[gone - 1] + 1)

@@ -1,17 +1,16 @@
-"""`postgresql://…`: logs and metadata in PostgreSQL, under as many brokers as there are.
+"""`postgresql://…`: logs and metadata in PostgreSQL, for any number of brokers.
 
-    appends      one connection, one call of `millstream.append` at a time: a transaction and a round trip for all that
-                 waited. The rows of the logs, locked in order of their ids, put the appends of all brokers in one order
+    appends      one connection, one call of `millstream.append` at a time: one transaction and one round trip for all
+                 waiting appends. Row locks on the logs, taken in id order, serialise the appends of all brokers
     metadata     one connection, one call of `millstream.transact` at a time
     reads        a few connections
-    news         one connection that LISTENs. A notification is delivered after the commit that it tells of, so what it
-                 names can be read. When this connection breaks, whatever changed meanwhile is asked for; and all
-                 statements that were on their way are in doubt. A server that vanished without a word, and has a
-                 successor by now, answers none of them; one that only stood still does, soon; one that just lost this
-                 connection, and is at work on them, is waited for
+    news         one connection that LISTENs. PostgreSQL sends a notification after its commit, so readers see what it
+                 names. After a reconnect the broker asks for missed changes, and all statements in flight are in
+                 doubt. A server that vanished and was replaced answers none of them. A server that was only paused
+                 answers soon. A statement that the server still executes is not given up
 
-A statement whose connection breaks has an unknown outcome. It is not repeated here: its client is told to, and an
-idempotent producer's batch is recognised by the table of producers, which is part of the same transaction.
+A statement whose connection breaks has an unknown outcome. The broker does not retry it: the client does, and the
+table of producers, part of the same transaction, recognises an idempotent producer's batch (KIP-98).
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ READERS = 4
 STEP_ROWS = 500
 READ_ROWS_MAX = 2_000
 PAUSE_MS_MAX = 4_000
-"""Between two statements of one transaction that has locks. A process that is stopped there (SIGSTOP, a frozen
-container) has all others wait: the server gives its transaction up. Before there are locks the same clock would run
-against a large append on its way over a slow line, which is none of its business: so they come with one statement.
+"""Limit between two statements of a transaction that holds locks (`idle_in_transaction_session_timeout`). A process
+that stops there (SIGSTOP, a frozen container) blocks all brokers, so the server aborts its transaction. The locking
+statement sets the limit: set earlier, it would also abort a large append on a slow line.
 """
 PING_SECONDS = 10.0
-"""How often the listening connection is tried: a server that vanished says nothing."""
+"""Ping interval of the listening connection: a server that vanished says nothing."""
 RECONNECT_SECONDS = 0.2
 DUPLICATE = 1
 LEADER_EPOCH_PLACE = slice(12, 16)
@@ -71,7 +70,7 @@ class PostgresDatabase:
         self._meta = Pool(self._connect, 1, self.location)
         self._reads = Pool(self._connect, READERS, self.location)
         self._row_bytes: dict[int, float] = {}
-        """How large a log's batches were when it was last read: how many to ask for."""
+        """The mean batch size of a log's last read: sets how many rows to ask for."""
         self._listener: asyncio.Task[None] | None = None
         self._on_logs: Callable[[Sequence[LogState]], None] = lambda states: None
         self._on_meta: Callable[[int], None] = lambda revision: None
@@ -87,14 +86,14 @@ class PostgresDatabase:
     async def _connect(self) -> Connection:
         connection = await self._connect_to_a_host()
         try:
-            await connection.execute(_SQL["session"])  # whatever a database or a role has as its default
+            await connection.execute(_SQL["session"])  # overrides defaults of the database or role
         except BaseException:
             connection.terminate()
             raise
         return connection
 
     async def _connect_to_a_host(self) -> Connection:
-        """The first that can be used, from the one that was used last."""
+        """The first usable one, starting with the last one used."""
         hosts, seconds = self._url.hosts, self._url.connect_seconds
         for index in range(self._host, self._host + len(hosts)):
             host = index % len(hosts)
@@ -155,7 +154,7 @@ class PostgresDatabase:
                     await _closed_or_later(connection, PING_SECONDS / 2 if doubted else PING_SECONDS)
                     at_work = await connection.fetchval(_SQL["at_work"], timeout=PING_SECONDS)
                     doubted = [(pool, use) for pool, use in doubted if not pool.give_up(use, at_work)]
-            except Exception as error:  # whatever it is, news are worth another attempt
+            except Exception as error:  # any error: reconnect, or news would stop
                 if connection is not None:
                     logger.warning("%s is away: %s", self.location, type(error).__name__)
                     connection.terminate()
@@ -219,7 +218,7 @@ class PostgresDatabase:
                 async with connection.transaction():
                     outcomes, states = await self._append(connection, appends, now_ms)
                     check_bundles(appends, outcomes)
-            except Torn as error:  # raised outside: there is nothing wrong with the connection
+            except Torn as error:  # raised outside `take`: the connection is fine
                 torn = error
         if torn is not None:
             raise torn
@@ -229,7 +228,7 @@ class PostgresDatabase:
         headers = [header for each in appends for header in each.headers]
         batches = [batch for each in appends for batch in each.batches]
         for batch in batches:
-            batch[LEADER_EPOCH_PLACE] = LEADER_EPOCH  # the offset is put in by the database, which is the first to know
+            batch[LEADER_EPOCH_PLACE] = LEADER_EPOCH  # the database writes the offset, which it assigns
         holds = connection.is_in_transaction()
         codes, bases, states, *_ = await connection.fetchrow(
             _SQL["append_and_hold" if holds else "append"],
@@ -251,7 +250,7 @@ class PostgresDatabase:
                 outcomes.append(Stored(bases[at], code == DUPLICATE))
             else:
                 refusal = code_of(code) or Code.UNKNOWN_SERVER_ERROR
-                if refusal is Code.DUPLICATE_SEQUENCE_NUMBER:  # a guess of the function's: see rule 3 of `Producers`
+                if refusal is Code.DUPLICATE_SEQUENCE_NUMBER:  # the function guesses: see rule 3 of `Producers`
                     refusal = Code.OUT_OF_ORDER_SEQUENCE_NUMBER
                 detail = _REFUSALS[refusal].format(header.producer_id, header.base_sequence)
                 outcomes.append(RequestError(refusal, detail))
@@ -287,7 +286,7 @@ class PostgresDatabase:
 
     async def _remove_below(self, log_id: int, offset: int | None) -> None:
         while (await self._fetch("remove_below", log_id, offset, STEP_ROWS))[0][0] >= STEP_ROWS:
-            pass  # others have their turn in between
+            pass  # other transactions run in between
 
     async def _state(self, log_id: int) -> LogState:
         states = await self.states([log_id])
@@ -376,7 +375,7 @@ class PostgresDatabase:
 
 
 async def _closed_or_later(connection: Connection, seconds: float) -> None:
-    """Returns when the connection is closed, or the time is over."""
+    """Returns when the connection closes or the time is over."""
     closed = asyncio.Event()
 
     def note(_: object) -> None:
@@ -393,7 +392,7 @@ async def _closed_or_later(connection: Connection, seconds: float) -> None:
 
 
 def _why(error: Exception) -> str:
-    """One sentence without anything that could be a secret: a driver may quote what it could not parse."""
+    """One sentence without secrets: a driver may quote the input that it could not parse."""
     if isinstance(error, asyncpg.PostgresError):
         return sentence(error)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):

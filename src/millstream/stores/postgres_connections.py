@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL that come back: taken for one statement or a few, thrown away when they break.
+"""A pool of PostgreSQL connections: taken for one statement or a few, replaced when they break.
 
-A pool opens connections as they are needed, up to its size; who finds none waits in line. After an attempt to connect
-failed, nobody tries again for `RETRY_SECONDS`: while a database is away its clients get their answer at once.
+A pool opens connections as they are needed, up to its size; further callers wait in line. After a failed attempt to
+connect, the pool fails at once for `RETRY_SECONDS`, so that clients do not wait for an absent database.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from millstream.core.errors import Code, RequestError
 
 RETRY_SECONDS = 0.2
 STATEMENT_SECONDS_MAX = 60.0
-"""A statement that takes longer has lost its server: its connection is given up."""
+"""A longer statement has lost its server: the pool drops the connection."""
 
 Connection = Any
-"""asyncpg has no types of its own."""
+"""asyncpg ships no types."""
 UNREACHABLE = (
     OSError,
     asyncio.TimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # what it says of a connection on which the server said goodbye
+    asyncpg.InternalClientError,  # raised on a connection that the server closed
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.ReadOnlySQLTransactionError,  # it became a replica: another host of the URL may lead by now
+    asyncpg.ReadOnlySQLTransactionError,  # it became a replica: another host may be the primary
 )
 
 
@@ -46,14 +46,14 @@ class Pool:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[Connection]:
-        """A connection for a while. What goes wrong with it is a `RequestError` outside."""
+        """A connection for the block. Its failures become a `RequestError`."""
         async with self._places:
             connection, use = None, object()
             try:
                 connection = self._uses[use] = await self._get()
                 yield connection
             except asyncpg.DataError:
-                raise  # an argument of ours that does not fit: no fault of the server
+                raise  # our argument does not fit: not the server's fault
             except asyncpg.ReadOnlySQLTransactionError as error:
                 self._drop(connection)
                 connection = None
@@ -66,7 +66,7 @@ class Pool:
             except asyncpg.PostgresError as error:
                 detail = f"{self._location} refused: {sentence(error)}"
                 raise RequestError(Code.KAFKA_STORAGE_ERROR, detail) from error
-            except BaseException:  # cancelled, most likely: nobody knows what its statement is doing
+            except BaseException:  # most likely cancelled: its statement may still run
                 self._drop(connection)
                 connection = None
                 raise
@@ -98,18 +98,18 @@ class Pool:
             connection.terminate()
 
     def start_over(self) -> None:
-        """The server went, or is back: whoever comes next connects anew."""
+        """The server went, or is back: the next caller connects again."""
         self._retry_at = 0.0
         idle, self._idle = self._idle, []
         for connection in idle:
             self._drop(connection)
 
     def uses(self) -> list[object]:
-        """What connections are taken for now."""
+        """The uses that hold a connection."""
         return list(self._uses)
 
     def give_up(self, use: object, at_work: Container[int]) -> bool:
-        """Unless the server's process (`at_work`) has not done with it; whether it is over now."""
+        """Drops a use unless the server still executes it (`at_work`); whether it is over."""
         connection = self._uses.get(use)
         if connection is not None and not connection.is_closed() and connection.get_server_pid() in at_work:
             return False
@@ -127,7 +127,7 @@ class Pool:
 
 
 def sentence(error: BaseException) -> str:
-    """What a server said, on one line; its detail and its context may quote data and are left out."""
+    """The server's message on one line, without detail and context, which may quote data."""
     if isinstance(error, asyncpg.DiskFullError):
         return "the disk of the database is full"
     return " ".join(str(getattr(error, "message", None) or error).split())

@@ -1,10 +1,10 @@
-"""PostgreSQL URLs as libpq has them, taken apart for asyncpg; and what may be shown of them.
+"""libpq's PostgreSQL URLs, parsed for asyncpg; and the part that is safe to show.
 
     postgresql://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=verify-full&sslrootcert=FILE
-    postgresql://USER@/DATABASE?host=/var/run/postgresql        a Unix socket: the directory it lies in
+    postgresql://USER@/DATABASE?host=/var/run/postgresql        a Unix socket: its directory
 
-asyncpg understands the TLS options, password files, services, several hosts and the PG... variables. What it does not
-know it would hand to the server as a setting, so options of libpq that only concern its own sockets are left out.
+asyncpg understands the TLS options, password files, services, several hosts and the PG... variables. It passes unknown
+options to the server as settings, so options that only concern libpq's own sockets are removed here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NOT_FOR_US = {
 
 class PostgresUrl(NamedTuple):
     dsn: str
-    """With the secrets: for the driver, and for nobody else."""
+    """With the secrets: for the driver only."""
     location: str
     """Without user and password."""
     connect_seconds: float
     """For each host."""
     hosts: tuple[str, ...]
-    """The same for each host alone, in their order. Where they are not known here (a service file) it is one."""
+    """One DSN per host, in order. If the hosts are unknown here (a service file), a single DSN."""
 
 
 def understand(url: str) -> PostgresUrl:
@@ -41,10 +41,10 @@ def understand(url: str) -> PostgresUrl:
     )
     try:
         parts = urlsplit(url)
-        query = parts.query.replace("+", "%2B")  # a plus is a plus to libpq, and a space in forms of web pages only
+        query = parts.query.replace("+", "%2B")  # a plus is literal in libpq; only web forms read it as a space
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
-        raise mistake from None  # what it says may hold a part of the password
+        raise mistake from None  # its text may hold a part of the password
     if parts.scheme not in ("postgresql", "postgres") or parts.fragment or not url.partition(":")[2].startswith("//"):
         raise mistake
     hosts = parts.netloc.rpartition("@")[2]
@@ -64,7 +64,7 @@ def understand(url: str) -> PostgresUrl:
     where = dict(options)
     is_said = "target_session_attrs" in where or "PGTARGETSESSIONATTRS" in os.environ
     if "," in (hosts or where.get("host") or _from_environment(where)) and not is_said:
-        kept.append(("target_session_attrs", "read-write"))  # the first that answers may be a replica
+        kept.append(("target_session_attrs", "read-write"))  # the first host may be a replica
     dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(kept), ""))
     place = hosts or where.get("host", "") or "localhost"
     if where.get("port") and not hosts:
@@ -80,12 +80,12 @@ def _from_environment(options: dict[str, str]) -> str:
 
 
 def _one_by_one(dsn: str) -> tuple[str, ...]:
-    """asyncpg has one time for all hosts together: one that does not answer would leave none for the others."""
+    """asyncpg has one timeout for all hosts together: a silent host would use it up for the rest."""
     parts = urlsplit(dsn)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     user, at, named = parts.netloc.rpartition("@")
     hosts = (named or options.get("host") or _from_environment(options)).split(",")
-    listed = "" if named else options.get("port")  # as asyncpg has it
+    listed = "" if named else options.get("port")  # as in asyncpg
     ports = (listed or os.environ.get("PGPORT", "")).split(",")
     prefers = options.get("target_session_attrs", os.environ.get("PGTARGETSESSIONATTRS"))
     if len(hosts) == 1 or prefers == "prefer-standby" or len(ports) not in (1, len(hosts)):
@@ -94,7 +94,7 @@ def _one_by_one(dsn: str) -> tuple[str, ...]:
     for index, host in enumerate(hosts):
         own = {**options} if named else {**options, "host": host}
         place = f"{user}{at}{host}" if named else parts.netloc
-        if len(ports) > 1:  # all of PGPORT would be counted against the one host, were its port not an option
+        if len(ports) > 1:  # without a port option, asyncpg would match all of PGPORT against one host
             _, colon, port = host.rpartition("]")[2].partition(":")
             own["host"] = unquote(host.removesuffix(colon + port)) if named else host
             own["port"] = ports[index] if listed or not port or host.startswith("/") else port

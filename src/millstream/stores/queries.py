@@ -1,4 +1,4 @@
-"""SQL from the files in `sql/`: a file is a list of statements, each behind a line `-- name: NAME`."""
+"""SQL from the files in `sql/`: a file is a list of statements, each after a line `-- name: NAME`."""
 
 from __future__ import annotations
 

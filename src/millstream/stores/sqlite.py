@@ -1,14 +1,14 @@
 """`sqlite:FILE`: logs and metadata in one file that several processes may open.
 
-One thread writes, two read, each with a connection of its own; the loop never waits for the file. WAL mode, so that
-readers and the writer do not wait for each other, and synchronous=FULL, so that a commit is one sync.
+One thread writes, two read, each with its own connection; the loop never waits for the file. In WAL mode readers and
+the writer do not block each other; with synchronous=FULL a commit is one sync (sqlite.org/wal.html).
 
-    processes that share the file    SQLite's write lock (BEGIN IMMEDIATE) puts their transactions in one order
-    noticing what others wrote       `PRAGMA data_version`, looked at every `POLL_SECONDS` and before every own write;
-                                     by the machine's clock, for other processes do not live in a test's
+    processes that share the file    SQLite's write lock (BEGIN IMMEDIATE) serialises their transactions
+    changes by other processes       `PRAGMA data_version`, polled every `POLL_SECONDS` and before every own write; by
+                                     the machine's clock, because other processes do not use a test's clock
 
-What the writer knows of logs and producers is kept between transactions and forgotten as soon as another connection
-has written. A commit that fails with an I/O error is final, as for a log: after it nobody can say what is on disk.
+The writer caches logs and producers between transactions and drops the cache as soon as another connection has
+written. A commit that fails with an I/O error is final, as for a log: the state on disk is then unknown.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SqliteDatabase:
         try:
             self._checkpoints.start(writer)
             self._poller = self._connect()
-            self._poller.execute("PRAGMA busy_timeout=0")  # asked on the loop, which must not wait
+            self._poller.execute("PRAGMA busy_timeout=0")  # used on the loop, which must not wait
             self._data_version = self._poller.execute("PRAGMA data_version").fetchone()[0]
         except (OSError, sqlite3.Error) as error:
             raise StartupError(f"{self.path} cannot be opened as a store: {error}") from error
@@ -102,9 +102,9 @@ class SqliteDatabase:
         self._reading.close()
         self._writing.close()
         if self.failure is not None and self._poller is not None:
-            # The last connection that closes moves the WAL into the file and removes it, but for what a checkpoint has
-            # moved already, whose sync may be what failed. Where one is never closed, not even when Python ends,
-            # the WAL stays, and the next process moves all of it.
+            # The last connection that closes checkpoints and removes the WAL (sqlite.org/wal.html). It skips frames
+            # moved before, whose sync may have failed. If one connection never closes, not even when Python ends, the
+            # WAL stays, and the next process moves all of it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._poller))
             self._opened.remove(self._poller)
         for connection in reversed(self._opened):
@@ -129,14 +129,14 @@ class SqliteDatabase:
                 self._readers.connection = self._connect()
             return work(self._readers.connection)
 
-        if self._closed:  # before its workers are, which happens in another thread
+        if self._closed:  # set before another thread closes the workers
             raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed")
         with self._errors():
             return await self._reading.do(run)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """In any thread: around what changes the file."""
+        """In any thread: wraps changes of the file."""
         if (refusal := self._refusal()) is not None:
             raise refusal
         with self._errors():
@@ -162,7 +162,7 @@ class SqliteDatabase:
         try:
             with self._errors():
                 return self._writing.do(run)
-        except RequestError as error:  # it is closed
+        except RequestError as error:  # closed
             return Promise.failed(error)
 
     @contextmanager
@@ -180,7 +180,7 @@ class SqliteDatabase:
             raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed") from error
 
     def _poll(self) -> None:
-        """On the loop: a look at shared memory, and only where it changed at the file."""
+        """On the loop: reads shared memory, and the file only after a change."""
         if self._closed or self._poller is None:
             return
         loop = asyncio.get_running_loop()
@@ -188,12 +188,12 @@ class SqliteDatabase:
         try:
             self._look()
         except sqlite3.OperationalError:
-            pass  # busy for a moment; the next look is soon
+            pass  # busy for a moment; the next poll is soon
         except Exception:
             logger.exception("could not look for what others wrote to %s, and will again", self.path)
         finally:
-            # However many logs there are to look at, it takes a twentieth of the loop's time; but who was kept from
-            # running while it looked (a busy machine does that) is not deaf for long.
+            # Polling takes at most a twentieth of the loop's time, however many logs there are. The upper bound limits
+            # the pause after a poll that a busy machine delayed.
             pause = min(max(POLL_SECONDS, (loop.time() - started) * 20), POLL_SECONDS_MAX)
             self._poll_timer = loop.call_later(pause, self._poll)
 
@@ -268,7 +268,7 @@ class SqliteDatabase:
     async def trim(self, log_id: int, offset: int) -> LogState:
         state = await self._write(lambda writer: writer.trim(log_id, offset))
         while await self._write(lambda writer: writer.remove_below_start(log_id)):
-            pass  # others have their turn in between
+            pass  # other transactions run in between
         return (await self.states([log_id]) or [state])[0]
 
     async def truncate(self, log_id: int, offset: int) -> LogState:
@@ -286,7 +286,7 @@ class SqliteDatabase:
         ):
             await self._write(partial(SqliteWriter.close_log, log_id=log_id))
             while await self._write(partial(SqliteWriter.remove, log_id=log_id, offset=1 << 62)):
-                pass  # others have their turn in between
+                pass  # other transactions run in between
             await self._write(partial(SqliteWriter.delete_log, log_id=log_id))
 
     async def topic_ids(self) -> set[str]:

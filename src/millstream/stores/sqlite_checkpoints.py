@@ -1,21 +1,21 @@
-"""Moving what the WAL of an SQLite file holds into the file, beside the commits that go on.
+"""Checkpoints: move the WAL of an SQLite file into the file while commits continue.
 
-    commits --look--> enough --> a checkpoint in a thread of its own: nearly all of it
-                             --> one by the writer: what was committed meanwhile, the sync, and the WAL begins anew
+    commits --look--> enough --> a checkpoint in its own thread (PASSIVE): moves nearly all frames
+                             --> one by the writer (RESTART): moves the latest commits, syncs, restarts the WAL
 
 Rules
 -----
-1. A sync that fails here is as final as one of a commit: the WAL is about to be written over, and what the file lacks
-   would be gone. SQLite's own checkpoints, which a commit makes now and then while everyone waits, say nothing of it.
-2. A checkpoint begins only where something was committed that no other one has moved. SQLite before 3.51.3 otherwise
-   loses commits: a checkpoint that finds all moved, and a commit that begins the WAL anew at that very moment, leave
-   frames behind that count as moved and are not (sqlite.org/wal.html, "The WAL-Reset Bug").
-3. So one process makes one at a time, which has the lock on the file's directory, and commits something before each.
-   A file for that lock would have to stay behind for ever, beside a store that is one file.
-4. From taking the lock to giving it back all is done by one thread, which waits for the writer's: tasks can be
-   cancelled, and loops end, while what they began goes on.
+1. A failed sync here is as final as in a commit: SQLite is about to overwrite the WAL, and pages missing in the file
+   would be lost. SQLite's automatic checkpoints, which run inside a commit while all wait, do not report it.
+2. A checkpoint begins only if a commit exists that no other one has moved. Otherwise SQLite before 3.51.3 loses
+   commits: a checkpoint of a fully checkpointed WAL, and a commit that restarts the WAL at the same moment, leave
+   frames that count as moved and are not (sqlite.org/wal.html, "The WAL-Reset Bug").
+3. So one process at a time checkpoints, under a lock on the file's directory, and commits a change before each one.
+   A lock file would have to stay for ever, beside a store that is one file.
+4. One thread does everything from lock to unlock and waits for the writer's thread: tasks can be cancelled, and loops
+   end, while their work continues.
 
-One that would be in the way of readers, or of another process, is left to the next time.
+A checkpoint that readers or another process would block is left to the next time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from millstream.stores.worker import Worker
 logger = logging.getLogger(__name__)
 
 WAL_BYTES = 32 << 20
-"""At which it begins. Up to twice as many are in the WAL when it is done, and stay on disk."""
+"""A checkpoint begins at this size. At its end the WAL has up to twice this, and stays so."""
 PATIENCE_MS = 20
-"""How long the writer waits for readers that still need the WAL, which ours do for one read."""
+"""How long the writer waits for readers of the WAL; ours use it for one read."""
 REST_PAGES = 2_000
-"""Where readers have kept more than this from being moved, the writer does not: it might have to, all at once."""
+"""If readers kept more pages than this in the WAL, the writer skips its part: it might have to move all."""
 
 
 class Checkpoints:
@@ -52,12 +52,12 @@ class Checkpoints:
         writing: Worker,
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._path = os.path.realpath(path)  # where the WAL is: one directory, by whichever name
+        self._path = os.path.realpath(path)  # the WAL's directory, the same for every alias
         self._connect = connect
         self._writing = writing
         self._guard = guard
-        """Around what is done to the file: refuses it where the store takes no changes (any more), makes `RequestError`
-        of what SQLite raises, and ends the store where that was the disk.
+        """Wraps work on the file: refuses it if the store is closed or read-only, turns SQLite's errors into
+        `RequestError`, and makes the store read-only after an I/O error.
         """
         self._beside = Worker("sqlite-checkpoint", 1)
         self._connection: sqlite3.Connection | None = None
@@ -69,15 +69,15 @@ class Checkpoints:
         self._damped = Damped(__name__)
 
     def start(self, writer: SqliteWriter) -> None:
-        self._connection = self._connect()  # now, for later there may be no descriptor left
+        self._connection = self._connect()  # now: later there may be no free descriptor
         self._connection.execute("PRAGMA synchronous=FULL")
         self._directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
-        with suppress(FileNotFoundError):  # left by others, who may not have written enough to move it
+        with suppress(FileNotFoundError):  # counts a WAL that other processes left below the limit
             self._moved = -os.stat(f"{self._path}-wal").st_size
         self._writer = writer
 
     def look(self) -> None:
-        """Another transaction is on its way."""
+        """Called before each transaction."""
         if self._writer is None or self._closed or not self._running.done:
             return
         if self._writer.written - self._moved > WAL_BYTES:
@@ -87,7 +87,7 @@ class Checkpoints:
     def _run(self) -> None:
         try:
             fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process does it
+        except BlockingIOError:  # another process has it
             return
         except OSError as error:
             self._damped.warning("the WAL of %s stays as it is, its directory has no locks: %s", self._path, error)
@@ -104,10 +104,10 @@ class Checkpoints:
         except Exception:
             logger.exception("the WAL could not be moved into its file, and will be later")
         finally:
-            fcntl.flock(self._directory, fcntl.LOCK_UN)  # said, for a forked child has the descriptor as well
+            fcntl.flock(self._directory, fcntl.LOCK_UN)  # explicit: a forked child shares the descriptor
 
     def _move(self) -> int:
-        """What readers kept in the WAL, in pages."""
+        """The pages that readers kept in the WAL."""
         assert self._connection is not None
         _, pages, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return int(pages - moved)
@@ -129,11 +129,11 @@ class Checkpoints:
                 connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
 
     def end(self) -> None:
-        """No more of them begin."""
+        """No further one begins."""
         self._closed = True
 
     def close(self) -> None:
-        """Blocks until one that runs is done, for which the writer's thread must still be there."""
+        """Blocks until a running checkpoint ends, which needs the writer's thread."""
         self._beside.close()
         if self._directory >= 0:
             os.close(self._directory)

@@ -1,10 +1,10 @@
-"""An SQLite file that is a store: made, brought up to date, or refused with a sentence.
+"""An SQLite file as a store: creates it, upgrades its schema, or refuses it with a reason.
 
-The file is opened by SQLite alone. Whoever closes a descriptor of its own for the same file loses, by the rules of
-POSIX, every lock that this process has on it: another process would then take the WAL for abandoned, and remove it.
+Only SQLite opens the file. Under POSIX, closing any other descriptor of it releases every lock of this process
+(sqlite.org/howtocorrupt.html, 2.2): another process would then take the WAL for abandoned, and remove it.
 
-Its mode is 0600. SQLite gives the `-wal` and `-shm` files beside it the mode of the database. So the file is made
-before SQLite opens it: by `mknod`, which needs no descriptor.
+The mode is 0600. SQLite gives the `-wal` and `-shm` files the mode of the database. So the file is created before
+SQLite opens it: by `mknod`, which needs no descriptor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4D494C4C
-"""Marks the file as ours ("MILL"): another program's database is not written into."""
+"""Marks the file as ours ("MILL"): other programs' databases are refused."""
 PAGE_BYTES = 8192
 BUSY_MS = 10_000
 """How long to wait for another process's transaction."""
@@ -34,7 +34,7 @@ READ_ONLY = "the file or its directory is read-only"
 
 
 def open_file(path: str) -> sqlite3.Connection:
-    """The connection that writes, to a file that is ours and of a schema that we know; raises `StartupError`."""
+    """The writing connection, to a file of ours with a known schema; raises `StartupError`."""
     refusal = _refusal(path)
     if refusal is not None:
         raise StartupError(f"{path} cannot be opened as a store: {refusal}")
@@ -60,15 +60,15 @@ def open_file(path: str) -> sqlite3.Connection:
 
 
 def make_private(path: str) -> None:
-    """Makes an empty file where there is none, for its owner alone; closes to others what an earlier version made."""
-    with contextlib.suppress(OSError):  # where it cannot be made, SQLite tries, and tells why it cannot either
+    """Creates a missing file with mode 0600; restricts files of an earlier version."""
+    with contextlib.suppress(OSError):  # on failure SQLite tries too, and reports the reason
         os.mknod(path, stat.S_IFREG | FILE_MODE)
     for suffix in ("", "-wal", "-shm"):
         restrict(path + suffix, FILE_MODE)
 
 
 def _refusal(path: str) -> str | None:
-    """What SQLite would only call "unable to open database file"."""
+    """The reason behind SQLite's "unable to open database file"."""
     directory = os.path.dirname(path)
     if os.path.isdir(path):
         return os.strerror(errno.EISDIR)
@@ -80,7 +80,7 @@ def _refusal(path: str) -> str | None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait for the lock that this needs; a process that has it is doing the same, or works already."""
+    """SQLite does not wait for the lock that this needs; its holder does the same, or already writes."""
     deadline = time.monotonic() + BUSY_MS / 1000
     while True:
         try:
@@ -109,7 +109,7 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
             for older in range(version, SCHEMA_VERSION):
                 logger.info("%s is brought from schema %d to %d", path, older, older + 1)
                 _run(connection, f"sqlite_schema_{older}_to_{older + 1}.sql")
-        if version != SCHEMA_VERSION:  # else nothing is written, for which a full disk has no room
+        if version != SCHEMA_VERSION:  # avoids a write, which a full disk would refuse
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
@@ -124,7 +124,7 @@ def _run(connection: sqlite3.Connection, file: str) -> None:
 
 
 def error_name(error: sqlite3.Error) -> str:
-    return getattr(error, "sqlite_errorname", "")  # errors of the Python module itself have none
+    return getattr(error, "sqlite_errorname", "")  # errors of the Python module have none
 
 
 def sentence(error: sqlite3.Error) -> str:

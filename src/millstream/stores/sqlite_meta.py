@@ -1,17 +1,16 @@
-"""`MetaStore` for `file:`: keys in memory for reading, in SQLite for keeping.
+"""`MetaStore` for `file:`: keys in memory for reads, in SQLite for durability.
 
-Transactions queue on the loop; a single thread writes all that queued up as one SQLite transaction (WAL,
-synchronous=FULL, so one sync), then they take effect in memory and are answered. Memory never shows what is not on
-disk yet.
+Transactions queue on the loop. A single thread writes the queue as one SQLite transaction (WAL, synchronous=FULL, so
+one sync). Then they take effect in memory and are answered. Memory never shows a change before it is durable.
 
 If SQLite cannot commit, the store refuses every further transaction until a restart, for the same reason as a log does
-after a failed sync. What is on disk can still be read. A full disk is no such failure, as it is none for a log: nothing
-was written, those that asked are refused, and the next may find room. For a transaction that only deletes, room that is
-held back for a full disk is given up first (`make_room`), so that a topic can be deleted there. Others do not get it: a
-commit of offsets would use it up.
+after a failed sync. Reads still work. A full disk is no such failure, as for a log: nothing was written, the
+transactions are refused, and the next may find room. A transaction that only deletes first frees the space reserved
+for a full disk (`make_room`), so that a topic can be deleted there. Other transactions do not get it: offset commits
+would use it up.
 
-SQLite checks the structure of the file when it is opened, and the broker decodes every value at start. If either fails,
-the broker does not start, and says how to restore the file. A commit to a damaged file could make it worse.
+The store checks the structure of the file when it opens it, and the broker decodes every value at start. If either
+fails, the broker does not start, and says how to restore the file. A commit to a damaged file could make it worse.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _SCHEMA = Path(__file__).parent / "sql" / "meta.sql"
 
 
 def salvage(damaged: str, path: str) -> str:
-    """A shell command that copies what can be read. `.dump` ends with ROLLBACK where it met damage.
+    """A shell command that copies the readable rows. `.dump` ends with ROLLBACK after damage.
 
     Not `.recover`: Debian's sqlite3 is built without SQLITE_ENABLE_DBPAGE_VTAB, and gives an empty file.
     """
@@ -91,7 +90,7 @@ class SqliteMeta(Keys):
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise StartupError(f"{path} was written by a newer Millstream (schema {version}); upgrade this one")
-            if version < SCHEMA_VERSION:  # else nothing is written, for which a full disk has no room
+            if version < SCHEMA_VERSION:  # avoids a write, which a full disk would refuse
                 database.executescript(_SCHEMA.read_text())
                 database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except sqlite3.DatabaseError as error:
@@ -107,7 +106,7 @@ class SqliteMeta(Keys):
         self._queue.append((operations, promise))
         if not self._busy:
             self._busy = True
-            # At the end of this turn of the loop, so that what else arrives in it shares the commit.
+            # At the end of this turn of the loop, so that all its transactions share the commit.
             asyncio.get_running_loop().call_soon(self._commit_queued)
         return promise
 
@@ -166,7 +165,7 @@ class SqliteMeta(Keys):
     ) -> None:
         if _is_full(error):
             refusals.error("%s cannot be written: the disk is full", self._path)
-            # Also of those that conflicted: perhaps with what is not stored now.
+            # Conflicts fail too: they may be with changes that were not stored.
             for promise in [promise for promise, _ in (*accepted, *refused)]:
                 promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, f"{self._path}: the disk is full"))
             refused = []
@@ -194,8 +193,8 @@ class SqliteMeta(Keys):
     async def close(self) -> None:
         last = self.transact() if self._busy else Promise.of(self.revision)
         self._is_closed = True
-        with contextlib.suppress(RequestError):  # it failed; then nothing waits any more
-            await last  # an empty transaction is answered after all that queued before it
+        with contextlib.suppress(RequestError):  # the store failed: no transaction waits
+            await last  # an empty transaction is answered after all queued ones
         self._thread.shutdown()
         self._database.close()
 
@@ -207,5 +206,5 @@ def _only_deletes(operations: Sequence[Operation]) -> bool:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether that is all there is: what was begun was taken back, and the file is as it was."""
+    """Whether only the disk is full: SQLite rolled back, and the file is unchanged."""
     return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"

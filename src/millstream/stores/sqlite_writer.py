@@ -1,7 +1,7 @@
 """The connection that writes to an SQLite file: transactions of the one thread that has it.
 
-What is known of logs and producers is kept between two transactions, and forgotten as soon as another connection has
-written, or one of ours has failed.
+It caches logs and producers between transactions, and drops the cache when another connection has written or a
+transaction has failed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from millstream.stores.database import Append, Changes, Landed, LogState, Stored
 from millstream.stores.sqlite_file import PAGE_BYTES
 
 STEP_ROWS = 500
-"""How many batches one transaction removes at most."""
+"""Limit of batches that one transaction deletes."""
 CHAPTER_ROWS = 1024
-"""How many batches of all logs a chapter has: as many as a few pages of the index hold, and enough for several of each
-log, since a row in `chapters` costs as much as the index by log would.
+"""Batches per chapter, over all logs. A few pages of the index hold them. Each log should have several in a chapter,
+since a row in `chapters` costs as much as the index by log would.
 """
 TRANSACTION_BYTES = 32 << 10
-"""What a transaction writes beside its rows: some pages."""
+"""Bytes that a transaction writes beside its rows."""
 OFFSET_MAX = (1 << 63) - 1
 LEADER_EPOCH = 0
 _SQL = queries.named("sqlite_queries.sql")
@@ -39,12 +39,12 @@ class SqliteWriter:
         self._states: dict[int, LogState | None] = {}
         self._producers: dict[int, Producers] = {}
         self._chapters: dict[int, int | None] = {}
-        """The last of each log."""
+        """The last per log."""
         self._last_arrival: int | None = None
         self.written = 0
-        """Bytes that went into the WAL, roughly: of a row that has no neighbours in its transaction, a page."""
+        """Bytes written to the WAL, roughly: a page for a row without neighbours in its transaction."""
         self._neighbours = self._neighbour_bytes = 0
-        """Rows of a transaction that stand beside each other, and their bytes."""
+        """Rows of a transaction on neighbouring pages, and their bytes."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class SqliteWriter:
         begun: list[tuple[int, int, int]] = []
         arrival = self._arrival()
         grown: dict[int, tuple[int, int]] = {}
-        """Where a log ends now, and how large it is."""
+        """The new end and size of each log."""
         producers: dict[tuple[int, int], None] = {}
         for log_id, batches, headers, _ in appends:
             state = self._states.get(log_id) or self._state(log_id)
@@ -151,7 +151,7 @@ class SqliteWriter:
         return outcomes, changed
 
     def touch(self) -> None:
-        """A change of no meaning."""
+        """Makes a dummy change."""
         self.connection.execute(_SQL["touch"])
 
     def _arrival(self) -> int:
@@ -180,7 +180,7 @@ class SqliteWriter:
         return self.remove(log_id, self._require(log_id).start)
 
     def remove(self, log_id: int, offset: int) -> bool:
-        """Some of the batches below an offset; whether there may be more."""
+        """Deletes some batches below an offset; whether more may remain."""
         below = {"log": log_id, "offset": offset, "count": STEP_ROWS}
         rows = self.connection.execute(_SQL["rows_below"], below).fetchall()
         if not rows:
@@ -215,7 +215,7 @@ class SqliteWriter:
         return self._update(state._replace(start=start, end=end, size_bytes=state.size_bytes - size))
 
     def _end_chapters(self, log_id: int, last_offset: int) -> None:
-        """Those that begin up to there and have none of the log's batches any more."""
+        """Deletes chapters that begin up to there without a batch of the log."""
         self.connection.execute(_SQL["end_chapters"], (log_id, last_offset))
         self._chapters.pop(log_id, None)
 
@@ -226,7 +226,7 @@ class SqliteWriter:
         return state
 
     def close_log(self, log_id: int) -> None:
-        """From here on nothing is appended; its batches follow step by step."""
+        """Refuses further appends; the batches are deleted in steps later."""
         self.connection.execute(_SQL["close_log"], (log_id,))
         self.connection.execute(_SQL["delete_producers"], (log_id,))
         self._states.pop(log_id, None)

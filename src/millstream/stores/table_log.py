@@ -1,16 +1,16 @@
-"""One partition in a database: what is known of it here, and the way to what is not.
+"""One partition in a database: its cached state, and access to its rows.
 
     start     high_watermark = end
-      |---- readers ----|-- on its way to the database --
+      |---- readers ----|-- in flight to the database --
 
 Rules
 -----
 1. A committed batch is durable and readable: `high_watermark`, `counted` and `end` are one number. It follows the
    database and never leads it.
-2. What is known here may be behind what others have appended, by the time that news takes. So nothing is refused for
-   being behind the end before the database was asked.
-3. News come by several ways and may overtake each other; the version of a state tells which is the newer.
-4. Appends of one log are answered in their order, because they leave in one order (`group_commit.py`).
+2. The cached state may be stale: other brokers append, and news takes time. So the log asks the database before it
+   refuses an offset beyond the end.
+3. News arrives by several ways and may overtake; the larger version of a state is newer.
+4. Appends of one log are answered in order, because they are sent in one order (`group_commit.py`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from millstream.stores.table_store import TableLogStore
 
 EXPIRE_ROWS = 500
-"""How many batches retention looks at, and removes, at a time."""
+"""How many batches retention reads and deletes at a time."""
 CHECK_BYTES_MAX = 1 << 20
 """Larger reads are checked in a thread. A megabyte takes the event loop 0.1 ms, or 8 ms in the smallest batches."""
 DAMAGE_ROWS = 500
-"""How many batches are looked at, at a time, to find a damaged one."""
+"""How many batches the search for a damaged one reads at a time."""
 
 
 class Waiting:
-    """An append on its way."""
+    """An append in flight."""
 
     __slots__ = ("append", "log", "promise", "size")
 
@@ -97,7 +97,7 @@ class TableLog:
         return self._append(batches, [header for _, header in pieces], len(run.data))
 
     def lead(self, epoch: int) -> None:
-        """Nothing: the database decides about offsets, so that any broker may append in the one epoch there is."""
+        """Does nothing: the database assigns offsets, so any broker may append, and there is one epoch."""
 
     def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         detail = f"{self.name} cannot be a copy: its database has the only one"
@@ -122,7 +122,7 @@ class TableLog:
         return LogReadOnly(self.name, failure) if failure is not None else None
 
     def landed(self, waiting: Waiting, outcome: Stored | RequestError) -> None:
-        """An append is decided; what it changed is known by now."""
+        """Answers an append; its change is already learned."""
         self.unsynced_bytes -= waiting.size
         if isinstance(outcome, RequestError):
             waiting.promise.fail(outcome)
@@ -173,7 +173,7 @@ class TableLog:
             tell(waker)
 
     def abandon(self) -> None:
-        """The topic is gone: whoever waits is told so, and nothing is taken any more."""
+        """The topic is deleted: wakes waiting readers and refuses further appends."""
         self.closed = True
         self._wake()
 
@@ -212,7 +212,7 @@ class TableLog:
         return Slice(len(data), next_offset, data=data)
 
     async def _note_damage(self, offset: int, sound: int) -> int:
-        """Registers the batch behind so many sound bytes of a read; answers with its first offset."""
+        """Registers the batch after `sound` bytes of a read; answers with its first offset."""
         while rows := await self._store.database.rows(self.id, offset, DAMAGE_ROWS):
             for row in rows:
                 if row.size > sound:
@@ -256,7 +256,7 @@ class TableLog:
             found = await aside.run(codec.find_time, batch, timestamp, self.start)
             if found is not None:
                 return TimedOffset(*found)
-            # Only what was trimmed of it is as new: the batch around the start.
+            # Only its trimmed records are as new: the batch spans the start.
             at = read_header(batch).next_offset
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
@@ -300,15 +300,15 @@ class TableLog:
         return self.end
 
     async def expire(self, now_ms: int) -> None:
-        """Retention by age and size, whole batches from the front, some at a time."""
+        """Retention by age and size: whole batches, oldest first, in steps."""
         config = self.config
         if self.closed or not config.delete or (config.retention_ms < 0 and config.retention_bytes < 0):
             return
-        # What lies below the start is removed by and by, and counted until it is: so for the size it is looked at too,
-        # and before the size, lest a batch that goes meanwhile is counted and not seen.
+        # Batches below the start count in the size until their deletion, so retention by size reads them too. Rows come
+        # first: if the size did, a batch deleted in between would be counted and not seen.
         by_size = config.retention_bytes >= 0
         old_below = self._mark.old_below(self.end, now_ms, config.retention_ms)
-        count = 1  # mostly the oldest batch stays, and with it all others
+        count = 1  # mostly the oldest batch stays, and with it the rest
         while self.size_bytes():
             rows = await self._store.database.rows(self.id, 0 if by_size else self.start, count)
             if by_size:
@@ -324,11 +324,11 @@ class TableLog:
                     is_done = True
                     break
                 size -= row.size
-                if row.max_timestamp >= 0 or too_much:  # one that has no time is as old as the next that has
+                if row.max_timestamp >= 0 or too_much:  # without a timestamp: as old as the next with one
                     keep_from = max(keep_from, row.last_offset + 1)
             if keep_from > start or (rows and rows[0].last_offset < start):
                 self.learn(await self._store.database.trim(self.id, keep_from))
-            elif count == EXPIRE_ROWS:  # so many without a time
+            elif count == EXPIRE_ROWS:  # all lack a timestamp
                 return
             if is_done:
                 return
@@ -336,7 +336,7 @@ class TableLog:
 
 
 async def _sound_bytes(data: bytes, behind: int, asked: int) -> int:
-    """How many bytes at the front of a read are sound. No offset may be missing: databases are not compacted."""
+    """How many leading bytes of a read are sound. No offset may be missing: databases are not compacted."""
     if len(data) <= CHECK_BYTES_MAX:
         return codec.sound_bytes(data, 0, behind, asked, dense=True)
     return await asyncio.to_thread(codec.sound_bytes, data, 0, behind, asked, dense=True)

@@ -1,8 +1,8 @@
-"""`MetaStore` over a database, with watches that see what others do.
+"""`MetaStore` over a database, with watches that see other brokers' changes.
 
-Reads go to the database. Watches are told from a feed of changes in order of revision: whenever news come, and as part
-of every own transaction, all changes since the last ones told are asked for. So each change is told once, in order,
-and an own one before its promise settles.
+Reads go to the database. Watchers get changes in order of revision: on news, and as part of every own transaction, the
+store asks for all changes since the last reported revision. So each change is reported once, in order, and an own
+change before its promise settles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Watcher = Callable[[str, Versioned | None], None]
 RETRY_SECONDS = 0.5
 DELETIONS_KEPT = 10_000
-"""Revisions for which it is remembered what was deleted. Who was away for longer compares everything."""
+"""Revisions whose deletions are kept. A broker that was away for longer compares all keys."""
 
 
 class TableMeta:
@@ -36,13 +36,13 @@ class TableMeta:
         self._watchers: dict[int, tuple[str, Watcher]] = {}
         self._next_watcher = 0
         self._told = 0
-        """The revision up to which watchers know everything."""
+        """Watchers know all changes up to this revision."""
         self._known: dict[str, int] = {}
-        """Keys under a watched prefix, with the revision last told: what a full comparison starts from."""
+        """Keys under a watched prefix, with the last reported revision: the base of a full comparison."""
         self._heard = 0
         self._catching_up = False
         self._retry: asyncio.TimerHandle | None = None
-        """Set while the next look waits: of many failed writes none begins another."""
+        """Set while a retry waits, so that failed writes do not start more."""
         self._damped = Damped(__name__)
         self._writing = False
 
@@ -66,7 +66,7 @@ class TableMeta:
         return promised(self._list(prefix))
 
     async def _list(self, prefix: str) -> Sequence[tuple[str, Versioned]]:
-        """Who watches and has seen a key here hears of its end, however long it was away."""
+        """Notes the keys, so that a watcher hears of their deletion after any absence."""
         found = await self._database.list_keys(prefix)
         watched = tuple(self._prefixes())
         for key, value in found:
@@ -96,7 +96,7 @@ class TableMeta:
             answers, changes = await self._database.transact(
                 [operations for operations, _ in group], self._told, self._prefixes()
             )
-            while watchers != self._next_watcher:  # who began to watch meanwhile is not in this answer
+            while watchers != self._next_watcher:  # the answer lacks prefixes of new watchers
                 watchers = self._next_watcher
                 changes = await self._database.changes(self._told, self._prefixes())
             await self._tell(changes)
@@ -133,8 +133,8 @@ class TableMeta:
         return sorted({prefix for prefix, _ in self._watchers.values()})
 
     def news(self, revision: int) -> None:
-        """The metadata is at a revision now; by our own doing, perhaps, of which a transaction's answer tells more."""
-        if revision > self._heard and self._retry is not None:  # the database speaks again
+        """The metadata is at a new revision. If the change is our own, the transaction's answer reports it."""
+        if revision > self._heard and self._retry is not None:  # the database is back
             self._retry.cancel()
             self._retry = None
         self._heard = max(self._heard, revision)
@@ -144,7 +144,7 @@ class TableMeta:
             promised(self._catch_up()).then(self._caught_up)
 
     async def catch_up(self) -> None:
-        """Asks, where news may have been missed."""
+        """Asks for news that may be missing."""
         self.news(await self._database.revision())
 
     async def _catch_up(self) -> None:
@@ -160,7 +160,7 @@ class TableMeta:
             self._damped.warning("cannot read changes of the metadata; retrying in %g s: %s", RETRY_SECONDS, done.error)
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._look_again)
         else:
-            self.news(0)  # some may have come since the last look, which was a turn of the loop ago
+            self.news(0)  # more may have arrived since the last read, a turn of the loop ago
 
     def _look_again(self) -> None:
         self._retry = None
@@ -186,14 +186,14 @@ class TableMeta:
                 tell(callback, key, value)
 
     async def _compare(self) -> None:
-        """What was deleted is not known any more: everything that was told is held against everything there is."""
+        """The deletions are forgotten: compares all reported keys with all stored keys."""
         revision = await self._database.revision()
-        prefixes = tuple(self._prefixes())  # who begins to watch from here on lists what is newer than the revision
+        prefixes = tuple(self._prefixes())  # later watchers list keys newer than the revision
         found: dict[str, Versioned] = {}
         for prefix in prefixes:
             found.update(await self._database.list_keys(prefix))
         self._told = max(self._told, revision)
-        # What is known from later than that was told while the lists were read, which may be older.
+        # A key with a later revision was reported during the lists, which may be older.
         gone = [key for key, known in self._known.items() if key not in found and known <= revision]
         for key in gone:
             if key.startswith(prefixes):

@@ -1,4 +1,4 @@
-"""`LogStore` over a database: opened logs, group commit, retention, and what to do about news."""
+"""`LogStore` over a database: open logs, group commit, retention, and the handling of news."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from millstream.stores.table_meta import TableMeta
 logger = logging.getLogger(__name__)
 
 PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
-"""How long a producer that is silent is remembered; as long as its batches are kept by default."""
+"""How long an idle producer is remembered: the default retention of its batches."""
 EARLY_MAX = 20_000
 WAITING_BYTES_MAX = 256 << 20
-"""Of all appends on their way. They are in memory, unlike those that wait for a file's sync: more are to come again."""
+"""Limit of appends in flight. They are in memory, unlike those that wait for a file's sync. Others must retry."""
 RETRY_SECONDS = 0.5
 TOPICS_PREFIX = "topics/"
 
@@ -46,7 +46,7 @@ class TableLogStore:
         self._by_id: dict[int, TableLog] = {}
         self._gathered: list[Waiting] | None = None
         self._refusal: RequestError | None = None
-        """Why nothing of what is gathered can be stored."""
+        """Why no gathered append can be stored."""
         self._last_bundle = 0
         self._commits: GroupCommit[Waiting] = GroupCommit(self._write)
         self.meta = TableMeta(database)
@@ -55,7 +55,7 @@ class TableLogStore:
         self._is_behind = False
         self._damped = Damped(__name__)
         self._losses = 0
-        """Counts how often news were lost: a state that was asked for before may be behind for ever."""
+        """Counts losses of news: a state read before a loss may stay stale for ever."""
         database.listen(self._learn, self.meta.news, self._lost)
 
     async def start(self) -> None:
@@ -87,7 +87,7 @@ class TableLogStore:
         key = topic_id, partition
         if key not in self._logs:
             state = self._prepared.pop(key, None)
-            if state is None:  # opened for another who prepared it as well, and discarded since
+            if state is None:  # another caller prepared and opened it too, and it was discarded
                 raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} was deleted meanwhile")
             log = TableLog(f"{topic}-{partition}", state, config, self)
             self._logs[key] = self._by_id[log.id] = log
@@ -97,7 +97,7 @@ class TableLogStore:
         return self._logs[key]
 
     def opened_all(self) -> None:
-        """Nothing to set aside: what belongs to no topic is removed by and by (`housekeep`)."""
+        """Nothing to set aside: `housekeep` deletes logs without a topic."""
 
     def room(self) -> tuple[int, int]:
         return self.database.room()
@@ -135,12 +135,12 @@ class TableLogStore:
         self._commits.put([waiting], waiting.size)
 
     def refused(self, refusal: RequestError) -> None:
-        """An append was not taken: those that belong together with it are not either."""
+        """An append was refused: the others of its bundle fail too."""
         if self._gathered is not None:
             self._refusal = refusal
 
     def _write(self, group: list[Waiting]) -> Promise[None]:
-        group.sort(key=lambda waiting: waiting.log.id)  # the order in which every process takes its locks
+        group.sort(key=lambda waiting: waiting.log.id)  # every process takes its locks in this order
         written: Promise[None] = Promise()
         self._append(group, written)
         return written
@@ -161,7 +161,7 @@ class TableLogStore:
             written.settle(None)
 
     def _answer(self, group: list[Waiting], done: Promise[Landed]) -> list[Waiting]:
-        """Those whose turn comes again are left: nothing was stored, and not because of them."""
+        """Returns the appends to retry: nothing was stored, because of other bundles."""
         if isinstance(done.error, Torn):
             bundles = done.error.bundles
             refused = [each for each in group if each.append.bundle in bundles]
@@ -191,7 +191,7 @@ class TableLogStore:
                 self._learn_early(state)
 
     def _learn_early(self, state: LogState) -> None:
-        """News of a log that is about to be opened may overtake the answer that opens it."""
+        """News of a log may overtake the answer that opens it."""
         known = self._early.get(state.id)
         if known is None or known.version < state.version:
             self._early[state.id] = state
@@ -199,7 +199,7 @@ class TableLogStore:
             del self._early[next(iter(self._early))]
 
     def _lost(self) -> None:
-        """Some news did not come: the state of everything is asked for, until there is an answer."""
+        """Some news is missing: asks for the state of all logs and metadata until it succeeds."""
         self._is_behind = True
         self._losses += 1
         if self._catching_up is None:
@@ -207,7 +207,7 @@ class TableLogStore:
 
     async def _catch_up(self) -> None:
         while self._is_behind:
-            self._is_behind = False  # unless news are lost again while this asks
+            self._is_behind = False  # another loss sets it again
             try:
                 prepared = [state.id for state in self._prepared.values()]
                 self._learn(await self.database.states([*self._by_id, *prepared]))
@@ -248,9 +248,9 @@ class TableLogStore:
             self._damped.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
 
     async def _remove_orphans(self) -> None:
-        """Logs whose topic is gone: a process that deleted one may have died before it was done.
+        """Deletes orphaned logs: a process that deleted their topic may have died halfway.
 
-        A topic's key is there before its logs are, so looking at the logs first cannot mistake a new one.
+        A topic's key is stored before its logs, so reading the logs first cannot orphan a new topic.
         """
         found = await self.database.topic_ids()
         topics = await self.database.list_keys(TOPICS_PREFIX)
@@ -262,7 +262,7 @@ class TableLogStore:
         return iter(list(self._logs.values()))
 
     async def close(self) -> None:
-        """What waits is written first."""
+        """Writes queued items first."""
         if self._catching_up is not None:
             self._catching_up.cancel()
         await self._commits.drained()

@@ -36,7 +36,7 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
             logs.unlock()
             raise
     if (scheme == "sqlite" and rest) or scheme in ("postgresql", "postgres"):
-        from millstream.stores.table_store import TableLogStore  # most brokers have files, and start the sooner
+        from millstream.stores.table_store import TableLogStore  # a broker on files starts faster without
 
         store = TableLogStore(_sqlite(rest) if scheme == "sqlite" else _postgres(url), clock)
         return store, store.meta
@@ -47,7 +47,7 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
 
 
 def _check_file(name: str) -> None:
-    """SQLite's own ways to say more than a file's name would make a file of that name here."""
+    """SQLite's special names and URI options would create a file of that name here."""
     if name.strip("/") == ":memory:":
         raise StartupError("a store in memory is written memory:, not sqlite::memory:")
     if "?" in name:
@@ -57,7 +57,7 @@ def _check_file(name: str) -> None:
 
 
 def is_shared(url: str) -> bool:
-    """Whether several brokers may be at work over such a store."""
+    """Whether several brokers may share such a store."""
     return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
 
 

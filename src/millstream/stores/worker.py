@@ -1,7 +1,7 @@
-"""Threads that do blocking work for the loop, and promises of what comes of it.
+"""Threads that do blocking work for the loop, and promises of its outcome.
 
-What `run_in_executor` does with two futures and a lock on each takes longer than a small commit does, so this has
-none: work goes in by a queue, its outcome comes back by one call on the loop.
+`run_in_executor` takes longer than a small commit, with two futures and a lock on each. This has none: work goes in
+by a queue, its outcome comes back by one call on the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Job = tuple[Callable[[], Any], Promise[Any] | None, asyncio.AbstractEventLoop |
 
 
 class Worker:
-    """So many threads, started with the first work; in the order in which it came."""
+    """Threads that start with the first job and take jobs in order of arrival."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
@@ -43,7 +43,7 @@ class Worker:
         return promise
 
     def wait(self, work: Callable[[], T]) -> T:
-        """Has work done, for another thread than the loop's, which waits; not after `close`."""
+        """Does work for a blocking caller, not on the loop's thread; not after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -64,12 +64,12 @@ class Worker:
             except BaseException as error:
                 outcome, failed = error, True
             if promise is not None and loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
                     loop.call_soon_threadsafe(promise.fail if failed else promise.settle, outcome)
-            del job, work, promise, loop, outcome  # nothing is kept alive while there is nothing to do
+            del job, work, promise, loop, outcome  # an idle thread keeps no objects alive
 
     def close(self) -> None:
-        """Blocks until all that was begun is done."""
+        """Blocks until all queued work is done."""
         self._closed = True
         if self._started:
             for _ in self._threads:

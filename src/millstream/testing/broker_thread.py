@@ -1,10 +1,10 @@
-"""A real broker with a real port, in a thread of its own: for tests of anything that speaks Kafka.
+"""A real broker with a real port, in its own thread: for tests of anything that speaks Kafka.
 
     with BrokerThread() as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
 
-Its clock runs, and can be moved. What it acknowledged outlives `kill` and `restart`, also in `memory:`, as a disk would
-keep it; members of groups, sessions and leases do not, as with any broker that dies.
+Its clock runs, and a test can move it. Acknowledged records survive `kill` and `restart`, even in `memory:`, as they
+would on disk. Group members, sessions and leases do not, as with any broker that dies.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from millstream.testing.moved_clock import MovedClock
 T = TypeVar("T")
 SECONDS_MAX = 30.0
 TURNS = 20
-"""Of the loop after time was moved: what timers began is done by then, as far as it needs no disk."""
+"""Turns of the loop after the clock moved: enough for the work of timers that needs no disk."""
 
 
 class ClockHandle:
-    """The broker's clock, as the test's thread sees it."""
+    """The broker's clock, for the test's thread."""
 
     def __init__(self, owner: BrokerThread) -> None:
         self._owner = owner
 
     def advance(self, seconds: float) -> None:
-        """Moves the broker's time forward. Returns when all that falls due in between has happened."""
+        """Moves the broker's clock forward. Returns after every timer that falls due has run."""
         if seconds < 0:
             raise ValueError(f"time only goes forward, not by {seconds} s")
 
@@ -102,7 +102,7 @@ class BrokerThread:
             self._call(self._open())
         except BaseException:
             try:
-                self._call(self._close(at_once=True))  # the store, if it was opened: else nobody could open it again
+                self._call(self._close(at_once=True))  # an open store would refuse the next start
             finally:
                 self._end()
             raise
@@ -117,31 +117,31 @@ class BrokerThread:
             self._held = None
 
     def kill(self) -> None:
-        """Every connection breaks at once and nobody is answered. What was acknowledged is there after `restart`."""
+        """Breaks every connection at once, without answers. `restart` keeps the acknowledged records."""
         if self.is_running:
             self._call(self._close(at_once=True))
             self._end()
 
     def restart(self) -> None:
-        """Starts again on the same port and the same data; stops cleanly before if it still runs."""
+        """Starts again with the same port and data; first stops cleanly if it still runs."""
         if self.is_running:
             self.stop()
         self.start()
 
     @property
     def busy_seconds_max(self) -> float:
-        """The longest that something held the broker's event loop, in CPU time: other processes do not count."""
+        """The longest that one task held the broker's event loop, in CPU time: other processes do not count."""
         return self.metrics.loop_busy_seconds_max
 
     def fail_next(self, api: str | int, code: Code | int | str, times: int = 1) -> None:
-        """The next requests to an API are answered with an error and not carried out.
+        """The next requests to an API get an error and are not executed.
 
         broker.fail_next("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
         """
         self.faults.add(api, code, times)
 
     def run(self, work: Callable[[Broker], Awaitable[T]]) -> T:
-        """Runs something on the broker's own thread, for what no client can ask for."""
+        """Runs `work` on the broker's thread, for tasks that no client can request."""
         broker = self._broker
         if broker is None:
             raise RuntimeError("the broker does not run")
@@ -152,9 +152,9 @@ class BrokerThread:
         return self._call(on_loop())
 
     def _hold_port(self) -> None:
-        """Through every `kill`: tests run beside each other, and each asks for some free port."""
+        """Also across `kill`: parallel tests ask for free ports, and could get this one."""
         if self._held is None:
-            with contextlib.suppress(OSError):  # the door will say it better
+            with contextlib.suppress(OSError):  # the door reports it
                 self._held = HeldPort(self._address.host, self._address.port)
                 self._address = Address(self._address.host, self._held.port)
 

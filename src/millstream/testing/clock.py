@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Implements `millstream.core.clock.Clock`. `advance` runs every timer that falls due, in order of time."""
+    """Implements `millstream.core.clock.Clock`. `advance` runs every timer that falls due, in time order."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._start_ms = start_ms

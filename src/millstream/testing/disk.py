@@ -1,25 +1,25 @@
 """A disk that forgets: what a power loss, a failed sync or a full disk may leave behind.
 
-`ForgetfulDisk` works on real files, so that whatever reads them needs no change, and remembers what of them is durable.
-Until then, this is what a crash may make of it:
+`ForgetfulDisk` works on real files, so their readers need no change, and tracks which parts of them are durable. A
+crash may change the other parts:
 
-    bytes of a file     durable by `sync` and `sync_map`. Until then each 512-byte sector (4 KiB page where the file is
-                        mapped) is there, or is what it was: older bytes, bytes that were cut off since, zeros.
-    length of a file    durable by the same. Until then anything between the shortest and the longest it has had.
-    a name              new, renamed or removed: durable by `sync_directory`. Until then each change has happened or has
-                        not, whatever the others did; a rename is one change.
-    a directory         durable by `sync_directory` of its parent. Until then it may be gone, with all that is in it.
+    bytes of a file     durable by `sync` and `sync_map`. Until then each 512-byte sector (4 KiB page of a mapped file)
+                        has its new content or an older one: earlier bytes, truncated bytes, zeros.
+    length of a file    durable by the same. Until then any length between the shortest and the longest so far.
+    a name              new, renamed or removed: durable by `sync_directory`. Until then each change has happened or
+                        not, independently of the others; a rename is one change.
+    a directory         durable by `sync_directory` of its parent. Until then it may be lost, with its content.
 
-A failed sync (`fail_sync`) is the kernel's: the pages count as clean afterwards although they never reached the disk.
-Reads show them, a later sync succeeds and does not write them, and a crash takes them. Only writing them again helps.
-Names are kinder: after a failed `sync_directory` a later one either fails too or is good (journals do not lie).
+A failed sync (`fail_sync`) acts like the kernel's: the pages count as clean although they never reached the disk.
+Reads return them, a later sync succeeds without writing them, and a crash loses them. Only a new write helps. Names
+are kinder: after a failed `sync_directory` a later one either fails too or is good (journals do not lie).
 
-A crash comes in two steps. `lose_power_at` lets the power fail at the n-th operation from now, in the middle of it
-where it is a write: that operation and every later one raises `PowerLoss`. `crash` then puts the files into one state
-that the model allows, picked by the random numbers it is given, and answers with a disk for the next life. This one
-stays dark for ever, so that leftovers of the old process can do no harm.
+A crash has two steps. `lose_power_at` cuts the power at the n-th operation from now, in the middle if it is a write:
+that operation and every later one raises `PowerLoss`. `crash` then puts the files into a random state that the model
+allows, and answers with a new disk for the next process. The old disk stays dark for ever, so that leftovers of the
+old process do no harm.
 
-The model is rougher than most file systems are: ext4 would not do half of it.
+The model is harsher than most file systems: ext4 would not do half of it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PAGE_BYTES = 4096
 
 
 class PowerLoss(BaseException):
-    """The machine is off. No `Exception`, because nothing that runs on the machine could handle it."""
+    """The machine is off. Not an `Exception`, because no code on the machine could handle it."""
 
 
 @dataclass(eq=False, slots=True)
 class _Inode:
-    """One file, whatever it is called: what is durable of it, and what may be."""
+    """One file under any name: its durable bytes, and its pending changes."""
 
     path: str
     durable: bytearray
@@ -54,11 +54,11 @@ class _Inode:
     """Ranges that the next good sync writes."""
     lengths: list[int] = field(default_factory=list)
     ghosts: list[tuple[int, bytes]] = field(default_factory=list)
-    """Bytes that were written and cut off again since the last sync; a crash may show them."""
+    """Bytes written and truncated since the last sync; a crash may show them."""
     mapped: bytes | None = None
-    """Where the file is mapped: its bytes at the last sync, to find out which pages are dirty."""
+    """For a mapped file: its bytes at the last sync, to find the dirty pages."""
     kept: bytes | None = None
-    """Its last bytes, once it has no name any more: the removal may yet turn out not to have happened."""
+    """The last bytes of a removed file: a crash may undo the removal."""
 
     def content(self) -> bytes:
         if self.kept is not None:
@@ -92,14 +92,14 @@ class _Inode:
             self.mapped = content
 
     def forget(self, content: bytes) -> None:
-        """A failed sync: nothing was written, and nothing is left to write."""
+        """A failed sync: writes nothing, and marks all pages clean."""
         self.lengths.append(len(content))
         self.dirty = []
         if self.mapped is not None:
             self.mapped = content
 
     def is_as_it_was(self, name: str) -> bool:
-        """Whether the file of that name needs no change to look as after a crash."""
+        """Whether a crash leaves the file of that name unchanged."""
         if self.kept is not None or self.path != name or self.dirty or self.lengths:
             return False
         return self.durable == self.content()
@@ -165,7 +165,7 @@ class _Change:
 
 class ForgetfulDisk(Disk):
     def __init__(self, directory: str) -> None:
-        """A disk whose files under `directory`, as they are now, are all durable."""
+        """All files now under `directory` count as durable."""
         self.directory = os.path.abspath(directory)
         self.operations = 0
         self.syncs = 0
@@ -192,15 +192,15 @@ class ForgetfulDisk(Disk):
         self._power_fails_at, self._random = self.operations + operation, random
 
     def fail_sync(self, at: int) -> None:
-        """The n-th sync from now (1: the next) fails with EIO, and what it should have written is lost."""
+        """The n-th sync from now (1: the next) fails with EIO and loses its writes."""
         self._sync_fails_at = self.syncs + at
 
     def fail_write(self, number: int, after_bytes: int) -> None:
-        """After so many more bytes, one write stops in the middle and fails with this errno."""
+        """After `after_bytes` more bytes, one write stops in the middle with errno `number`."""
         self._write_fails = number, after_bytes
 
     def crash(self, random: Random) -> ForgetfulDisk:
-        """Leaves the directory as a power loss might, and answers with the disk of the next life."""
+        """Leaves the directory as after a power loss, and answers with the next process's disk."""
         with self._lock:
             self.is_dark = True
             names = dict(self._durable)
@@ -251,7 +251,7 @@ class ForgetfulDisk(Disk):
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     def _adopt(self, path: str) -> _Inode:
-        """A file that this disk has not made: durable as it is."""
+        """Adds a file not created by this disk, as durable."""
         with open(path, "rb") as file:
             inode = _Inode(path, bytearray(file.read()), os.fstat(file.fileno()).st_ino)
         self._inodes[inode.number] = inode
@@ -389,7 +389,7 @@ class ForgetfulDisk(Disk):
                     moved.path = name
 
     def _take_in(self, path: str) -> _Inode | None:
-        """A file or directory that somebody else put there."""
+        """Adds a file or directory that other code created."""
         if os.path.isdir(path):
             self._names[path] = self._durable[path] = None
             return None

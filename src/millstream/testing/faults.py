@@ -1,6 +1,6 @@
-"""Answers with an error in place of the real ones: what `fail_next` puts into the Kafka door.
+"""Injected error responses: `fail_next` puts them into the Kafka door.
 
-The request is not carried out.
+The request is not executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Faults:
 
     @property
     def left(self) -> int:
-        """How many requests are still to fail."""
+        """How many requests will still fail."""
         return sum(map(len, self._waiting.values()))
 
     def __call__(self, key: int, version: int, frame: memoryview) -> tuple[bytes, bytes] | None:
@@ -39,7 +39,7 @@ class Faults:
         is_flexible = messages.is_flexible(key, version)
         _, reader = header.skip_client(frame, is_flexible)
         request = messages.decode_request(key, version, reader.buffer[reader.position :])
-        if key == PRODUCE and request.acks == 0:  # nobody waits for an answer that could fail
+        if key == PRODUCE and request.acks == 0:  # has no response that could carry an error
             return None
         return (b"\0" if is_flexible else b""), refusal.encode(key, version, request, waiting.popleft())
 

@@ -1,8 +1,8 @@
-"""A port that nobody else is given while nobody listens on it.
+"""Reserves a port while no server listens on it.
 
-A server that is killed and started again must find its port free. In between, whoever asks the kernel for any free
-port, as every test beside it does, may be given that one. A socket that is bound and never listens keeps it: the server
-may bind beside it, for both say SO_REUSEADDR, and whoever connects meanwhile is refused, as by a dead server.
+A server that is killed and started again must find its port free. In between, the kernel may give that port to a
+parallel test that asks for any free one. A socket that is bound and never listens keeps it. The server may bind beside
+it, because both set SO_REUSEADDR. Clients that connect meanwhile are refused, as by a dead server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Self
 
 class HeldPort:
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Raises `OSError` where somebody listens already."""
+        """Raises `OSError` if a socket already listens."""
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind, protocol)
         try:

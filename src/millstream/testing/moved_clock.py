@@ -1,4 +1,4 @@
-"""The machine's clock, which a test can move forward: real clients need time to pass, tests need it to pass at once."""
+"""The machine's clock, which a test can move forward: real clients need running time, tests need jumps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MovedClock:
 
     def __init__(self, ahead: float = 0.0) -> None:
         self.ahead = ahead
-        """Seconds before the machine's clock."""
+        """Seconds ahead of the machine's."""
         self._timers: list[tuple[float, int, MovedTimer]] = []
         self._order = itertools.count()
 
@@ -52,7 +52,7 @@ class MovedClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """On the event loop's thread."""
+        """Call on the loop's thread."""
         target = self.ahead + seconds
         while self._timers and self._timers[0][0] <= time.monotonic() + target:
             due, _, timer = heapq.heappop(self._timers)
@@ -62,7 +62,7 @@ class MovedClock:
             timer.fire()
         self.ahead = target
         loop = asyncio.get_running_loop()
-        for due, _, timer in self._timers:  # those that are left are due sooner, too
+        for due, _, timer in self._timers:  # the remaining ones are due sooner, too
             if timer.callback is not None and timer.handle is not None:
                 timer.handle.cancel()
                 timer.handle = loop.call_later(max(due - self.monotonic(), 0.0), timer.fire)

@@ -1,7 +1,6 @@
 """Millstream's fixtures for pytest: a real broker inside the test process. See `docs/testing.md`.
 
-Loaded by pytest wherever the package is installed, so nothing is imported here that a test without a broker would pay
-for.
+pytest loads this wherever the package is installed, so it imports nothing that slows tests without a broker.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def millstream_settings() -> dict[str, Any]:
 
 @pytest.fixture
 def millstream(millstream_settings: dict[str, Any]) -> Iterator[BrokerThread]:
-    """A broker of the test's own, on a free port, in memory: `.bootstrap` is where Kafka clients connect."""
+    """The test's own broker, in memory, on a free port: Kafka clients connect to `.bootstrap`."""
     from millstream.testing.broker_thread import BrokerThread
 
     with BrokerThread(**millstream_settings) as broker:
