@@ -139,7 +139,7 @@ class Groups:
 
     async def adopt(self, owns: Owns) -> None:
         """Loads the stored state of some groups."""
-        if not isinstance(self._cluster, Solo):  # a broker alone has already opened all queues
+        if not isinstance(self._cluster, Solo):  # a broker alone has opened all queues
             await self._queues.adopt(owns)
         for key, stored in await self._meta.list(GROUPS_PREFIX):
             group_id = group_of(key)
@@ -162,7 +162,7 @@ class Groups:
             group.close(error)
 
     def close(self) -> None:
-        """Fails waiting requests; clients look for their coordinator again."""
+        """Fails waiting requests; clients find a new coordinator."""
         self._is_closed = True
         self._unwatch()
         self._sweeper.stop()
@@ -476,7 +476,7 @@ class Groups:
         return group
 
     def _inherit(self, group_id: str, client_host: str) -> GroupRecord | None:
-        """Makes room for a group. A group of another type, without members, passes on its epoch."""
+        """Makes room for a group. An empty group of another type passes on its epoch."""
         group = self._groups.get(group_id)
         if group is not None:
             group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
@@ -541,7 +541,7 @@ class Groups:
             names = len(group.members) * topics
             if self._turns.spend(1 + names // (NAMES_A_STEP if change is None else LOOK_UPS_A_STEP)):
                 if change is not None:
-                    with contextlib.suppress(RequestError):  # the members' next heartbeats retry
+                    with contextlib.suppress(RequestError):  # the next heartbeats retry
                         await change
                 await self._turns.next()
 
