@@ -29,9 +29,9 @@ class Join(NamedTuple):
     protocol_type: str
     protocols: Protocols
     id_required: bool = False
-    """The client knows MEMBER_ID_REQUIRED (version 4, KIP-394): it gets an id first, so lost joins leave no orphans."""
+    """The client knows MEMBER_ID_REQUIRED (version 4, KIP-394): it gets an id first, so lost joins leave no member."""
     may_skip_assignment: bool = False
-    """The client knows `skip_assignment` (KIP-814)."""
+    """The client has `skip_assignment` (version 9)."""
     planned: bool = False
     """Its protocol has no SyncGroup: the broker assigns, and sends the member the list of members."""
 

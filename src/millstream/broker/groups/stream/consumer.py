@@ -3,7 +3,7 @@
     a change --epoch reserved, durable--> a target for that epoch --heartbeats--> every member at that epoch
 
     a member:   has its target     --> RECONCILED
-                has more           --> told to revoke the surplus, keeps its epoch; confirms with a list of what it owns
+                has more           --> told to revoke the surplus, keeps its epoch; confirms by listing what it owns
                 has less           --> takes free partitions, moves to the target's epoch; gets the rest in later beats
 
 Rules
@@ -13,7 +13,7 @@ Rules
 2. A partition has at most one owner. It is owned until its owner confirms the revocation, leaves, or is fenced:
    `owners` is the truth, targets are intentions.
 3. A member confirms by an explicit list in a heartbeat after the response that told it to revoke. An earlier list
-   proves nothing: the member might be about to take partitions from an earlier response.
+   proves nothing: the member might still take partitions from an earlier response.
 4. A member is fenced after the session timeout without a heartbeat, or if it does not revoke within its rebalance
    timeout.
 5. A member that joins (epoch 0) owns nothing, whatever the broker believed.

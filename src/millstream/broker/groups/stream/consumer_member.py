@@ -1,8 +1,8 @@
 """One member of a consumer-protocol group: its subscription, its assignment, its revocations.
 
 assigned     partitions that it may read now
-revoking     partitions that it was told to revoke and has not confirmed; it still owns them
-epoch        the epoch of the target that it has reached. It stays while `revoking` is not empty
+revoking     partitions that it must revoke and has not confirmed; it still owns them
+epoch        the target epoch that it has reached; stays while `revoking` is not empty
 told         the partitions in the last response that listed any
 classic      the last JoinGroup of a member that uses the classic protocol (`mixed.py`)
 """
