@@ -192,7 +192,7 @@ class BrokerSettings:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def check(self, overrides: Mapping[str, str]) -> None:
-        """As Kafka, raises INVALID_REQUEST for a fixed setting and for an invalid value."""
+        """Like Kafka, raises INVALID_REQUEST for a fixed setting and for an invalid value."""
         for name, text in overrides.items():
             if name in FIXED or name in PLACES or name in FIELDS:
                 raise RequestError(

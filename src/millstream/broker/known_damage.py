@@ -6,7 +6,7 @@ ranges, and `/healthz` reports them right after a start.
 Rules
 -----
 1. Each broker stores its ranges in one key of the metadata store. It compares them every `SAVE_SECONDS` and on close,
-   and writes changed ones: a broker over sound logs writes nothing.
+   and writes them on a change: a broker over sound logs writes nothing.
 2. At start the broker verifies every stored range as a scrub does. A range that is still damaged enters its log's
    registry; a repaired range is dropped. The broker stores no ranges before that is complete.
 3. At most `RANGES_MAX` ranges are stored. A scrub finds the rest.

@@ -326,7 +326,7 @@ class Topics:
     async def ensure(
         self, name: str, partition_count: int | None = None, overrides: Mapping[str, str] | None = None
     ) -> Topic:
-        """Returns the topic; creates it if it is missing and `auto_create` allows it."""
+        """Returns the topic; creates it if missing and allowed, with `partition_count` or the default."""
         topic = self._by_name.get(name)
         if topic is not None:
             return topic

@@ -210,7 +210,7 @@ class Cursors:
             if position > cursor.position:
                 await self._store(cursor, topic, position)
         except Exception as error:
-            is_gone = self._topics.by_id(topic.id) is not topic  # perhaps its files, too: the error is no fault
+            is_gone = self._topics.by_id(topic.id) is not topic  # perhaps its files, too: an expected error
             for answer, _ in answers:
                 answer.fail(_deleted(topic) if is_gone else error)
             return
