@@ -1,7 +1,7 @@
-"""Batches out of a log for readers that decode them: every checksum is checked before the first record is looked at.
+"""Reads batches from a log for readers that decode them, and verifies each checksum before it decodes a record.
 
-The log checks what it reads from disk once (`log/checked.py`). Here each batch is checked again, just before it is
-decoded: a bit that changes while the broker runs must not turn into a record with another value.
+The log verifies data once, when it reads it from disk (`log/checked.py`). This module verifies each batch again, just
+before decoding: a bit that flips while the broker runs must not change a record.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millstream.stores.base import PartitionLog
 class Batches(NamedTuple):
     sound: list[tuple[BatchHeader, memoryview]]
     next_offset: int
-    """Where to read on."""
+    """The next read."""
 
 
 async def read_batches(log: PartitionLog, offset: int, bytes_max: int) -> Batches:
-    """Whole batches from the one that holds an offset, or the next there is, each of them sound.
+    """Returns whole, sound batches, from the batch that holds an offset or the next one.
 
-    Ends before a damaged batch, and raises `UnreadableOffset` where the first one is damaged. Raises what a read of the
-    log raises.
+    Stops before a damaged batch; raises `UnreadableOffset` if the first batch is damaged, and the errors of
+    `log.read`.
     """
     part = await log.read(offset, bytes_max)
     if not part.size:
@@ -43,7 +43,7 @@ async def read_batches(log: PartitionLog, offset: int, bytes_max: int) -> Batche
 
 
 async def decode(header: BatchHeader, batch: memoryview, aside: Aside) -> list[Record]:
-    """The records of a batch that `read_batches` has checked; none of a control batch. Raises `UnreadableOffset`."""
+    """Decodes a batch that `read_batches` verified; a control batch has no records. Raises `UnreadableOffset`."""
     if header.is_control:
         return []
     try:
@@ -53,7 +53,7 @@ async def decode(header: BatchHeader, batch: memoryview, aside: Aside) -> list[R
 
 
 def undecodable(header: BatchHeader, error: CorruptBatch) -> UnreadableOffset:
-    """What a reader is told of a batch whose checksum matches and whose records make no sense."""
+    """The error for a batch whose checksum matches but whose records cannot be decoded."""
     first, next_offset = header.base_offset, header.next_offset
     detail = (
         f"the batch of offsets {first} to {next_offset - 1} cannot be decoded ({error.detail}); "

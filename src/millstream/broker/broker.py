@@ -1,4 +1,4 @@
-"""The broker: topics, groups and producers over a store, under one clock. Doors speak to this and to nothing below
+"""The broker: topics, groups and producers over a store, with one clock. Doors call the broker and nothing below
 it.
 """
 
@@ -98,8 +98,8 @@ class Broker:
         self.producer_ids = ProducerIds(meta)
         self._scrub = Scrub(self.topics, meta, clock, self.cluster, metrics, config.scrub_bytes_per_second)
         self.changing = asyncio.Lock()
-        """Held from reading settings to having stored what they became: changes go one after the other, as those that
-        Kafka's controller makes. Two at once would each be made of what the other is about to replace.
+        """Serialises changes of settings, from the read to the durable write, as Kafka's controller does. Otherwise one
+        of two concurrent changes would be lost.
         """
 
     async def start(self) -> None:
@@ -113,7 +113,7 @@ class Broker:
         self._scrub.start()
 
     async def _load(self) -> None:
-        """Takes in all that the metadata say. They may be damaged: every value that was stored is decoded in here."""
+        """Loads all metadata. Stored values may be damaged, so every one of them is decoded inside this method."""
         self.cluster_id = await self._load_cluster_id()
         await self.settings.start(self.topics.set_defaults)
         await self.topics.start()
@@ -125,7 +125,7 @@ class Broker:
 
     async def _adopt(self, owns: Owns) -> None:
         if not isinstance(self.cluster, Solo):
-            await self.topics.refresh()  # what is adopted may be of topics that were not heard of here yet
+            await self.topics.refresh()  # adopted state may name topics that this broker does not know
         await self.groups.adopt(owns)
         await self.cursors.adopt(owns)
 
@@ -144,45 +144,45 @@ class Broker:
             return found.value.decode()
 
     def advertised(self, local_host: str, local_port: int) -> tuple[str, int]:
-        """Where clients are told to connect: what was configured, else the address on which this one came in."""
+        """The address for clients to connect to: the configured one, else the one that this client used."""
         if self._advertise is not None:
             return self._advertise.host, self._advertise.port
         return local_host, local_port
 
     def nodes(self, local_host: str, local_port: int) -> list[Node]:
-        """All live brokers by their numbers, this one at the address by which the client came."""
+        """All live brokers by node id, this one with its advertised address."""
         return sorted([Node(self.node_id, *self.advertised(local_host, local_port)), *self.cluster.others()])
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
         return Fetch(self.topics, wanted, bytes_min, bytes_max)
 
     def inlet(self, partition: Partition) -> Inlet:
-        """Where single records go in."""
+        """Takes single records."""
         if partition.inlet is None:
             partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
         return partition.inlet
 
     @property
     def atomic(self) -> bool:
-        """Whether appends made `together` are stored as a whole, over several partitions."""
+        """Whether appends made `together` are atomic across partitions."""
         return self._logs.atomic
 
     def together(self) -> AbstractContextManager[None]:
         return self._logs.together()
 
     def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
-        """A new member of an exclusive group, to be opened."""
+        """A new member of an exclusive group, not yet open."""
         return ExclusiveMember(self._meta, self.clock, self.topics, topic, group, uuid.uuid4().hex, settings)
 
     async def delete_topic(self, name: str) -> None:
         self.in_background(await self.topics.delete(name))
 
     def storage(self) -> tuple[str, int, int]:
-        """Where the logs live, all bytes there, and free bytes."""
+        """Location of the logs, its size and its free bytes."""
         return (self._logs.location, *self._logs.room())
 
     def shortages(self) -> Iterator[str]:
-        """Why records are refused for now, or soon will be: room for the largest batch is not there any more."""
+        """Why the broker refuses records, or soon will: the disk has no room for the largest batch."""
         location, total, free = self.storage()
         if 0 <= free < self.config.message_bytes_max:
             yield (
@@ -191,7 +191,7 @@ class Broker:
             )
 
     def failures(self) -> Iterator[str]:
-        """Why the broker is not healthy, one sentence per read-only log, and one where the metadata is."""
+        """Why the broker is unhealthy: one sentence per read-only log, and one for read-only metadata."""
         if self._meta.failure is not None:
             yield f"the metadata store is read-only: {self._meta.failure}"
         for topic in self.topics:
@@ -200,14 +200,14 @@ class Broker:
                     yield f"{topic.name}-{partition.index} is read-only: {partition.log.failure}"
 
     def damage(self) -> Iterator[tuple[str, int, DamagedRange]]:
-        """What is known to be damaged: topic, partition and range of offsets."""
+        """All known damage: topic, partition and range of offsets."""
         for topic in self.topics:
             for partition in topic.partitions:
                 for damaged in partition.log.damage.ranges:
                     yield topic.name, partition.index, damaged
 
     def in_background(self, work: Awaitable[None]) -> None:
-        """Runs on beside the requests; what goes wrong is logged, and closing waits for it."""
+        """Runs work beside the requests. Errors are logged; `close` waits for the work."""
 
         async def run() -> None:
             try:
@@ -245,7 +245,7 @@ class Broker:
             if self._housekeeping is not None:
                 self._housekeeping.cancel()
             await self.cluster.leave()
-        finally:  # whatever goes wrong, what was taken is synced, and the store is let go of
+        finally:  # after any error, sync what was accepted and release the store
             self.settings.close()
             self.group_configs.close()
             self.topics.close()

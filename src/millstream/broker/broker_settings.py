@@ -1,11 +1,11 @@
-"""The broker's settings under Kafka's names, and those of them that change while it runs.
+"""The broker's settings under Kafka's names, fixed and dynamic (KIP-226).
 
-    broker-configs/default     what was altered for every broker over this store
-    broker-configs/<node id>   what was altered for one of them
+    broker-configs/default     overrides for every broker over this store
+    broker-configs/<node id>   overrides for one broker
 
-A setting has up to four layers: this broker's own, every broker's, the configuration at start, the default. The first
-that has a value wins. Only defaults of topic settings can be altered, as in Kafka. A change is stored before it is
-answered; every broker over the store watches the keys and applies it to its topics.
+A setting has up to four layers: this broker's override, that of all brokers, the configuration at start, the default.
+The first with a value wins. Only defaults of topic settings can be altered, as in Kafka. A change is durable before the
+response; every broker over the store watches the keys and applies it to its topics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "broker-configs/"
 DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, DEFAULT = 2, 3, 4, 5
-"""Kafka's numbers for where a value comes from."""
+"""Kafka's numbers for the source of a value."""
 
 TOPIC_DEFAULTS: dict[str, str] = {
     "log.cleaner.delete.retention.ms": "delete.retention.ms",
@@ -63,7 +63,7 @@ TOPIC_DEFAULTS: dict[str, str] = {
         )
     },
 }
-"""By the broker's name for it, the topic setting whose default it is."""
+"""The topic setting for which each broker setting is the default."""
 
 _FIELDS = {
     "max.message.bytes": "message_bytes_max",
@@ -80,11 +80,11 @@ class Layer(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """A setting that is decided when the broker starts."""
+    """A setting that is fixed when the broker starts."""
 
     type: int
     field: str | None
-    """Of the configuration; None where nothing can be chosen."""
+    """The configuration field; None for a constant."""
     value: Callable[[Config], str]
 
 
@@ -138,7 +138,7 @@ FIXED: dict[str, Fixed] = {
 
 
 PLACES = frozenset({"advertised.listeners", "listeners", "log.dirs"})
-"""Fixed, too. Only a door knows at which address a client reached it."""
+"""Also fixed. Only a door knows the address that a client reached."""
 
 
 class BrokerSettings:
@@ -151,7 +151,7 @@ class BrokerSettings:
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self, apply: Callable[[Mapping[str, str]], None]) -> None:
-        """`apply` is given the defaults of topic settings, now and whenever they change."""
+        """Calls `apply` with the defaults of topic settings, now and after every change."""
         self._apply = apply
         self._unwatch = self._meta.watch(PREFIX, self._heard)
         for key, versioned in await self._meta.list(PREFIX):
@@ -165,11 +165,11 @@ class BrokerSettings:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def altered(self, node: int | None) -> Mapping[str, str]:
-        """What was altered for this broker, or with None for all."""
+        """The overrides of this broker, or with None of all."""
         return self._altered["default" if node is None else str(node)]
 
     def layers(self, name: str) -> list[Layer]:
-        """Of a setting that can be altered, the first being what counts."""
+        """The layers of a setting that can be altered; the first wins."""
         topic = TOPIC_DEFAULTS[name]
         dynamic = ((self.altered(self._config.node_id), DYNAMIC_BROKER), (self.altered(None), DYNAMIC_DEFAULT))
         found = [Layer(altered[name], source) for altered, source in dynamic if name in altered]
@@ -184,7 +184,7 @@ class BrokerSettings:
         return Layer(setting.value(self._config), STATIC if chosen else DEFAULT)
 
     def topic_defaults(self) -> dict[str, str]:
-        """Those that the configuration has, and those that were altered."""
+        """Defaults from the configuration, overlaid with overrides."""
         altered = {**self.altered(None), **self.altered(self._config.node_id)}
         renamed = {TOPIC_DEFAULTS[name]: text for name, text in altered.items()}
         return {"flush": self._config.flush, **self._at_start, **renamed}
@@ -192,7 +192,7 @@ class BrokerSettings:
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def check(self, overrides: Mapping[str, str]) -> None:
-        """Kafka has INVALID_REQUEST both for what cannot change and for a value that does not fit."""
+        """Like Kafka, raises INVALID_REQUEST for a fixed setting and for an invalid value."""
         for name, text in overrides.items():
             if name in FIXED or name in PLACES or name in FIELDS:
                 raise RequestError(
@@ -206,10 +206,10 @@ class BrokerSettings:
                 raise RequestError(Code.INVALID_REQUEST, f"{name}={text} is not valid: {error}") from error
 
     async def configure(self, node: int | None, overrides: Mapping[str, str]) -> None:
-        """Replaces all that was altered for this broker, or with None for all. Durable when it returns."""
+        """Replaces all overrides of this broker, or with None of all brokers. Durable on return."""
         self.check(overrides)
         key = PREFIX + ("default" if node is None else str(node))
-        # The watch tells of it before this returns.
+        # The watch applies it before this returns.
         await self._meta.transact(Put(key, json.dumps(dict(overrides)).encode()) if overrides else Delete(key))
 
     def _heard(self, key: str, versioned: Versioned | None) -> None:
@@ -218,12 +218,12 @@ class BrokerSettings:
 
     def _take(self, key: str, versioned: Versioned | None) -> None:
         place = key[len(PREFIX) :]
-        if place in self._altered:  # and not another broker's own
+        if place in self._altered:  # not another broker's
             self._altered[place] = {} if versioned is None else _readable(key, json.loads(versioned.value))
 
 
 def _readable(key: str, stored: Mapping[str, str]) -> dict[str, str]:
-    """Without what this version does not know: a newer broker may have stored it, and this one has to start."""
+    """Drops settings that this version does not know: a newer broker may have stored them."""
     known = {}
     for name, text in stored.items():
         with contextlib.suppress(KeyError, ValueError):

@@ -1,18 +1,18 @@
-"""Reading from many partitions at once, with waiting.
+"""A fetch: reads many partitions at once, and long-polls for new records.
 
-A fetch is answered when it has `bytes_min`, when any partition has an error to report, or when its time is over.
-Until then it is parked: it holds no data, only a wake-up call on each log that it reads. Reading again is cheap,
-since a read answers with a range and not with bytes.
+A fetch completes when it has `bytes_min`, when a partition returns an error, or at its timeout. Until then it is
+parked: it holds no data, only a wake-up callback on each log that it reads. Reading again is cheap: a read returns
+a range, not bytes.
 
-A store that answers at once is read from within one call. Reads from a database take their time: those of one round run
-beside each other, each with room set aside for what it may bring, and the fetch is judged when the last of them is
-there. Whatever wakes it meanwhile makes for another round.
+A store that answers at once is read within one call. Reads from a database are asynchronous: those of one round run
+concurrently, each with room reserved for its result, and the fetch is judged after the last of them. A wake-up during
+a round starts another round.
 
-An error of one partition's read, whatever it is, is that partition's answer: the others are served.
+An error in one partition's read, of any kind, is that partition's result. The other partitions are served.
 
-Old data is checked as it is read (`log/checked.py`). A round that has checked `TURN_BYTES` goes on in the next turn of
-the event loop, where it was: the answer is the same, and other clients are served in between. So does a round
-over many partitions after `TURN_PARTITIONS` of them. Their wake-up calls are set and taken back in several turns, too.
+Old data is verified as it is read (`log/checked.py`). A round that has verified `TURN_BYTES` continues in the next turn
+of the event loop: the result is the same, and other clients are served in between. A round over many partitions
+yields after `TURN_PARTITIONS` of them. Their wake-up callbacks are set and removed over several turns, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from millstream.stores.base import PartitionLog
 unexpected = Damped(__name__)
 
 TURN_BYTES = 1 << 20
-"""What a round checks before the event loop runs again. The read that exceeds it may check as much once more."""
+"""Bytes that a round verifies before the event loop runs again. The last read may verify as much again."""
 PARTITIONS_MANY = 1_000
-"""A fetch of more reads `TURN_PARTITIONS` in each turn of the event loop."""
+"""A larger fetch reads `TURN_PARTITIONS` in each turn of the event loop."""
 TURN_PARTITIONS = 250
 """A read takes 15 to 45 microseconds."""
 EMPTY = Slice(0, 0)
@@ -62,7 +62,7 @@ class Fetched(NamedTuple):
 
 
 class Fetch:
-    """One fetch, from its first read to its answer."""
+    """One fetch, from its first read to its result."""
 
     __slots__ = (
         "_bytes_max", "_bytes_min", "_cancels", "_is_cancelled", "_is_last", "_is_stale", "_reading", "_round",
@@ -77,16 +77,16 @@ class Fetch:
         self._cancels: list[Callable[[], None]] = []
         self._is_cancelled = False
         self._is_last = False
-        """The time is over: the next round is the answer, whatever it brings."""
+        """The timeout has passed: the next round is the result."""
         self._is_stale = False
-        """Something came up while a round was under way."""
+        """A wake-up came while a round was in flight."""
         self._reading = 0
         self._round: list[Fetched] = []
         self.timer: Timer | None = None
         self.answer: Promise[list[Fetched]] = Promise()
 
     def run(self, clock: Clock, wait_ms_max: int) -> bool:
-        """Reads; whether the answer is there at once. Otherwise it is parked for at most so long."""
+        """Reads; returns whether it is complete. Otherwise parks for at most `wait_ms_max`."""
         self._is_last = wait_ms_max <= 0 or not self._wanted
         if self._try():
             return True
@@ -106,10 +106,10 @@ class Fetch:
         if start + PARTITIONS_MANY < len(self._wanted):
             asyncio.get_running_loop().call_soon(self._set_wakers, start + PARTITIONS_MANY)
         elif start:
-            self._woken()  # records may have come to a partition between its read and its wake-up call
+            self._woken()  # records may have arrived between a partition's read and its callback
 
     def cancel(self) -> None:
-        """Takes the wake-up calls back: the fetch is answered, or its client is gone."""
+        """Removes the wake-up callbacks: the fetch is over, or its client is gone."""
         self._is_cancelled = True
         if self.timer is not None:
             self.timer.cancel()
@@ -132,13 +132,13 @@ class Fetch:
             self._try()
 
     def finish(self) -> None:
-        """Answers with what is there: the time is over, or the client waits no longer."""
+        """Completes with the data at hand: at the timeout, or if the client gives up."""
         if not self.answer.done:
             self._is_last = True
             self._try()
 
     def _try(self) -> bool:
-        """One round; whether it is the answer."""
+        """One round; returns whether it completes."""
         if self._reading:
             self._is_stale = True
             return False
@@ -147,7 +147,7 @@ class Fetch:
         return counted is not None and self._judge(*counted)
 
     def _read_on(self, room: int, found: int) -> tuple[int, bool] | None:
-        """Reads what the round has not read yet. If all is there then: the bytes found, and whether a read failed."""
+        """Continues the round. When it is complete, returns the bytes found and whether a read failed."""
         fetched, failed, enough = self._round, False, Work.bytes + TURN_BYTES
         stop = len(self._wanted)
         if stop > PARTITIONS_MANY:
@@ -196,7 +196,7 @@ class Fetch:
             self._end_round()
 
     def _end_round(self) -> None:
-        """Of a round that took its time."""
+        """Ends an asynchronous round."""
         if self.answer.done:
             return
         failed = any(one.code != Code.NONE for one in self._round)
@@ -219,7 +219,7 @@ class Fetch:
         return topic.partitions[wanted.partition].log
 
     def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
-        """What a partition has, or where that takes its time: the promise of it, and the room that it may take."""
+        """The result of a partition; for an asynchronous read, its promise, its log and its size limit."""
         log = self._log(wanted)
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID
@@ -228,8 +228,8 @@ class Fetch:
             return Fetched(wanted, code, -1, -1, EMPTY)
         if room <= 0 and not first:
             return Fetched(wanted, Code.NONE, log.high_watermark, log.start, EMPTY)
-        # A later partition must not get its one oversized batch on top of a full answer, so only the first may
-        # overshoot.
+        # Only the first partition with data may exceed the limit, by one batch (KIP-74): a later one would
+        # overfill the response.
         limit = min(wanted.bytes_max, room)
         try:
             promise = log.read(wanted.offset, limit)

@@ -1,8 +1,8 @@
-"""Topic settings of Kafka that are taken, checked and described, and change nothing here.
+"""Kafka's topic settings that the broker accepts, validates and describes, but that have no effect.
 
-Tools copy a topic's settings from one cluster to another, so a broker that refuses one of them refuses the topic. These
-are about replicas, tiered storage and files of which this broker has none, or about work that it never does: a batch
-keeps the compression that its producer chose.
+Tools copy a topic's settings from one cluster to another, so a broker that refuses a setting refuses the topic. These
+settings concern replicas, tiered storage or files that this broker does not have, or work that it never does: a batch
+keeps its producer's compression.
 """
 
 from __future__ import annotations

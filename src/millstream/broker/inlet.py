@@ -1,15 +1,15 @@
-"""Single records on their way into a partition, gathered into batches.
+"""Gathers single records into batches and appends them to a partition.
 
-Doors whose protocols carry one record per request hand them here. What arrives in one turn of the event loop leaves
-together at its end, as one batch, and waits for one sync with whatever else does. One record alone waits for nobody.
+Doors whose protocols carry one record per request use it. Records that arrive in one turn of the event loop are
+appended at its end, as one batch, and share one sync with other appends. A record that comes alone does not wait.
 
     put --> waiting --end of the turn--> one batch (or several, by size) --durable--> each promise settles, in order
 
-A large record does not wait for the end of the turn: nothing is gained by gathering it, and its value would have to be
-copied to be kept. It leaves at once, behind what waits, in a batch of its own.
+A large record does not wait for the end of the turn: gathering it gains nothing and would copy its value. It is
+appended at once, after the waiting records, in a batch of its own.
 
-Bounds: what waits and what is not durable yet are `unsynced_bytes`; a door stops reading a client whose partition
-`is_full`. A record that could never be stored is refused at once and costs the others nothing.
+Backpressure: records that wait or are not durable count as `unsynced_bytes`; a door stops reading a client whose
+partition `is_full`. An invalid record is refused at once and does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RECORDS_MAX = 10_000
 """Of one batch."""
 LARGE_BYTES = 16 << 10
 Row = tuple[int, int, bytes | None, bytes | None, Headers]
-"""As the codec takes it: a place for the offset, timestamp, key, value, headers."""
+"""Input of the codec: 0 in place of the offset, timestamp, key, value, headers."""
 Settled = Callable[[int, BaseException | None], None]
-"""Called with the record's offset when it is durable, or with why it is not stored."""
+"""Called with the record's offset when it is durable, or with the error."""
 
 
 class Inlet:
-    """One per partition that single records come to; made by `Broker.inlet`."""
+    """One per partition that takes single records; made by `Broker.inlet`."""
 
     __slots__ = (
         "_bytes",
@@ -64,10 +64,10 @@ class Inlet:
         self._bytes = 0
         self._loop = asyncio.get_running_loop()
         self.is_full = False
-        """Whether more than `unsynced_bytes_max` waits for a sync that is waited for."""
+        """Whether an append waits for a sync of more than `unsynced_bytes_max`."""
         self._has_hurried = False
         self.leaving: tuple[int, Sequence[Row]] | None = None
-        """The last batch and its first offset while it is appended: a queue that waits for it need not read it."""
+        """The batch in flight and its first offset: a queue that waits for it need not read the log."""
 
     def put(
         self,
@@ -76,7 +76,7 @@ class Inlet:
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> Promise[int]:
-        """Settles with the record's offset when it is durable, or fails with `RequestError`. A view is done with."""
+        """Settles with the offset when durable, or fails with `RequestError`. The caller may reuse a view."""
         promise: Promise[int] = Promise()
 
         def settled(offset: int, error: BaseException | None) -> None:
@@ -96,7 +96,7 @@ class Inlet:
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> None:
-        """The same in fewer steps: calls back with the offset, or with an error. It may do so before it returns."""
+        """A faster `put`: calls back with the offset, or with an error, possibly before it returns."""
         size = record_bytes_max(value, key, headers)
         settings = self._partition.settings
         if size + HEADER_BYTES > settings.message_bytes_max:
@@ -129,9 +129,9 @@ class Inlet:
         self._bytes += size
 
     def hurry(self) -> None:
-        """A record that came alone leaves at once, where no sync is waited for that it could share.
+        """Appends a record that came alone at once, if no sync follows each batch.
 
-        Once in a turn: what else comes in it is gathered.
+        Once per turn: later records of the turn are gathered.
         """
         if len(self._rows) == 1 and not self._has_hurried and self._partition.log.config.flush.batches != 1:
             self._has_hurried = True
@@ -142,7 +142,7 @@ class Inlet:
         self._leave()
 
     def _leave(self) -> None:
-        if not self._rows:  # the turn's records have left already, because there were too many for one batch
+        if not self._rows:  # the turn's records are already appended: they were too many for one batch
             return
         rows, self._rows = self._rows, []
         settling, self._settling = self._settling, []
@@ -157,7 +157,7 @@ class Inlet:
         try:
             batch, header = encode(*what)
             appended = partition.append_own(batch, header, self._clock)
-        except Exception as error:  # a refusal, or a mistake of ours that must not leave anybody waiting
+        except Exception as error:  # a refusal, or a bug that must not leave a caller waiting
             self.leaving = None
             for settled in settling:
                 settled(-1, error)
@@ -170,7 +170,7 @@ class Inlet:
         else:
             leaving = self.leaving
             if leaving is not None and partition.log.end != leaving[0] + len(leaving[1]):
-                leaving = self.leaving = None  # a database says later which offsets they got
+                leaving = self.leaving = None  # a database assigns the offsets later
             self.is_full = partition.log.unsynced_bytes > self._unsynced_max
             appended.then(lambda done: self._left(leaving, settling, done))
 
@@ -195,7 +195,7 @@ class Inlet:
 
 
 def _alone_bytes(value: bytes | memoryview | None, key: bytes | None, headers: Headers) -> int:
-    """What a record takes exactly, as a batch of its own: what a Kafka producer's batch of it is measured by."""
+    """The exact size of a record in a batch of its own, as a Kafka producer's batch would have."""
     size = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
     size += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in headers)
     return HEADER_BYTES + _varint_bytes(size) + size

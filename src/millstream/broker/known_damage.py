@@ -1,15 +1,15 @@
-"""The damage that a broker knows of, remembered over a restart.
+"""Stores known damage, so that a restart keeps it.
 
-The registry of each log (`log/damage.py`) is in memory, and a scrub takes a day to come by again. So the ranges are
-stored, and `/healthz` tells of them right after a start as well.
+The registry of each log (`log/damage.py`) is in memory, and the next scrub may be a day away. So the broker stores the
+ranges, and `/healthz` reports them right after a start.
 
 Rules
 -----
-1. The ranges are a key of the metadata store, one per broker. They are compared every `SAVE_SECONDS` and at the end,
-   and written if they changed: a broker over sound logs writes nothing.
-2. At start every stored range is verified as a scrub does it. A range that is still damaged is in its log's registry
-   then; a range whose file was repaired is forgotten. Nothing is stored before that is over.
-3. At most `RANGES_MAX` ranges are stored. A scrub finds the others.
+1. Each broker stores its ranges in one key of the metadata store. It compares them every `SAVE_SECONDS` and on close,
+   and writes them on a change: a broker over sound logs writes nothing.
+2. At start the broker verifies every stored range as a scrub does. A range that is still damaged enters its log's
+   registry; a repaired range is dropped. The broker stores no ranges before that is complete.
+3. At most `RANGES_MAX` ranges are stored. A scrub finds the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANGES_MAX = 10_000
 KEY = "scrub/damage/{node}"
 
 Known = list[tuple[str, int, int, int]]
-"""Topic id, partition, first offset, and the offset behind."""
+"""Topic id, partition, first offset and end offset."""
 
 
 class KnownDamage:

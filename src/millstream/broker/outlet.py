@@ -1,8 +1,8 @@
-"""Single records on their way out of a partition, taken out of their batches: the other end of `inlet.py`.
+"""Reads single records out of the batches of a partition: the counterpart of `inlet.py`.
 
-Doors whose protocols know records and not batches read here. A reader that takes one record at a time out of a large
-batch would have it decoded again for each of them, so batches that were not used up are kept for a while, a few a log
-and `KEPT_BYTES_MAX` over all: bounded by what they take in memory, the least recently used go first.
+Doors whose protocols have records but no batches use it. A reader that takes one record at a time from a large batch
+would decode the batch for each record. So an LRU cache keeps decoded batches that were not fully read. Its bound is
+their size in memory, `KEPT_BYTES_MAX` over all logs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from millstream.stores.base import PartitionLog
 KEPT_BYTES_MAX = 32 << 20
 KEPT_BATCHES_MAX = 1000
 WHOLE_BYTES_MAX = 8 << 20
-"""Of a batch that takes more only a piece is kept: the records that a reader needs next."""
+"""Of a larger batch the cache keeps only the records that the reader needs next."""
 RECORD_BYTES = 200
-"""About what a decoded record takes in memory beside its key and value."""
+"""Approximate memory of a decoded record beside its key and value."""
 RECORDS_MAX = 10_000
-"""Of one reader at a time, however many would fit: a size alone does not bound records that are empty."""
+"""Per read, however many would fit: a size in bytes does not bound empty records."""
 
 _OFFSET = attrgetter("offset")
 
@@ -34,7 +34,7 @@ _OFFSET = attrgetter("offset")
 class Taken(NamedTuple):
     records: list[Record]
     next_offset: int
-    """Where to read on: behind the last record, or behind offsets that hold none any more."""
+    """The next read: after the last record, or after offsets that hold no records."""
 
 
 class _Batch(NamedTuple):
@@ -55,11 +55,11 @@ class Outlet:
     async def take(
         self, log: PartitionLog, offset: int, bytes_max: int, *, head_bytes: int = 0, count_max: int | None = None
     ) -> Taken:
-        """Records from `offset` on, whole ones, below `bytes_max` with `head_bytes` each; at least one if there is one,
+        """Whole records from `offset` on, up to `bytes_max` with `head_bytes` for each; at least one if there is one,
         and at most `count_max` or `RECORDS_MAX`.
 
-        Ends before a batch that is damaged or cannot be decoded. Raises `UnreadableOffset` where that is the first one,
-        and OFFSET_OUT_OF_RANGE.
+        Stops before a batch that is damaged or cannot be decoded; raises `UnreadableOffset` if it is the first one.
+        Raises OFFSET_OUT_OF_RANGE.
         """
         taking = _Taking(offset, bytes_max, head_bytes, RECORDS_MAX if count_max is None else count_max)
         kept = self._find(log, offset) if offset >= log.start else None
@@ -75,7 +75,7 @@ class Outlet:
         return taking.done()
 
     async def _take_more(self, log: PartitionLog, taking: _Taking, aside: Aside) -> bool:
-        """One look at the log; whether there was anything."""
+        """Reads the log once; returns whether it had data."""
         sound, next_offset = await read_batches(log, taking.next_offset, max(taking.left, 1))
         for header, view in sound:
             if header.last_offset < taking.next_offset:
@@ -119,7 +119,7 @@ def _size(record: Record) -> int:
 
 
 def _piece(batch: _Batch, offset: int) -> tuple[_Batch, int]:
-    """What a reader needs next of a batch that is too large to be kept, and the size of that."""
+    """The records that a reader needs next of a batch too large to keep, and their size."""
     first = stop = bisect_left(batch.records, offset, key=_OFFSET)
     size = 0
     while stop < len(batch.records) and (size == 0 or size + _size(batch.records[stop]) <= WHOLE_BYTES_MAX):
@@ -130,7 +130,7 @@ def _piece(batch: _Batch, offset: int) -> tuple[_Batch, int]:
 
 
 class _Taking:
-    """What one reader gets, as it grows."""
+    """The growing result of one read."""
 
     __slots__ = ("_bytes_max", "_count_max", "_head_bytes", "_records", "_size", "full", "last", "next_offset")
 
@@ -153,7 +153,7 @@ class _Taking:
         return self._bytes_max - self._size
 
     def add(self, batch: _Batch) -> bool:
-        """Takes what fits; whether that is enough."""
+        """Takes what fits; returns `full`."""
         self.last = batch
         records = self._records
         first = bisect_left(batch.records, self.next_offset, key=_OFFSET)

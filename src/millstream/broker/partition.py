@@ -1,18 +1,18 @@
-"""One partition as the broker sees it, and the one gate for appends: no batch enters the log but through here.
+"""One partition as the broker sees it, and the only entry for appends: every batch enters the log here.
 
     a producer's batch               append       admitted by its header and checksum, then by the topic's rules
     a run of producers' batches      append_run   the kernel admits each batch within `run_limits`
     a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`)
 
-The kernel (`wire/kafka/runs.py`) only compares: which limits hold, and whether a topic takes runs at all, is decided
-here.
+The kernel (`wire/kafka/runs.py`) only compares. This module decides the limits, and whether a topic takes runs at
+all.
 
-A batch is judged by its header alone, its first and largest timestamp included. Records inside are the producer's
-business, with two exceptions: in a compacted topic every record needs a key, or compaction could not tell what it
-replaces; and where `message.timestamp.before.max.ms` is set, every timestamp counts.
+The broker validates the header of a batch, with its first and largest timestamp, but not the records inside. Two
+exceptions: in a compacted topic every record needs a key, because compaction works by key; and if
+`message.timestamp.before.max.ms` is set, every timestamp is checked (KIP-937).
 
-A batch that takes too long to look into on the event loop is checked in a thread. Batches that come meanwhile wait for
-their turn, so that the log keeps the order of arrival.
+A batch too large to decode on the event loop is checked in a thread. Batches that arrive meanwhile wait, so that the
+log keeps the arrival order.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 WAITING_MAX = 16
-"""Batches of a partition that may wait for others to be checked in a thread; each is a copy in memory."""
+"""Batches of a partition that may wait for checks in a thread; each is a copy in memory."""
 
 
 class RunLimits(NamedTuple):
-    """What each batch of a run has to keep."""
+    """The limits for each batch of a run."""
 
     batch_bytes_max: int
     bytes_max: int
-    """Of the whole run: it goes into one segment."""
+    """For the whole run: it fits one segment."""
     timestamp_max: int
 
 
@@ -67,16 +67,16 @@ class Partition:
         self.log = log
         self.settings = settings
         self.inlet: Inlet | None = None
-        """For records that come one by one; made for the first of them."""
+        """For single records; made for the first of them."""
         self._limits: RunLimits | None = None
         self._limits_for: tuple[int, TopicSettings | None] = (-1, None)
-        """The time and the settings that the limits were made for: runs ask thousands of times a second."""
+        """The time and settings of the cached limits: runs need them thousands of times a second."""
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
-        """Batches that are checked in a thread, or wait for one that is."""
+        """Batches that a thread checks, or that wait for one."""
 
     def admit(self, records: memoryview, now_ms: int) -> BatchHeader:
-        """The header of a batch as a producer sent it; raises `RequestError` if it may not be stored."""
+        """Validates a producer's batch and returns its header; raises `RequestError` if invalid."""
         settings = self.settings
         size = len(records)
         if size > settings.message_bytes_max:
@@ -93,7 +93,7 @@ class Partition:
         return header
 
     def append(self, records: memoryview, clock: Clock) -> tuple[BatchHeader, Promise[Appended]]:
-        """Takes one batch; raises `RequestError` if it may not be stored."""
+        """Appends one batch; raises `RequestError` if it is invalid."""
         settings = self.settings
         now_ms = clock.now_ms()
         header = self.admit(records, now_ms)
@@ -105,7 +105,7 @@ class Partition:
         return header, self._append_checked(records, header, now_ms)
 
     def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
-        """Takes one batch that the broker itself has just encoded, of records that `check_record` admitted."""
+        """Appends a batch that the broker encoded from records that `check_record` admitted."""
         settings = self.settings
         if len(records) > settings.message_bytes_max:
             raise self._too_large(len(records))
@@ -114,7 +114,7 @@ class Partition:
         return self.log.append(records, header)
 
     def check_record(self, key: bytes | None, timestamp: int | None, now_ms: int) -> None:
-        """For a record that comes alone and has a batch made for it; raises `RequestError` if it may not be stored."""
+        """Validates a single record, for which the broker encodes a batch; raises `RequestError` if invalid."""
         settings = self.settings
         if key is None and settings.needs_more_checks and settings.log.compact:
             raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
@@ -122,7 +122,7 @@ class Partition:
             check_time(settings, timestamp, now_ms)
 
     def run_limits(self, now_ms: int) -> RunLimits | None:
-        """What the batches of a run are held to; None for a topic that looks into batches (compacted, stamped)."""
+        """The limits of a run; None if batches need more checks (compacted, stamped), or some wait."""
         if self._limits_for != (now_ms, self.settings):
             self._limits_for = now_ms, self.settings
             self._limits = self._run_limits(now_ms)
@@ -136,7 +136,7 @@ class Partition:
         return RunLimits(settings.message_bytes_max, settings.log.segment_bytes, latest)
 
     def append_run(self, run: BatchRun) -> Promise[Appended]:
-        """Takes batches that were admitted, in this turn of the event loop, within `run_limits`."""
+        """Appends batches admitted within `run_limits` in this turn of the event loop."""
         return self.log.append_run(run)
 
     def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:

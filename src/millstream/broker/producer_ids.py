@@ -1,7 +1,7 @@
-"""Producer ids: every idempotent producer gets one that no other ever had.
+"""Producer ids: every idempotent producer gets a unique one (KIP-98).
 
-Ids are taken from the metadata store in blocks, so that handing one out costs no write. A crash loses the rest of a
-block; there are 2^63 of them.
+The broker reserves ids from the metadata store in blocks, so that most requests cost no write. A crash loses the rest
+of a block; there are 2^63 ids.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class ProducerIds:
         try:
             await self._meta.transact(Put(KEY, str(first + BLOCK).encode(), revision))
         except RevisionConflict:
-            return  # another request reserved a block; the loop looks again
+            return  # another request reserved a block; the loop retries
         self._next, self._limit = first, first + BLOCK

@@ -1,6 +1,6 @@
-"""What a topic asks of the records inside a batch: a timestamp within bounds (KIP-937), a key where it is compacted.
+"""Checks of the records inside a batch: a timestamp within bounds (KIP-937), a key in a compacted topic.
 
-The refusal names the bad records, so that a producer can send the others again (KIP-467).
+The error names the invalid records, so that a producer can resend the others (KIP-467).
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from millstream.records import codec
 from millstream.records.batch import NO_TIMESTAMP, BatchTooLarge, Buffer
 
 NAMED_MAX = 100
-"""Bad records that one refusal names."""
+"""Records that one error names."""
 LOOK_BYTES_MAX = 4 << 20
-"""Of a batch that is looked into on the event loop."""
+"""Largest batch decoded here on the event loop."""
 
 
 class RecordsRefused(RequestError):
     def __init__(self, code: Code, detail: str, records: tuple[tuple[int, str], ...] = ()) -> None:
         super().__init__(code, detail)
         self.records = records
-        """Place in the batch, from 0, and what is wrong with the record there."""
+        """Index in the batch, and the error of the record there."""
 
 
 def check_time(settings: TopicSettings, timestamp: int, now_ms: int) -> None:
-    """For a record that comes alone; raises INVALID_TIMESTAMP."""
+    """For a single record; raises INVALID_TIMESTAMP."""
     earliest, latest = settings.time_bounds(now_ms)
     if timestamp != NO_TIMESTAMP and not earliest <= timestamp <= latest:
         raise RecordsRefused(Code.INVALID_TIMESTAMP, _out_of_time(timestamp, earliest, latest))
 
 
 def check_records(batch: Buffer, settings: TopicSettings, now_ms: int, *, bytes_max: int = codec.BYTES_MAX) -> None:
-    """Looks at every record of a batch whose checksum was verified. Raises `RecordsRefused`, and `BatchTooLarge` if it
-    takes more than `bytes_max`.
+    """Checks every record of a batch whose checksum was verified. Raises `RecordsRefused`, and `BatchTooLarge` if it
+    needs more than `bytes_max`.
     """
     earliest, latest = settings.time_bounds(now_ms)
     bad = codec.judge(
@@ -46,13 +46,13 @@ def check_records(batch: Buffer, settings: TopicSettings, now_ms: int, *, bytes_
         if settings.log.compact and not has_key:
             named.append((index, "a record without a key cannot go to a compacted topic"))
         else:
-            code = Code.INVALID_TIMESTAMP  # which Kafka answers where there are both
+            code = Code.INVALID_TIMESTAMP  # which Kafka returns if both occur
             named.append((index, _out_of_time(timestamp, earliest, latest)))
     raise RecordsRefused(code, named[0][1], tuple(named))
 
 
 def out_of_time(batch: Buffer, settings: TopicSettings, max_timestamp: int, now_ms: int) -> RecordsRefused:
-    """The refusal of a batch whose header says a timestamp that is too late."""
+    """The error for a batch whose header has a timestamp that is too late."""
     try:
         check_records(batch, settings, now_ms, bytes_max=LOOK_BYTES_MAX)
     except RecordsRefused as refusal:

@@ -1,19 +1,18 @@
-"""The scrub: a slow look at everything that is stored, in the background, round after round.
+"""The scrub verifies all stored batches slowly, in the background, round after round.
 
-Nothing else reads old data: a disk that lost a page of it would be found out by the consumer that needed it most. The
-scrub reads every partition in turn, at most `scrub_bytes_per_second` of them, and notes damage as any verification
-does.
+Nothing else reads old data: without the scrub, a consumer would be the first to find a lost page. The scrub reads every
+partition in turn, at most `scrub_bytes_per_second`, and records damage as any verification does.
 
 Rules
 -----
-1. A round begins `ROUND_SECONDS` after the one before began, or at once where that took longer. The first begins
-   `FIRST_SECONDS` after the start, so that a start has the disk for itself and short-lived brokers never scrub.
-2. Topics are taken in order of id, partitions in order of number. The position is a key of the metadata store, written
-   after every `SAVE_BYTES`. After a restart the round goes on from there. A round over less writes nothing.
-3. Of several brokers over one store, the one with the lowest number scrubs.
-4. A read that fails is left for the next round. The scrub never ends by an error.
-5. What is known to be damaged is looked at again in each round. `known_damage.py` remembers it over a restart, whether
-   the scrub is on or off.
+1. A round begins `ROUND_SECONDS` after the previous one began, or `IDLE_SECONDS` after a longer one. The first begins
+   `FIRST_SECONDS` after the start: a start has the disk to itself, and short-lived brokers never scrub.
+2. A round takes topics by id and partitions by number. It checkpoints its position in a key of the metadata store
+   after every `SAVE_BYTES`, and resumes there after a restart. A smaller round writes nothing.
+3. Of several brokers over one store, the one with the lowest node id scrubs.
+4. A failed read is left for the next round. No error ends the scrub.
+5. Each round verifies known damage again. `known_damage.py` keeps it across a restart, whether the scrub is on or
+   off.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ FIRST_SECONDS = 300.0
 ROUND_SECONDS = 24 * 3600.0
 SAVE_BYTES = 64 << 20
 IDLE_SECONDS = 60.0
-"""How soon a broker that is not to scrub looks whether it is now."""
+"""How often a broker that does not scrub checks if it should."""
 KEY = "scrub/position"
 
 Position = tuple[str, int, int]
-"""Topic id, partition, and the first offset that was not checked."""
+"""Topic id, partition and first unverified offset."""
 
 
 class Scrub:
@@ -108,14 +107,14 @@ class Scrub:
         self._metrics.scrub_rounds += 1
 
     async def _scrub(self, topic: Topic, part: Partition, offset: int) -> None:
-        """Checks one partition from an offset on, at its pace."""
+        """Verifies a partition from an offset, rate-limited."""
         log = part.log
         offset, end = max(offset, log.start), log.high_watermark
         while offset < end and self._topics.get(topic.name) is topic:
             try:
                 piece = await verify_piece(log, offset)
             except (RequestError, OSError) as error:
-                if self._topics.get(topic.name) is topic:  # else it was deleted meanwhile
+                if self._topics.get(topic.name) is topic:  # else it was deleted
                     logger.warning("scrub cannot read %s-%d at offset %d: %s", topic.name, part.index, offset, error)
                 return
             self._metrics.verified_bytes += piece.size

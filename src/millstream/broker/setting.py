@@ -1,4 +1,4 @@
-"""One setting: its type, its default, the values it may have, what it is for."""
+"""One setting: its type, default, valid values and purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 """Kafka's numbers for the types of settings."""
 
 Check = Callable[[str], Any]
-"""Gives the value of a text, or raises ValueError with what a value must be."""
+"""Parses a text, or raises ValueError that says what a value must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def choice(*choices: str) -> Check:
 
 
 def boolean(text: str) -> bool:
-    """In any case, as Kafka takes it."""
+    """Ignores case, as Kafka does."""
     if text.strip().lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return text.strip().lower() == "true"

@@ -1,7 +1,7 @@
 """The settings of a topic, under Kafka's names.
 
-One row per setting: its type, its bounds, what it is for. A topic stores only what was set for it; everything else
-follows the broker's configuration, and changes with it.
+One row per setting: its type, bounds and purpose. A topic stores only its own overrides; every other setting follows
+the broker's configuration, and changes with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millstream.log.config import FlushPolicy, LogConfig
 DAY_MS = 86_400_000
 RETAINED_SEGMENT_BYTES_MIN = 1 << 20
 RETAINED_SEGMENT_MS_MIN = 60_000
-"""However little a topic may hold, its segments are not made smaller than this: each is a file."""
+"""Lower bounds for segments of a topic with short retention: each segment is a file."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -98,8 +98,8 @@ GROUP_SETTINGS: dict[str, Setting] = {
     ),
     "share.session.timeout.ms": Setting("45000", INT, integer(1_000, 3_600_000), "silence that ends a membership"),
 }
-"""Of groups that are queues, under the names that Kafka has for share groups where it has one. A topic may have them
-too, with `group.` in front: for groups that do not set their own.
+"""Settings of queues, under Kafka's names for share groups (KIP-932) where there is one. A topic may have them too,
+prefixed with `group.`: for groups without their own.
 """
 
 SETTINGS: dict[str, Setting] = {
@@ -158,12 +158,12 @@ SETTINGS: dict[str, Setting] = {
 
 
 def is_kafkas(name: str) -> bool:
-    """Whether Kafka's topics have a setting of this name. A listing shows the other ones only where they are set."""
+    """Whether Kafka has a topic setting of this name. Listings show the other settings only if they are set."""
     return name != "flush" and not name.startswith(("millstream.", "group."))
 
 
 class TopicSettings:
-    """What was set for one topic, over the broker's defaults; parsed once, read often."""
+    """One topic's overrides on the broker's defaults; parsed once, read often."""
 
     __slots__ = (
         "defaults",
@@ -211,11 +211,11 @@ class TopicSettings:
             or self.message_bytes_max > self.log.segment_bytes
             or self.timestamp_before_max_ms < LONG_MAX
         )
-        """Whether batches of this topic need more than their header checked; most do not."""
+        """Whether a batch needs checks beyond its header; most topics need none."""
 
     def _segment_bytes(self, values: Mapping[str, Any]) -> int:
-        """Retention removes whole segments: one that was to hold more than the topic may is begun anew earlier, unless
-        the topic says itself how large its segments are.
+        """Retention deletes whole segments, so a segment holds at most half of `retention.bytes`, within lower bounds,
+        unless the topic sets `segment.bytes`.
         """
         segment: int = values["segment.bytes"]
         retention: int = values["retention.bytes"]
@@ -225,7 +225,7 @@ class TopicSettings:
         return min(segment, max(retention // 2, RETAINED_SEGMENT_BYTES_MIN, batch))
 
     def _segment_ms(self, values: Mapping[str, Any]) -> int:
-        """As with the size: a topic that is always written to would keep what is too old until its segment ends."""
+        """As with the size: a busy topic would keep expired records until their segment is closed."""
         segment: int = values["segment.ms"]
         if "compact" in values["cleanup.policy"]:  # the active segment is never compacted
             segment = min(segment, values["max.compaction.lag.ms"])
@@ -235,7 +235,7 @@ class TopicSettings:
         return min(segment, max(retention // 2, RETAINED_SEGMENT_MS_MIN))
 
     def time_bounds(self, now_ms: int) -> tuple[int, int]:
-        """The earliest and the latest timestamp that a record may have."""
+        """The earliest and the latest valid timestamp."""
         return max(now_ms - self.timestamp_before_max_ms, -LONG_MAX), min(
             now_ms + self.timestamp_after_max_ms, LONG_MAX
         )
@@ -253,11 +253,11 @@ class TopicSettings:
 def check_overrides(
     overrides: Mapping[str, str | None], settings: Mapping[str, Setting] = SETTINGS, of: str = "topic"
 ) -> None:
-    """Raises INVALID_CONFIG for the first setting that is not known or has a value it cannot have."""
+    """Raises INVALID_CONFIG for the first setting that is unknown or has an invalid value."""
     for name, text in overrides.items():
         setting = settings.get(name)
         if setting is None:
-            likely = difflib.get_close_matches(name, settings)  # first: clients show 512 bytes of this at most
+            likely = difflib.get_close_matches(name, settings)  # first: clients show at most 512 bytes
             known = ", ".join([*likely, *(other for other in settings if other not in likely)])
             raise RequestError(Code.INVALID_CONFIG, f"{name} is not a {of} setting; known are {known}")
         try:
@@ -267,7 +267,7 @@ def check_overrides(
 
 
 def check_topic(overrides: Mapping[str, str], defaults: Mapping[str, str]) -> None:
-    """Raises INVALID_CONFIG also for settings that do not fit each other."""
+    """Raises INVALID_CONFIG also for settings that conflict."""
     check_overrides(overrides)
     settings = TopicSettings(overrides, defaults).log
     if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:

@@ -1,17 +1,16 @@
 """The topics of a broker: created, deleted, grown and configured through the metadata store.
 
-A topic is the key `topics/NAME`: its id, its number of partitions and its settings, as JSON. The key is the truth: a
-topic exists from the moment its key is durable, and is gone from the moment the deletion is. Logs are opened with the
-topic, and removed behind a deleted one.
+A topic is the key `topics/NAME`: its id, its number of partitions and its settings, as JSON. The key is the source of
+truth: a topic exists when its key is durable, and is deleted when the deletion is durable. The broker opens logs with
+their topic, and removes them after its deletion.
 
-Where the store can tell a lost log from an empty one (`tells_loss`), logs are created before the key is written, and
-the key has their number: `created`, at most `partitions`. Logs of such partitions that are missing at start are lost.
-Keys of earlier versions have no such number. At start the logs of their topics are created, and the keys are written
-again.
+If the store can tell a lost log from an empty one (`tells_loss`), the broker creates logs before it writes the key, and
+the key holds their number: `created`, at most `partitions`. If one of these logs is missing at start, it is lost. Keys
+of earlier versions have no such number. At start the broker creates the logs of their topics and rewrites the keys.
 
-Changes of one topic go one after the other, by compare-and-set on the key's revision. Other brokers over the same store
-change topics too: `start` watches the keys, and what is known here follows them. A change is taken over once, by its
-revision, whoever made it.
+Changes of one topic are serialised by compare-and-set on the key's revision. Other brokers over the same store change
+topics too: `start` watches the keys, and the topics in memory follow them. A change is applied once, by its revision,
+whichever broker made it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "topics/"
 RETRY_SECONDS = 1.0
 MARKS_MAX = 500
-"""Keys that are written in one transaction."""
+"""Keys per transaction."""
 
 
 class Topic:
@@ -55,7 +54,7 @@ class Topic:
         self.settings = settings
         self.revision = revision
         self.created = created
-        """So many of the first partitions have logs that were created before the key said so."""
+        """How many partitions, from the first, had their logs created before the key."""
 
     @property
     def partition_count(self) -> int:
@@ -88,11 +87,11 @@ class Topics:
         self._watchers: dict[int, Callable[[], None]] = {}
         self._next_watcher = 0
         self.changes = 0
-        """Counts changes to the set of topics: whoever remembers a partition remembers this with it."""
+        """Counts changes to the set of topics: a cached partition is stale when it has grown."""
         self._to_follow: dict[str, None] = {}
-        """Topics of which something was heard."""
+        """Topics whose keys changed."""
         self._news = 0
-        """Counts what was heard: whoever waited while it grew may have missed something."""
+        """Counts changes that the watch reported: a read is stale if this grew meanwhile."""
         self._following = False
         self._is_closed = False
         self._unwatch: Callable[[], None] | None = None
@@ -111,7 +110,7 @@ class Topics:
             await self._create_unmarked()
 
     async def _create_unmarked(self) -> None:
-        """Creates the logs of topics whose keys an earlier version wrote. A failure leaves them as they were."""
+        """Creates the logs of topics from earlier versions. On a failure their keys stay as they were."""
         unmarked = [topic for topic in self if topic.created < topic.partition_count]
         try:
             for topic in unmarked:
@@ -140,7 +139,7 @@ class Topics:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _heard(self, key: str, versioned: Versioned | None) -> None:
-        """A key changed; by our own doing, perhaps, and then there is nothing left to do when its turn comes."""
+        """A key changed. If this broker changed it, `_follow` finds nothing to do."""
         name = key[len(PREFIX) :]
         if versioned is not None and self._knows(name, versioned):
             return
@@ -148,7 +147,7 @@ class Topics:
         self._look_at(name)
 
     def _look_at(self, name: str) -> None:
-        """Makes sure that what is known of a topic is what the store has."""
+        """Schedules a comparison of a topic with the store."""
         self._to_follow[name] = None
         self._follow_soon()
 
@@ -167,7 +166,7 @@ class Topics:
                 if self._is_closed:
                     return
                 if isinstance(error, RequestError) and error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-                    # Another broker is deleting it, and has told so by now: the others need not wait for that.
+                    # Another broker is deleting it. Retry later; other topics do not wait for that.
                     asyncio.get_running_loop().call_later(RETRY_SECONDS, self._look_at, name)
                     continue
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
@@ -178,15 +177,15 @@ class Topics:
         self._following = False
         if done.error is not None:
             logger.warning("could not follow a change of the topics: %s", done.error)
-        self._follow_soon()  # something may have been heard since the last look, which was a turn of the loop ago
+        self._follow_soon()  # the watch may have reported a change in the last turn of the loop
 
     async def follow(self, name: str) -> Topic | None:
-        """A topic that is not known here, if the store has it: another broker may have made it a moment ago."""
+        """Loads an unknown topic from the store: another broker may have just created it."""
         await self._follow(name)
         return self._by_name.get(name)
 
     async def refresh(self) -> None:
-        """Knows every topic as the store has it now, however much is still to be followed."""
+        """Loads every topic as it is in the store now, ahead of pending changes."""
         stored = {key[len(PREFIX) :]: versioned.revision for key, versioned in await self._meta.list(PREFIX)}
         behind = [name for name, topic in self._by_name.items() if stored.get(name, 0) != topic.revision]
         for name in [*behind, *(name for name in stored if name not in self._by_name)]:
@@ -207,16 +206,16 @@ class Topics:
                         or await self._meta.get(PREFIX + name) == versioned
                     ):
                         raise
-                    continue  # another broker has deleted it since the store was asked
+                    continue  # another broker has deleted it since the read
             if self._by_name.get(name) is known:
                 break
-            # Somebody has made it, or taken it over, since the store was asked.
+            # Another task has created or loaded it since the read.
         if known is not None:
             self._drop_behind(known)
             self._notify()
 
     async def _take_over(self, name: str, versioned: Versioned, news: int) -> bool:
-        """Makes what is known here what the key said, when so much had been heard; whether that changed anything."""
+        """Applies a key that was read when `_news` was `news`; returns whether that changed the topic."""
         if self._knows(name, versioned):
             return False
         stored = json.loads(versioned.value)
@@ -238,7 +237,7 @@ class Topics:
             self._configure(topic, settings)
             topic.created = created
             self._open_partitions(topic, count)
-            topic.revision = versioned.revision  # not before: one that could not be opened is not known yet
+            topic.revision = versioned.revision  # last: a partition may fail to open
         return True
 
     def _knows(self, name: str, versioned: Versioned) -> bool:
@@ -246,15 +245,15 @@ class Topics:
         return topic is not None and topic.revision >= versioned.revision
 
     async def _prepare(self, name: str, topic_id: uuid.UUID, partition_count: int, news: int) -> None:
-        """Has the logs of a topic made. Since the store was asked, when so much had been heard, another broker may have
-        deleted the topic: then it is looked at again, once it is known here.
+        """Prepares the logs of a topic. If `_news` has grown since the store was read, another broker may have deleted
+        the topic, so this schedules another look.
         """
         await self._logs.prepare(topic_id.hex, partition_count)
         if self._news != news:
             self._look_at(name)
 
     def _drop_behind(self, topic: Topic) -> None:
-        """Its removal may take minutes, and nobody waits for it: should it fail, housekeeping goes on with it."""
+        """Does not wait for the removal, which may take minutes. If it fails, housekeeping continues it."""
         promised(_awaited(self._drop(topic)))
 
     def _drop(self, topic: Topic) -> Awaitable[None]:
@@ -280,7 +279,7 @@ class Topics:
         return iter(list(self._by_name.values()))
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back after any topic was created, deleted or grown; the answer ends it."""
+        """Calls back after a topic was created, deleted or grown; the result stops it."""
         number = self._next_watcher
         self._next_watcher += 1
         self._watchers[number] = callback
@@ -312,7 +311,7 @@ class Topics:
                 put = Put(PREFIX + name, topic.encode(partition_count, overrides, topic.created), if_revision=0)
                 topic.revision = await self._meta.transact(put)
             except RevisionConflict:
-                # After any other error the key may be durable all the same. Empty directories go at the next start.
+                # After any other error the key may be durable. The next start removes empty directories.
                 await self._logs.discard(name, topic.id.hex)
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
             await self._prepare(name, topic.id, partition_count, news)
@@ -327,7 +326,7 @@ class Topics:
     async def ensure(
         self, name: str, partition_count: int | None = None, overrides: Mapping[str, str] | None = None
     ) -> Topic:
-        """The topic, created if it is missing and that is allowed, with so many partitions or the broker's default."""
+        """Returns the topic; creates it if missing and allowed, with `partition_count` or the default."""
         topic = self._by_name.get(name)
         if topic is not None:
             return topic
@@ -338,20 +337,20 @@ class Topics:
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-        # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
+        # Another request created it first: here, or at another broker, and the watch may be behind.
         if name not in self._by_name:
             await self.follow(name)
         return self._require(name)
 
     async def delete(self, name: str) -> Awaitable[None]:
-        """Gone when this returns; what is answered is the removal of its files, which may take longer."""
+        """The topic is deleted on return. The result removes its files, which may take longer."""
         topic = self._require(name)
         while True:
             try:
                 await self._meta.transact(Delete(PREFIX + name, topic.revision))
                 break
             except RevisionConflict:
-                await self._follow(name)  # it was changed meanwhile, here or by another broker, and is there still?
+                await self._follow(name)  # it changed, here or at another broker; does it still exist?
             if self._require(name) is not topic:
                 raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was made anew meanwhile")
         if self._by_name.get(name) is not topic:  # the watch was faster
@@ -375,8 +374,8 @@ class Topics:
             created = await self._create_logs(topic, range(topic.partition_count, partition_count))
             news = self._news
             revision = await self._store(topic, partition_count, topic.settings.overrides, created)
-            # It keeps its old revision until its logs are there: whoever changes it meanwhile would say, with the new
-            # one, that it has as many partitions as are open; and should they fail to come, the watch is believed.
+            # The topic keeps its old revision until its logs are ready. With the new one, a concurrent change would
+            # store the old partition count; and if the logs fail, the watch must still apply the growth.
             await self._prepare(name, topic.id, partition_count, news)
         if topic.revision < revision:  # or the watch was faster
             topic.created = created
@@ -385,18 +384,18 @@ class Topics:
             self._notify()
 
     async def configure(self, name: str, overrides: Mapping[str, str], validate_only: bool = False) -> None:
-        """Replaces all of a topic's own settings."""
+        """Replaces all overrides of a topic."""
         topic = self._require(name)
         check_topic(overrides, self._defaults)
         if validate_only:
             return
         revision = await self._store(topic, topic.partition_count, overrides, topic.created)
-        if topic.revision < revision:  # or the watch was faster, perhaps with more
+        if topic.revision < revision:  # or the watch was faster, or is newer
             topic.revision = revision
             self._configure(topic, TopicSettings(overrides, self._defaults))
 
     def set_defaults(self, defaults: Mapping[str, str]) -> None:
-        """Of settings that a topic does not have of its own."""
+        """Sets the defaults under all topics' overrides."""
         self._defaults = defaults
         for topic in self._by_name.values():
             self._configure(topic, TopicSettings(topic.settings.overrides, defaults))
@@ -408,12 +407,12 @@ class Topics:
             partition.log.config = settings.log
 
     async def _create_logs(self, topic: Topic, new: range) -> int:
-        """Creates the logs of new partitions; the number that the key is to have as `created`."""
+        """Creates the logs of new partitions; returns the key's new `created`."""
         await self._logs.create(topic.name, topic.id.hex, new)
         return new.stop if self._logs.tells_loss and topic.created == new.start else topic.created
 
     async def _store(self, topic: Topic, partition_count: int, overrides: Mapping[str, str], created: int) -> int:
-        """The revision of what was stored; the caller makes it the topic's, together with what it says."""
+        """Returns the new revision. The caller applies it to the topic, together with the change."""
         put = Put(PREFIX + topic.name, topic.encode(partition_count, overrides, created), topic.revision)
         try:
             return await self._meta.transact(put)
@@ -428,7 +427,7 @@ class Topics:
 
     @contextlib.contextmanager
     def _coming(self, more: int) -> Iterator[None]:
-        """Counts partitions whose topic is on its way to the store, so that several at once do not overrun the
+        """Counts partitions whose write is in flight, so that concurrent creations do not exceed the
         bound.
         """
         self._partitions_coming += more

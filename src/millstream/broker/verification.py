@@ -1,12 +1,11 @@
-"""Whether stored batches are still the ones that were written: read from the store, held against their CRC-32C.
+"""Verifies stored batches: reads them from the store and compares their CRC-32C.
 
-A verification walks partitions from their start to where they end now, in pieces of about a megabyte. Reading and
-checking a piece takes its time and runs in a thread; what is found goes into the log's `Damage`, from which readers,
-`/healthz`, `topic describe` and the metrics learn of it. Places that are known to be damaged are looked at again: a
-restored file is readable from then on. Reading goes through the log like that of any consumer, so
-holes and broken headers are found by the same code that would refuse them to a client.
+A verification walks partitions from their start to their current end, in pieces of about a megabyte. A thread checks
+each piece. Damage goes into the log's `Damage` registry, which readers, `/healthz`, `topic describe` and the metrics
+use. Known damage is verified again: a restored file becomes readable. Reads go through the log like those of any
+consumer, so the code that refuses holes and broken headers to a client also finds them here.
 
-`millstream log verify` runs one to its end; `scrub.py` runs one for ever, slowly.
+`millstream log verify` runs once; `scrub.py` runs forever, slowly.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from millstream.records.batch import sound_batches
 from millstream.stores.base import PartitionLog
 
 PIECE_BYTES = 1 << 20
-"""Read at a time: a slow disk needs some 10 ms for it, a thread a millisecond for its checksums."""
+"""Bytes per read: some 10 ms on a slow disk, and a millisecond of checksums in a thread."""
 
 
 class Piece(NamedTuple):
@@ -33,7 +32,7 @@ class Piece(NamedTuple):
 
 
 async def verify_piece(log: PartitionLog, offset: int) -> Piece:
-    """Checks the batches from an offset on; what is damaged is in `log.damage` afterwards, and nothing else is."""
+    """Verifies the batches from an offset on, and updates `log.damage`: adds damage, removes repaired ranges."""
     try:
         try:
             slice_ = await log.read(max(offset, log.start), PIECE_BYTES)
@@ -45,7 +44,7 @@ async def verify_piece(log: PartitionLog, offset: int) -> Piece:
     except RequestError as error:
         if error.code != Code.OFFSET_OUT_OF_RANGE:
             raise
-        return Piece(max(offset, log.start), 0)  # trimmed meanwhile
+        return Piece(max(offset, log.start), 0)  # trimmed
     sound, next_offset = await asyncio.to_thread(_walk, slice_, offset)
     if sound < slice_.size:
         damaged = await log.inspect(next_offset)
@@ -55,7 +54,7 @@ async def verify_piece(log: PartitionLog, offset: int) -> Piece:
 
 
 def _walk(slice_: Slice, offset: int) -> tuple[int, int]:
-    """How many bytes at the front of a slice are sound, and the offset behind them."""
+    """The number of sound bytes at the front of a slice, and the offset after them."""
     sound = 0
     for header, batch in sound_batches(slice_.to_bytes(), 0, slice_.next_offset, offset):
         sound, offset = sound + len(batch), header.next_offset
@@ -63,7 +62,7 @@ def _walk(slice_: Slice, offset: int) -> tuple[int, int]:
 
 
 class Verification:
-    """One run over some topics, as far as they reach when it begins."""
+    """One run over some topics, up to their ends at its start."""
 
     def __init__(self, topics: Iterable[Topic], metrics: Metrics) -> None:
         self._metrics = metrics
@@ -73,7 +72,7 @@ class Verification:
         self.partitions_total = len(self._parts)
         self.partitions_done = 0
         self.unread: list[str] = []
-        """A sentence for each partition that could not be read to its end."""
+        """One sentence per partition that could not be read to its end."""
         self.is_over = False
 
     async def run(self) -> None:
@@ -94,12 +93,12 @@ class Verification:
             piece = await verify_piece(log, offset)
             self.bytes_done += piece.size
             self._metrics.verified_bytes += piece.size
-            if piece.next_offset <= offset:  # trimmed to its end meanwhile
+            if piece.next_offset <= offset:  # trimmed to its end
                 return
             offset = piece.next_offset
 
     def damage(self) -> list[tuple[str, int, DamagedRange]]:
-        """What is known to be damaged in these partitions, before the run or by it."""
+        """All known damage in these partitions, found before the run or by it."""
         return [
             (topic.name, part.index, damaged) for topic, part, _ in self._parts for damaged in part.log.damage.ranges
         ]

@@ -1,24 +1,24 @@
 """The `cursor` discipline: one position per fanout id and topic, which the broker moves on every read.
 
-    read --> waiting --> a round: each takes what comes next, one after the other --position durable--> all are answered
+    read --> waiting --> a round: each reader in turn takes the next records --position durable--> all are answered
                             \\-- cannot be stored: all are refused, the position stays
 
 Rules
 -----
-1. Every record goes to exactly one reader of a fanout id, and to every fanout id. Readers of one fanout id that come
-   while a round is on its way wait for the next; a round is one write, so that many readers share a sync.
-2. A position is durable before what lies below it is answered, so it never goes back: what was answered once is not
-   answered again, a crash in between or not. The price is the other side: what was to be answered when the broker died
-   counts as read. Who cannot have that reads by index and keeps the index.
-3. A fanout id starts at the oldest record there is. What retention removes before it is read is skipped. Only where
-   the log itself has lost its end (`flush=os`, and the machine stopped) does it go back, to there.
-4. A position is written only for a cursor that is still looked after here: a round may have waited for its records
-   while another broker took over, and moved on.
-5. One reader is told of a batch that is damaged or cannot be decoded; the position then moves past the batch. A fanout
-   id has no other way to go on.
+1. Every record goes to exactly one reader of each fanout id. Readers that come while a round of their fanout id is in
+   flight wait for the next. A round is one write, so that many readers share a sync.
+2. A position is durable before the records below it are returned: delivery is at most once, also across a crash. So
+   records in flight when the broker dies count as read. A client that cannot accept that reads by index and stores the
+   index itself.
+3. A fanout id starts at the oldest record. It skips records that retention deletes before they are read. It moves back
+   only if the log lost its tail (`flush=os` and a machine crash), to the log's end.
+4. A position is written only while this broker is the cursor's coordinator: another broker may have taken over, and
+   moved on, while a round read its records.
+5. One reader gets the error of a batch that is damaged or cannot be decoded; the position then moves past the batch.
+   Otherwise the fanout id would be stuck.
 6. A position belongs to a topic's id, not its name: a topic that was deleted and created again is read from its start.
 
-Partition 0 is all that is read: topics of this discipline have one.
+Only partition 0 is read: topics of this discipline have one partition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from millstream.stores.base import Delete, MetaStore, PartitionLog, Put
 
 CURSORS_MAX = 100_000
 FANOUT_ID_BYTES_MAX = 512
-"""Escaped it is three times that at most, which still fits the keys of every store."""
+"""Escaped it has at most three times as many, which fits the keys of every store."""
 WRITES_WAITING_MAX = 100_000
 WAITING_MAX = 10_000
 """Readers of one cursor."""
@@ -64,7 +64,7 @@ class _Cursor:
         self.fanout_id = fanout_id
         self.topic_id = topic_id
         self.position = position
-        """Durable, but for a cursor that nobody has read through yet."""
+        """Durable after the cursor's first read."""
         self.waiting: deque[_Reader] = deque()
         self.is_reading = False
 
@@ -85,9 +85,7 @@ class Cursors:
         self._unwatch = topics.watch(self._drop_orphans)
 
     async def adopt(self, owns: Owns) -> None:
-        """Loads what an earlier broker, or another one, stored of some fanout ids. Cursors of topics that are gone are
-        dropped.
-        """
+        """Loads the stored positions of some fanout ids. A broker alone drops the cursors of deleted topics."""
         for key, stored in await self._meta.list(CURSORS_PREFIX):
             fanout_id, topic = cursor_of(key)
             if owns(fanout_id):
@@ -98,8 +96,8 @@ class Cursors:
             await self._fall_back()
 
     async def _fall_back(self) -> None:
-        """Where the machine stopped before the log's last records were on disk (`flush=os`), others will have their
-        offsets: nobody has read those.
+        """If a machine crash lost the log's tail (`flush=os`), moves positions back to its end: new records will reuse
+        the lost offsets.
         """
         for (_, name), cursor in list(self._cursors.items()):
             topic = self._topics.get(name)
@@ -109,14 +107,14 @@ class Cursors:
                 await self._store(cursor, topic, topic.partitions[0].log.end)
 
     def release(self) -> None:
-        """Another broker looks after them now: nothing that is known here counts any more."""
+        """Another broker is the coordinator now: drops all cursors."""
         error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the fanout id")
         self._journal.drop_waiting(error)
         self._refuse_waiting(error)
         self._cursors.clear()
 
     async def close(self) -> None:
-        """Answers all who wait."""
+        """Fails waiting reads."""
         self._unwatch()
         self._refuse_waiting(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
         if self._rounds:
@@ -129,14 +127,14 @@ class Cursors:
                 reader.answer.fail(error)
 
     def position(self, fanout_id: str, topic: Topic) -> int:
-        """The next record that a reader of this fanout id would get; `RequestError` if another broker knows it."""
+        """The next offset for this fanout id. Raises `RequestError` if another broker coordinates it."""
         self._cluster.check(fanout_id)
         cursor = self._cursors.get((fanout_id, topic.name))
         start = topic.partitions[0].log.start
         return start if cursor is None or cursor.topic_id != topic.id else max(cursor.position, start)
 
     def positions(self) -> Iterator[tuple[str, str, int, int]]:
-        """Fanout id, topic, partition and position of all that is read: for retention of what all are done with."""
+        """Fanout id, topic, partition and position of all cursors, for `millstream.retention.done.ms`."""
         for (fanout_id, name), cursor in self._cursors.items():
             if self._topics.by_id(cursor.topic_id) is not None:
                 yield fanout_id, name, 0, cursor.position
@@ -144,7 +142,7 @@ class Cursors:
     def read(
         self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None, client_host: str = ""
     ) -> Promise[list[Record]]:
-        """What comes next, as many as fit but at least one; none where there is nothing left."""
+        """The next records, as many as fit but at least one; none at the end of the log."""
         try:
             topic.partitions[0].log.damage.check_lost()
             cursor = self._find(fanout_id, topic, client_host)
@@ -169,7 +167,7 @@ class Cursors:
         if not fanout_id or len(fanout_id.encode()) > FANOUT_ID_BYTES_MAX:
             raise RequestError(Code.INVALID_GROUP_ID, f"a fanout id has 1 to {FANOUT_ID_BYTES_MAX} bytes")
         self._cluster.check(fanout_id)
-        if self._topics.by_id(topic.id) is not topic:  # it would take the place of its successor's cursor
+        if self._topics.by_id(topic.id) is not topic:  # it would replace the cursor of its successor
             raise _deleted(topic)
         place = fanout_id, topic.name
         cursor = self._cursors.get(place)
@@ -212,7 +210,7 @@ class Cursors:
             if position > cursor.position:
                 await self._store(cursor, topic, position)
         except Exception as error:
-            is_gone = self._topics.by_id(topic.id) is not topic  # its files, too, perhaps: that is nobody's mistake
+            is_gone = self._topics.by_id(topic.id) is not topic  # perhaps its files, too: an expected error
             for answer, _ in answers:
                 answer.fail(_deleted(topic) if is_gone else error)
             return
@@ -222,7 +220,7 @@ class Cursors:
             answer.settle(records)
 
     async def _take(self, log: PartitionLog, position: int, reader: _Reader) -> Taken:
-        """From there on, or from where the log starts: that may change while it is read."""
+        """Reads from the position, or from the log's start, which may move meanwhile."""
         while True:
             first = max(position, log.start)
             try:
@@ -255,7 +253,7 @@ class Cursors:
         for place in orphans:
             del self._cursors[place]
         if orphans:
-            # Only those that nobody has used anew by the time the write leaves.
+            # Skips cursors that a client created again before the write.
             self._journal.submit(
                 Entry(lambda: [Delete(cursor_key(*place)) for place in orphans if place not in self._cursors])
             )

@@ -1,8 +1,8 @@
-"""A moment that keeps moving away.
+"""A deadline that is pushed back often.
 
 Heartbeats come far more often than sessions end. Cancelling and arming a timer for each would fill the event loop's
-heap with dead timers, so `push` only moves a number; the timer that is armed looks at it when it fires and re-arms
-itself for the rest.
+heap with dead timers. So `push` only moves a number; the armed timer compares it when it fires, and re-arms itself for
+the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What groups say about themselves to `describe` and `list`."""
+"""Views of groups for `describe` and `list`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ShareMemberView:
     epoch: int
     topics: list[str]
     assigned: dict[UUID, int]
-    """Topics, with how many partitions of each: all there are."""
+    """Topics and their numbers of partitions."""
 
 
 @dataclass(frozen=True, slots=True)

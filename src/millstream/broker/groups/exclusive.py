@@ -1,30 +1,30 @@
-"""A group with the `exclusive` discipline: one active member reads a topic in order, the others stand by.
+"""A group with the `exclusive` discipline: one active member reads a topic in order, others are standbys.
 
               no member is active, or the active one is silent for too long (compare-and-set)
     STANDBY ----------------------------------------------------------------------------------> ACTIVE
        ^                                                                                           |
-       +---- another member took over, or a commit met another's revision ------------------------+
+       +---- another member took over, or a commit had a stale revision ---------------------------+
 
-All there is of a group and a topic is one key of the metadata store:
+The state of a group and a topic is one key of the metadata store:
 
     exclusive/<group>/<topic>    topic id, active member or none, position per partition, time of the change, behind
 
 Rules
 -----
-1. Every change is a compare-and-set on the key's revision. Of two members that both take themselves for the active one
-   at most one can commit: the other meets a revision that is not its own, learns so, and stands by. Nothing else is
-   needed, so members may live in as many processes as share the store.
-2. A commit never moves a position back. Only a log that lost its end does (`fall_back`).
-3. The active member repeats its claim `heartbeat_ms` after the last change, a standby takes over `takeover_ms` after
-   it; both only while there is something left to consume. A group that is idle writes nothing and moves nowhere.
-4. Idle time does not count: both clocks start anew when something arrives. A member that did not see it arrive goes by
-   `behind`, which says whether there was more to consume when the state was last written.
-5. A clean leave writes that nobody is active; the standbys see it and one of them takes over at once.
-6. Time since a change is measured by each member on its own clock from the moment it saw it. The time in the state only
-   shortens the first wait of a member that comes later; clocks that differ can bring a takeover forward, which rule 1
+1. Every change is a compare-and-set on the key's revision. If two members both believe that they are active, at most
+   one can commit: the other has a stale revision, and becomes a standby. This is the only fence, so members may run in
+   any number of processes that share the store.
+2. A commit never moves a position back. Only a log that lost its tail does (`fall_back`).
+3. The active member writes a heartbeat `heartbeat_ms` after the last change, a standby takes over `takeover_ms` after
+   it; both only while the group has lag. An idle group writes nothing and stays with its active member.
+4. Idle time does not count: both timers restart when a record arrives. A member that joins later uses `behind`, which
+   says whether the group had lag when the state was last written.
+5. A clean leave clears the active member in the state; the standbys see it and one of them takes over at once.
+6. Each member measures the time since a change on its own clock, from the moment it saw the change. The time in the
+   state only shortens the first wait of a member that joins later. Clock skew can cause an early takeover, which rule 1
    makes safe.
 
-One change is on its way at a time, and what is committed meanwhile leaves together with the next.
+One change is in flight at a time. Commits that come meanwhile share the next one.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "exclusive/"
 SOMEBODY = ""
-"""An active member whose name is not known yet."""
+"""An active member whose id is not known yet."""
 RETRY_MS = 1_000
-"""Before a store that failed is asked again."""
+"""Delay before a retry after a store error."""
 
 
 class ExclusiveSettings(NamedTuple):
     heartbeat_ms: int = 28_000
     takeover_ms: int = 60_000
     from_end: bool = False
-    """Where a group that is new begins."""
+    """A new group starts at the end."""
 
     def check(self) -> None:
         if not 0 < self.heartbeat_ms < self.takeover_ms:
@@ -68,10 +68,10 @@ class State(NamedTuple):
     topic_id: str
     active: str | None
     positions: Mapping[int, int]
-    """The next offset to process, of partitions that anything was committed for."""
+    """The next offset to process, per partition with a commit."""
     changed_ms: int
     behind: bool
-    """Whether there was something left to consume when this was written."""
+    """Whether the group had lag when this was written."""
 
     def encode(self) -> bytes:
         return json.dumps({**self._asdict(), "positions": sorted(self.positions.items())}).encode()
@@ -87,7 +87,7 @@ def state_key(group: str, topic: str) -> str:
 
 
 class ExclusiveMember:
-    """One member. `open` it, ask `is_active`, `commit` what was processed, `leave` in the end."""
+    """One member. `open` it, check `is_active`, `commit` processed offsets, finally `leave`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ExclusiveMember:
         self.settings = settings
         self.revision = 0
         self.active_since = 0
-        """The revision at which it last became active, and that of the last change it made."""
+        """The revision at which it last became active; `written`: that of its last change."""
         self.written = 0
         self._meta = meta
         self._clock = clock
@@ -114,7 +114,7 @@ class ExclusiveMember:
         self._key = state_key(group, topic.name)
         self._state: State | None = None
         self._changed_at = 0.0
-        """When this member saw the last change, and since when it sees something to consume; on its own clock."""
+        """When this member saw the last change; `_behind_since`: since when it sees lag. On its own clock."""
         self._behind_since: float | None = None
         self._heartbeat = Deadline(clock, self._beat)
         self._takeover = Deadline(clock, self._look)
@@ -132,7 +132,7 @@ class ExclusiveMember:
         self._unwatch: list[Callable[[], None]] = []
         self._wakes: list[Callable[[], None]] = []
 
-    # What the owner sees
+    # The public API
 
     @property
     def is_active(self) -> bool:
@@ -140,31 +140,31 @@ class ExclusiveMember:
 
     @property
     def is_gone(self) -> bool:
-        """The topic was deleted: there is nothing left to be active for."""
+        """The topic was deleted."""
         return self._topics.get(self.topic.name) is not self.topic
 
     def position(self, partition: int) -> int:
-        """Where to go on reading: what was committed, or the first record there is."""
+        """The next offset to read: the committed one, or the log's start."""
         start = self.topic.partitions[partition].log.start
         committed = self._state.positions.get(partition, start) if self._state is not None else start
         return max(committed, start)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back when `is_active` or `is_gone` changes, and after others' changes; the answer ends it."""
+        """Calls back when `is_active` or `is_gone` changes; the result stops it."""
         number = self._next_watcher
         self._next_watcher += 1
         self._watchers[number] = callback
         return lambda: self._watchers.pop(number, None) and None
 
     async def open(self) -> None:
-        """Learns the group's state; the first member of a group is active when this returns."""
+        """Loads the group's state; a group's first member becomes active."""
         self._unwatch = [self._meta.watch(self._key, self._changed), self._topics.watch(self._topics_changed)]
         self._is_open = True
         self._watch_logs()
         self._learn(await self._meta.get(self._key), is_first=True)
 
     def commit(self, positions: Mapping[int, int]) -> Promise[None]:
-        """Everything below these offsets was processed. Settles when durable; fails with `NotActive`."""
+        """Commits the next offsets to process. Settles when durable; fails with `NotActive`."""
         if not self.is_active:
             return Promise.failed(self._refusal())
         for partition, offset in positions.items():
@@ -175,14 +175,14 @@ class ExclusiveMember:
         return promise
 
     def leave(self) -> Promise[None]:
-        """A clean end: what was committed lands, then a standby may take over at once."""
+        """Leaves cleanly: writes pending commits, then a standby takes over at once."""
         if not self._is_leaving:
             self._is_leaving = True
             self._go_if_leaving()
         return self._left
 
     def _go_if_leaving(self) -> None:
-        """Not before a change that is on its way has landed: it may be the one that makes this member active."""
+        """Waits for a change in flight: it may be the one that makes this member active."""
         if self._is_busy and self._is_open:
             return
         if self._holds and self._is_open:
@@ -191,7 +191,7 @@ class ExclusiveMember:
             self._end()
 
     def abandon(self) -> None:
-        """Stops without a word, as a process does that is killed."""
+        """Stops without a write, like a killed process."""
         self._is_leaving = True
         self._end()
 
@@ -205,11 +205,11 @@ class ExclusiveMember:
         if found is not None and found.revision <= self.revision:
             return
         if found is None and not self.revision and not is_first:
-            return  # there is no group yet, as was known: whoever failed to begin it waits before the next attempt
+            return  # still no group: a member that failed to create it waits before its retry
         state = State.decode(found.value) if found is not None else None
         self.revision = found.revision if found is not None else 0
         if state is not None and state.topic_id != self.topic.id.hex:
-            state = None  # it speaks of an earlier topic of that name
+            state = None  # of an earlier topic with that name
         was_ours, self._state = self._holds, state
         if self._holds and not was_ours:
             self.active_since = self.revision
@@ -236,7 +236,7 @@ class ExclusiveMember:
         self._learn(done.value())
         if self._state is not None and self._state.active == SOMEBODY:
             self._retry.push(RETRY_MS)
-        self._pump()  # what was committed while the change that failed was on its way
+        self._pump()  # commits that came while the failed change was in flight
         self._look()
 
     def _topics_changed(self) -> None:
@@ -263,7 +263,7 @@ class ExclusiveMember:
     # Deciding
 
     def _look(self) -> None:
-        """What the state, the log and the time call for now."""
+        """Acts on the state, the log and the time."""
         if not self._is_open or self._is_busy or self._is_leaving:
             return
         state = self._state
@@ -303,7 +303,7 @@ class ExclusiveMember:
         self._write(self.id, positions, [])
 
     def _pump(self) -> None:
-        """Writes what the active member has to say, if anything."""
+        """Writes the active member's pending changes."""
         state = self._state
         if self._is_busy or not self._is_open or state is None or state.active != self.id:
             return
@@ -331,7 +331,7 @@ class ExclusiveMember:
             self._failed(done.error, put, state, settling)
             return
         self.written = done.value()
-        if done.value() > self.revision:  # else the watch has said so already, or something newer
+        if done.value() > self.revision:  # else the watch has reported this revision or a newer
             self._learn(Versioned(put.value, done.value()))
         for promise in settling:
             promise.settle(None)
@@ -342,7 +342,7 @@ class ExclusiveMember:
         self._look()
 
     def _failed(self, error: BaseException, put: Put, state: State, settling: list[Promise[None]]) -> None:
-        """Of a conflict the store's state says what it means; whoever waits is answered when that is known."""
+        """Reads the state again to resolve a conflict; pending commits settle after that."""
         if not isinstance(error, RevisionConflict):
             logger.warning("a change of group %s could not be stored: %s", self.group, error)
         self._is_busy = True
@@ -357,16 +357,16 @@ class ExclusiveMember:
         settling: list[Promise[None]],
     ) -> None:
         self._is_busy = False
-        before = put.if_revision  # not what is known by now: the watch tells what it met before a write is refused
+        before = put.if_revision  # not `self.revision`: the watch may report the conflict before the refusal
         if done.error is None:
             self._learn(done.value())
         is_conflict = isinstance(error, RevisionConflict)
         if is_conflict and self.revision == before and self._state is not None:
-            # Somebody was faster, and who it was is not known here yet. It was not this member.
+            # Another member was faster; its id is not known here yet.
             self._state = self._state._replace(active=SOMEBODY)
             self._tell()
         if is_conflict and self._holds and self._is_open:
-            # The other revision was written by this member too: an answer of before was lost, its effect was not.
+            # This member wrote the other revision too: a response was lost, its write was not. Retry the commits.
             for partition, offset in state.positions.items():
                 self._committing[partition] = max(offset, self._committing.get(partition, 0))
             self._settling = settling + self._settling
@@ -391,7 +391,7 @@ class ExclusiveMember:
             promise.fail(self._refusal())
 
     def _tell(self, *, always: bool = False) -> None:
-        """Those who watch; and those whose commits have no place any more."""
+        """Notifies watchers; fails pending commits that became stale."""
         is_active = self.is_active
         if self._was_active and not self._holds:
             self._give_up()
@@ -424,8 +424,8 @@ class ExclusiveMember:
 
 
 async def fall_back(meta: MetaStore, topics: Topics) -> None:
-    """For a broker alone, when it starts: where the machine stopped before a log's last records were on disk
-    (`flush=os`), others will have their offsets, and nobody has processed those.
+    """At the start of a broker alone: if a machine crash lost a log's tail (`flush=os`), moves positions back to its
+    end, because new records will reuse the lost offsets.
     """
     by_id = {topic.id.hex: topic for topic in topics}
     for key, stored in await meta.list(PREFIX):

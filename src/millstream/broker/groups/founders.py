@@ -1,12 +1,12 @@
-"""How many groups, queues or cursors the clients of one address have made, so that one client cannot take them all.
+"""Counts the groups, queues or cursors that the clients of one address created, so that one client cannot use up all.
 
 Rules
 -----
-1. What an address made counts while it exists, whether its clients still use it or not. A name that is gone and made
-   again counts for the address that made it last.
-2. It is not stored: after a restart, what exists counts for all together.
-3. The embedded API has no address and no share. Clients behind a local proxy come from loopback, and so does all of a
-   test: they share what the broker has, unless the operator sets a share (as connections do, `doors/connections.py`).
+1. A group counts for its address while it exists, in use or not. A deleted name that is created again counts for the
+   address that created it last.
+2. The counts are not stored: after a restart, existing groups count for no address.
+3. The embedded API has no address and no limit. Clients behind a local proxy, and tests, connect from loopback: they
+   have no limit but the total, unless the operator sets one (as with connections, `doors/connections.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from millstream.core.peer import is_loopback, peer_of
 refusals = Damped(__name__)
 
 NAMES_MAX = 200_000
-"""Names that are remembered although what they named may be gone."""
+"""Names that are kept, including those of deleted groups."""
 REMEDY = "delete some, or raise groups_per_peer_max"
 N = TypeVar("N", bound=Hashable)
 
 
 class Founders(Generic[N]):
     def __init__(self, what: str, limit: int, total: int, exists: Callable[[N], bool], remedy: str = REMEDY) -> None:
-        """`what` is the plural of it, for sentences. `limit` 0: half of `total`, and all of it from loopback."""
+        """`what` is a plural for error texts. `limit` 0: half of `total`, and no limit for loopback."""
         self._what = what
         self._remedy = remedy
         self._limit = limit
@@ -38,7 +38,7 @@ class Founders(Generic[N]):
         self._peers: dict[N, str] = {}
 
     def have_room(self, host: str) -> bool:
-        """Whether a client of this address may make one more."""
+        """Whether this address may create one more."""
         limit, peer = self._limit_of(host), peer_of(host)
         if limit is None or len(self._names.get(peer, ())) < limit:
             return True
@@ -63,7 +63,7 @@ class Founders(Generic[N]):
         self._names.setdefault(peer_of(host), set()).add(name)
 
     def made_by(self, host: str) -> list[N]:
-        """Names that count for an address; some may be gone."""
+        """Names that count for an address; some are deleted."""
         return list(self._names.get(peer_of(host), ()))
 
     def _limit_of(self, host: str) -> int | None:

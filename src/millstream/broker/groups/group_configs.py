@@ -1,9 +1,9 @@
-"""Settings of groups that are not queues: `consumer.*`, of groups of the consumer protocol (KIP-848).
+"""Settings of groups of the consumer protocol (KIP-848): `consumer.*`. Queues have their own.
 
-    group-configs/<group>   what was set for the group
+    group-configs/<group>   the overrides of the group
 
-A group may have them before its first member comes, and keeps them when its last one goes. Every broker over the store
-watches the keys: a group's coordinator changes, its settings stay.
+A group may have settings before its first member joins, and keeps them after its last one leaves. Every broker over the
+store watches the keys, so settings survive a change of the coordinator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupConfigs:
             raise RequestError(Code.POLICY_VIOLATION, f"{GROUPS_MAX} groups have settings already; delete some")
 
     async def configure(self, group_id: str, overrides: Mapping[str, str]) -> None:
-        """Replaces all of a group's settings. Durable when it returns; the watch has told of it by then."""
+        """Replaces all of a group's settings. Durable, and applied by the watch, on return."""
         self.check(group_id, overrides)
         key = PREFIX + quote(group_id, safe="")
         if overrides:

@@ -1,25 +1,25 @@
-"""The registry of groups: finds or makes the group that a request is about, and keeps what outlives its members.
+"""The registry of groups: finds or creates the group of a request, and keeps the state that outlives its members.
 
-A group id names one group of one kind. It may change between the classic and the consumer kind, without members or
-with them (`migration.py`): offsets and the epoch go along. A share group stays one while its queue remembers something,
-and a group with committed offsets cannot become one: neither could make sense of what the other knows. A queue that
-another door made is a share group here as well.
+A group id names one group of one type. It may change between classic and consumer, with or without members
+(`migration.py`): the new group keeps the offsets and the epoch. A share group keeps its type while its queue has state,
+and a group with committed offsets cannot become a share group: neither could use the other's state. A queue that
+another door created is a share group here as well.
 
-    what                      lives                                       goes
+    state                     kept                                        removed
     members                   in memory                                   with their session, or the broker
-    generation / epoch        in the store, written before it is told     with the group
+    generation / epoch        in the store, durable before it is sent     with the group
     committed offsets         in the store, mirrored in memory            deleted, with their topic, or expired
-    a share group's queue     `queues`                                    with the group, when somebody deletes it
+    a share group's queue     `queues`                                    with the group, by an explicit delete
 
-Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty; while the
-group has members they never do. A group without members and offsets is dropped on the same terms, or at once when its
-place is needed; one that never had any, within two minutes. The clients of one address make `groups_per_peer_max` at
-most (`founders.py`), and the next one then takes the place of an unused group of that address.
+Offsets expire `offsets_retention_ms` after the later of their commit and the moment the group became empty, never while
+the group has members (KIP-211). A group without members and offsets is dropped after the same time, or at once to make
+room; a group that never had any, within two minutes. The clients of one address create at most `groups_per_peer_max`
+groups (`founders.py`); the next one replaces an unused group of that address.
 
-Where brokers share a store each looks after some of the groups (`cluster/`). It takes them up when the cluster says so
-and drops them when it loses them; a request for any other is refused with NOT_COORDINATOR.
+If brokers share a store, each coordinates some of the groups (`cluster/`). It loads them when the cluster assigns them
+and drops them when it loses them. A request for another group gets NOT_COORDINATOR.
 
-Methods raise `RequestError` for what concerns the whole request and answer with codes for its parts.
+Methods raise `RequestError` for errors of the whole request and return codes for its parts.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
 ]
 LOOK_MS = 1_000
 LOOK_UPS_A_STEP, NAMES_A_STEP = 16, 256
-"""Topics of a member, while a target is made, and while it is found that none is needed, in one step (`turns.py`)."""
+"""A member's topics per step (`turns.py`): with a new target, and without one."""
 G = TypeVar("G", ClassicGroup, MixedGroup, ShareGroup)
 
 
@@ -114,7 +114,7 @@ class Groups:
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
         self._look_again_ms: dict[str, int] = {}
-        """When room is looked for again among the groups of an address (empty: among all), after none was found."""
+        """When `_make_room` may search the groups of an address again (empty: all groups), after it found none."""
         self._founders = Founders[str](
             "groups",
             self._settings.groups_per_peer_max,
@@ -124,13 +124,13 @@ class Groups:
         self._is_closed = False
         self._has_new_topics = False
         self._is_following = False
-        """Whether groups are being told of topics that came, grew or went."""
+        """Whether `_follow_topics` is running."""
         self._sweeper = Deadline(clock, self._sweep)
         self._unused_sweeper = Deadline(clock, self._drop_never_used)
         self._unwatch = topics.watch(self._topics_changed)
 
     async def start(self) -> None:
-        """Loads what is ours. Topics must be there: a broker alone drops the offsets of those that are not."""
+        """Loads this broker's groups. Load topics first: a broker alone drops offsets of missing topics."""
         await self._cluster.start()
         if isinstance(self._cluster, Solo):
             self._offsets.remove(self._offsets.orphans)
@@ -138,8 +138,8 @@ class Groups:
         self._unused_sweeper.push(self._settings.unused_check_ms)
 
     async def adopt(self, owns: Owns) -> None:
-        """Loads what an earlier broker, or another one, stored of some groups."""
-        if not isinstance(self._cluster, Solo):  # a broker alone has opened all queues by now
+        """Loads the stored state of some groups."""
+        if not isinstance(self._cluster, Solo):  # a broker alone has opened all queues
             await self._queues.adopt(owns)
         for key, stored in await self._meta.list(GROUPS_PREFIX):
             group_id = group_of(key)
@@ -152,7 +152,7 @@ class Groups:
                     self._groups[group_id] = self._kinds.classic(group_id, None)
 
     def release(self) -> None:
-        """Another broker looks after them now: nothing that is known here counts any more."""
+        """Other brokers coordinate the groups now: drops all state."""
         error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
         groups, self._groups = self._groups, {}
         self._journal.drop_waiting(error)
@@ -162,7 +162,7 @@ class Groups:
             group.close(error)
 
     def close(self) -> None:
-        """Answers all who wait; they look for their coordinator again."""
+        """Fails waiting requests; clients find a new coordinator."""
         self._is_closed = True
         self._unwatch()
         self._sweeper.stop()
@@ -217,14 +217,14 @@ class Groups:
         self._check_id(beat.group_id)
         beat.check()
         self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
-        # Before the group is found: while this waits, it may be dropped, converted or lost to another broker.
+        # Match first: during the await a group may be dropped, converted or lost to another broker.
         pattern = await self._matched(beat)
         group = self._find(beat.group_id)
         if isinstance(group, ShareGroup) and not group.vacant:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is a share group")
         if not isinstance(group, MixedGroup):
             if beat.epoch != JOINING:
-                # Kafka says GROUP_ID_NOT_FOUND, on which clients stop for good; this makes them join again.
+                # Kafka returns GROUP_ID_NOT_FOUND, which is fatal to clients; this error makes them rejoin.
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
             if isinstance(group, ClassicGroup) and group.members:
                 group = self._groups[beat.group_id] = self._migration.upgrade(group, beat)
@@ -233,7 +233,7 @@ class Groups:
         return await group.beat(beat, pattern)
 
     async def _matched(self, beat: Beat) -> Pattern | None:
-        """The pattern of a member that joins or stays, matched with all topics; raises if it is none."""
+        """The pattern of a heartbeat, matched with all topics; raises if it is invalid."""
         if not beat.pattern or beat.epoch < JOINING:
             return None
         pattern = pattern_of(beat.pattern, self._settings.pattern_chars_max)
@@ -286,7 +286,7 @@ class Groups:
         *,
         may_be_missing: bool = False,
     ) -> list[list[Code]]:
-        """`may_be_missing`: offsets of topics that do not exist are kept as well, until the topic is created."""
+        """`may_be_missing`: also keeps offsets of topics that do not exist, until the topic is created."""
         self._check_id(group_id, may_be_empty=True)
 
         def fence() -> None:
@@ -302,7 +302,7 @@ class Groups:
 
         codes = await self._offsets.commit(group_id, fence, commits, may_be_missing=may_be_missing)
         self._cluster.check(group_id)
-        if group_id not in self._groups:  # deleted while this was on its way
+        if group_id not in self._groups:  # deleted while this was in flight
             self._groups[group_id] = self._kinds.classic(group_id, None)
         return codes
 
@@ -313,7 +313,7 @@ class Groups:
         member_id: str | None = None,
         epoch: int = -1,
     ) -> list[Fetched]:
-        """What is committed for some partitions, or for all (`topics` is None)."""
+        """Committed offsets of some partitions, or of all (`topics` is None)."""
         self._cluster.check(group_id)
         group = self._find(group_id)
         if group is not None:
@@ -341,7 +341,7 @@ class Groups:
         return codes
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and offset of everything committed: for lag metrics."""
+        """Group, topic, partition and offset of all commits: for lag and retention."""
         for (group_id, topic, partition), committed in self._offsets:
             yield group_id, topic, partition, committed.offset
 
@@ -368,7 +368,7 @@ class Groups:
         return None if topic is None else topic.name
 
     def list(self, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[Listed]:
-        """All groups, or those in one of some states and of one of some types."""
+        """Groups in these states and of these types; empty means all."""
         wanted_states = {state.lower() for state in states}
         wanted_types = {kind.lower() for kind in types}
         for group_id in self._queues.names():
@@ -404,15 +404,15 @@ class Groups:
             for place in places:
                 self._offsets.forget(place)
             group = self._groups.get(group_id)
-            if group is not None and not group.members:  # who joined meanwhile keeps a group that is as good as new
+            if group is not None and not group.members:  # a member that joined meanwhile keeps the group
                 self._forget(group)
 
         await self._journal.submit(Entry(prepare, apply, settled=True))
 
-    # Finding and making
+    # Find and create
 
     def _check_id(self, group_id: str, *, may_be_empty: bool = False) -> None:
-        """Old clients that manage offsets alone may use the empty id, as in Kafka."""
+        """Old clients may commit offsets to the empty id, as in Kafka."""
         if not group_id and not may_be_empty:
             raise RequestError(Code.INVALID_GROUP_ID)
         if len(group_id.encode()) > self._settings.group_id_bytes_max:
@@ -430,7 +430,7 @@ class Groups:
         self._check_said(sum(len(name) + len(metadata) for name, metadata in request.protocols), request.member_id)
 
     def _check_said(self, size: int, member_id: str) -> None:
-        """What a member says about itself is kept for as long as it lives, so all that is kept has a bound."""
+        """The broker keeps a member's metadata as long as the member, so the total has a bound."""
         settings = self._settings
         if size > settings.protocols_bytes_max:
             raise RequestError(Code.INVALID_REQUEST, "the member's metadata is too large")
@@ -449,7 +449,7 @@ class Groups:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED, detail)
 
     def _classic(self, group_id: str) -> ClassicGroup | MixedGroup:
-        """The group that a member of the classic protocol is in."""
+        """The group of a member of the classic protocol."""
         self._check_id(group_id)
         group = self._groups.get(group_id)
         if group is None or isinstance(group, ShareGroup):
@@ -476,7 +476,7 @@ class Groups:
         return group
 
     def _inherit(self, group_id: str, client_host: str) -> GroupRecord | None:
-        """Makes place for a group. One of another kind, without members, passes its epoch on."""
+        """Makes room for a group. An empty group of another type passes on its epoch."""
         group = self._groups.get(group_id)
         if group is not None:
             group.close(RequestError(Code.UNKNOWN_MEMBER_ID))
@@ -505,7 +505,7 @@ class Groups:
             return error.code
         return Code.NONE
 
-    # Offsets that come and go
+    # Topic changes and expiry
 
     def _check_unused(self, group: Group, topic: str) -> Code:
         if self._topics.get(topic) is None:
@@ -521,7 +521,7 @@ class Groups:
             begin(self._follow_topics())
 
     async def _follow_topics(self) -> None:
-        """Tells every group: at once where that is little work, else some at a time."""
+        """Notifies every group: at once, or in several turns if it is much work."""
         self._is_following = True
         try:
             while self._has_new_topics and not self._is_closed:
@@ -532,7 +532,7 @@ class Groups:
             self._is_following = False
 
     async def _tell_groups(self) -> None:
-        """Groups that change are given targets when their epochs are durable: no more at once than fit a turn."""
+        """A group computes its target once its epoch is durable. At the end of a turn, waits for that."""
         topics = sum(1 for _ in self._topics.names())
         for group in list(self._groups.values()):
             if self._groups.get(group.id) is not group or not group.members:
@@ -541,7 +541,7 @@ class Groups:
             names = len(group.members) * topics
             if self._turns.spend(1 + names // (NAMES_A_STEP if change is None else LOOK_UPS_A_STEP)):
                 if change is not None:
-                    with contextlib.suppress(RequestError):  # the members' next beats try again
+                    with contextlib.suppress(RequestError):  # the next heartbeats retry
                         await change
                 await self._turns.next()
 
@@ -558,8 +558,8 @@ class Groups:
                         yield place
 
     def _make_room(self, client_host: str = "") -> None:
-        """Drops unused groups, however recent: all, or those that one address made where its share is used up. Where
-        that brought nothing, it looks again after a second.
+        """Drops unused groups, however recent: all, or those of an address that reached its limit. After an
+        unsuccessful search, waits `LOOK_MS` before the next.
         """
         now_ms, peer = self._clock.now_ms(), peer_of(client_host)
         if now_ms < self._look_again_ms.get(peer, 0):

@@ -5,16 +5,17 @@
 
 Rules
 -----
-1. One transaction is in flight at a time, so that what memory says and what the store says change in the same order,
-   whichever order a driver's connections would finish in.
-2. What waits meanwhile leaves together in the next transaction: many commits share one sync.
-3. `prepare` runs when the entry leaves, not when it came. It checks again whatever may have changed while it waited
-   (a commit's generation, a group's emptiness) and refuses by raising `RequestError`.
-4. An entry that decides by what memory says of others' writes (`settled`) leaves first in its transaction: those before
-   it are applied by then. Otherwise an expiry could delete what a commit beside it just wrote.
-5. Every transaction is held to the cluster's guards: a broker that lost its groups to another writes nothing more.
-   What waits when it finds out is refused (`drop_waiting`), because it was meant for groups that are no longer here.
-6. `apply` changes memory when the write is durable, before the promise settles: nobody is told what a crash could undo.
+1. One transaction is in flight at a time, so that memory and the store change in the same order, even if a driver's
+   connections finish out of order.
+2. Entries that wait meanwhile share the next transaction: many commits share one sync.
+3. `prepare` runs when the transaction starts, not on submit. It checks again the state that may have changed meanwhile
+   (a commit's generation, whether a group is empty) and refuses by raising `RequestError`.
+4. An entry that depends on earlier writes in memory (`settled`) is the first of its transaction: the writes before it
+   are applied by then. Otherwise an expiry could delete the write of a commit in the same transaction.
+5. Every transaction carries the cluster's guards: they fence a broker that lost its groups. It then refuses the
+   waiting entries (`drop_waiting`), because another broker coordinates their groups.
+6. `apply` changes memory when the write is durable, before the promise settles: no client sees state that a crash could
+   undo.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from millstream.core.promise import Promise
 from millstream.stores.base import MetaStore, Operation
 
 _OPERATIONS_MAX = 1_000
-"""Of one transaction that gathers several entries. One entry always goes as a whole."""
+"""Per transaction of several entries. An entry is never split."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Journal:
         self._waiting: deque[Entry] = deque()
         self._busy = False
         self._era = 0
-        """Counts how often all groups were lost: what was on its way then changes memory no more."""
+        """Counts losses of all groups: a write in flight at a loss no longer changes memory."""
 
     def submit(self, entry: Entry) -> Promise[None]:
         if len(self._waiting) >= self._waiting_max:
@@ -78,14 +79,14 @@ class Journal:
 
     def _gather(self) -> tuple[list[Entry], list[Operation]]:
         batch: list[Entry] = []
-        by_key: dict[str, Operation] = {}  # etcd refuses a transaction that touches a key twice: the last one counts
+        by_key: dict[str, Operation] = {}  # etcd refuses a transaction with a key twice: the last one wins
         while self._waiting and len(by_key) < _OPERATIONS_MAX:
             if batch and self._waiting[0].settled:
                 break
             entry = self._waiting.popleft()
             try:
                 operations = list(entry.prepare())
-            except Exception as error:  # a refusal, or a mistake of ours that must not cost the others
+            except Exception as error:  # a refusal, or a bug that must not affect other entries
                 entry.promise.fail(error)
                 continue
             for operation in operations:

@@ -1,4 +1,4 @@
-"""The kinds of groups, and how one of each is made."""
+"""The types of groups, and their constructors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Kinds:
         return ShareGroup(group_id, self._journal, self._clock, self._topics, self._settings, self._queues, record)
 
     def restore(self, group_id: str, record: GroupRecord) -> Group:
-        """As it was stored. Members did not survive: a group that had some became empty now."""
+        """Restores a stored group. Members are not stored, so a group that had some is empty now."""
         if record.protocol_type and record.emptied_ms is None:
             record = record._replace(emptied_ms=self._clock.now_ms())
         if record.type == ShareGroup.type:

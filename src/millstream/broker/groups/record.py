@@ -1,11 +1,11 @@
-"""Where groups live in the metadata store.
+"""The keys of groups in the metadata store.
 
-    groups/<group>                        type, epoch (or generation), protocol type, since when it is empty
+    groups/<group>                        type, epoch (or generation), protocol type, time when it became empty
     offsets/<group>/<topic>/<partition>   a committed offset
     cursors/<fanout id>/<topic>           a position that the broker moves
 
-Group ids may hold anything, slashes included, so they are percent-encoded in keys. Topic names cannot hold a slash.
-Members are not stored: after a restart they are unknown, join again, and get an epoch that nobody had before.
+Group ids may hold any character, so keys percent-encode them. Topic names cannot hold a slash. Members are not stored:
+after a restart they are unknown, rejoin, and get a new epoch.
 """
 
 from __future__ import annotations

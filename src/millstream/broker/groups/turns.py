@@ -1,8 +1,7 @@
-"""Long work of groups, in turns with the event loop.
+"""Splits long work of groups into turns of the event loop.
 
-All of it shares one budget of steps for each run of the loop. Work that comes to the end of the budget waits in line,
-and each run of the loop goes on with the first one: a thousand clients with costly patterns hold up other clients no
-longer than one does.
+All work shares one budget of steps per turn. Work that exhausts the budget joins a FIFO line, and each turn continues
+with the first in line: a thousand clients with costly patterns delay other clients no longer than one does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 from collections import deque
 
 STEPS_A_TURN = 4_000
-"""Before the event loop runs again. A step takes some 5 microseconds at worst, a turn some 20 ms."""
+"""The budget of a turn. At worst a step takes some 5 microseconds, a turn some 20 ms."""
 
 
 class Turns:
@@ -22,11 +21,11 @@ class Turns:
 
     @property
     def is_taken(self) -> bool:
-        """Whether new work waits for `next` before it begins."""
+        """Whether new work must first await `next`."""
         return bool(self._waiting) or self._steps >= STEPS_A_TURN
 
     def spend(self, steps: int) -> bool:
-        """Whether the turn is over: the caller waits for `next`."""
+        """Whether the turn is over: the caller awaits `next`."""
         self._steps += steps
         self._schedule()
         return self._steps >= STEPS_A_TURN

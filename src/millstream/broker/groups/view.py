@@ -1,4 +1,4 @@
-"""What groups need to know about topics and queues, and nothing more: the broker's registries satisfy it."""
+"""The protocols through which groups see topics and queues; the broker's registries satisfy them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicsView(Protocol):
     def names(self) -> Iterable[str]: ...
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back after a topic was created, deleted or grown; the answer ends the watch."""
+        """Calls back after a topic was created, deleted or grown; the result stops it."""
 
 
 class QueuesView(Protocol):
@@ -51,7 +51,7 @@ class QueuesView(Protocol):
 
 
 class NoQueues:
-    """For a broker that keeps none: there are no share groups, and none can be made."""
+    """For a broker without queues: it has no share groups and cannot create any."""
 
     def open(self, group_id: str) -> Queue:
         raise RequestError(Code.POLICY_VIOLATION, "this broker keeps no queues")

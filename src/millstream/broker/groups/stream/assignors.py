@@ -1,12 +1,12 @@
-"""Who should read what: pure functions from members and topics to a target.
+"""The assignors: pure functions from members and topics to a target assignment.
 
-Every partition of a topic that somebody wants goes to exactly one of those who want it.
+Every partition of a subscribed topic goes to exactly one of its subscribers.
 
-    uniform   as even as possible (loads differ by one at most when all want the same), moving as little as possible
-    range     per topic, consecutive partitions in order of member: partition n of two topics meets at one member
-    exclusive per topic, one member has all of it and the others stand by; who has it keeps it
+    uniform   as even as possible (equal subscriptions: loads differ by at most one), with as few moves as possible
+    range     per topic, consecutive partitions in member order: one member gets partition n of co-partitioned topics
+    exclusive per topic, one member has all partitions and keeps them; the others are standbys
 
-`ASSIGNORS` is open: a discipline that needs another rule adds its function under a name.
+`ASSIGNORS` is open: a discipline that needs another rule adds a named function.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Target = dict[str, set[Partition]]
 
 
 class Wants(NamedTuple):
-    """What one member asks for."""
+    """The input for one member."""
 
     topics: frozenset[UUID]
     held: Set[Partition]
-    """What it was to have until now: where stickiness starts from."""
+    """Its previous target: the basis of stickiness."""
     order: str
-    """Its place in the line: the instance id where it has one, so that a restart changes nothing."""
+    """Its sort key: the instance id if it has one, so that a restart changes nothing (KIP-345)."""
 
 
 Assignor = Callable[[Mapping[str, Wants], Mapping[UUID, int]], Target]
-"""Given members by id and partition counts by topic id."""
+"""Takes members by id and partition counts by topic id."""
 
 
 def range_(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
@@ -63,7 +63,7 @@ def uniform(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
 
 
 def exclusive(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
-    """A new active member is the first in line, so that all topics of a group that moves meet again at one."""
+    """A new active member is the first in order, so that all topics of a group move to the same one."""
     target: Target = {member: set() for member in members}
     in_line = sorted(members, key=lambda member: (members[member].order, member))
     for topic, count in topics.items():
@@ -71,13 +71,13 @@ def exclusive(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Targe
         if not readers:
             continue
         holding = {member: sum(held[0] == topic for held in members[member].held) for member in readers}
-        active = max(readers, key=lambda member: holding[member])  # of those who hold nothing, the first
+        active = max(readers, key=lambda member: holding[member])  # if none holds any, the first
         target[active].update((topic, partition) for partition in range(count))
     return target
 
 
 def _kept(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
-    """What each member has and may keep; of two that claim a partition, the first."""
+    """The partitions that each member may keep; of two claims, the first wins."""
     taken: set[Partition] = set()
     target: Target = {}
     for member, wants in members.items():
@@ -88,7 +88,7 @@ def _kept(members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> Target:
 
 
 def _level(target: Target, members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> None:
-    """All want the same: each gets the same number, and the larger shares go to those who have most already."""
+    """Equal subscriptions: equal shares, and members with the most partitions get the larger ones."""
     wanted = next(iter(members.values())).topics
     everything = sorted((topic, number) for topic in wanted for number in range(topics.get(topic, 0)))
     share, extra = divmod(len(everything), len(members))
@@ -103,7 +103,7 @@ def _level(target: Target, members: Mapping[str, Wants], topics: Mapping[UUID, i
         if len(target[member]) < limit:
             room.append((member, limit - len(target[member])))
     for partition in everything:
-        if partition not in taken:  # in turn, so that a topic spreads over members
+        if partition not in taken:  # round robin, to spread a topic over members
             member, left = room.popleft()
             target[member].add(partition)
             if left > 1:
@@ -111,13 +111,13 @@ def _level(target: Target, members: Mapping[str, Wants], topics: Mapping[UUID, i
 
 
 def _balance(target: Target, members: Mapping[str, Wants], topics: Mapping[UUID, int]) -> None:
-    """Members want different topics: fill from the least loaded, then move while that evens two loads out.
+    """Different subscriptions: fill the least loaded first, then move while two loads even out.
 
-    Every move lowers the sum of squared loads, so this ends.
+    Every move lowers the sum of squared loads, so this terminates.
     """
     readers = {topic: [member for member in members if topic in members[member].topics] for topic in topics}
     taken = set().union(*target.values())
-    for topic in sorted(topics, key=lambda topic: (len(readers[topic]), topic)):  # those with least choice first
+    for topic in sorted(topics, key=lambda topic: (len(readers[topic]), topic)):  # fewest readers first
         queue = [(len(target[member]), members[member].order, member) for member in readers[topic]]
         heapq.heapify(queue)
         for number in range(topics[topic] if queue else 0):
@@ -135,7 +135,7 @@ def _balance(target: Target, members: Mapping[str, Wants], topics: Mapping[UUID,
 
 
 def _even_out(target: Target, movable: dict[str, list[Partition]], readers: list[str]) -> bool:
-    """Moves partitions of one topic from its most to its least loaded readers; says whether any moved."""
+    """Moves partitions of one topic from its most to its least loaded readers; returns if any moved."""
     moved = False
     while True:
         givers = [member for member, mine in movable.items() if mine]

@@ -1,33 +1,33 @@
-"""A group of the classic protocol: its leader assigns, the broker only gathers members and hands the plan out.
+"""A group of the classic protocol: its leader assigns, the broker gathers members and distributes assignments.
 
     EMPTY --join--> PREPARING --all joined, or time is up--> COMPLETING --leader's sync--> STABLE
       ^                 ^                                        |                           |
-      |                 +---- a member joins, leaves, expires or changes what it wants ------+
-      +---- the last member goes (from anywhere)                           DEAD: deleted, or the broker stops
+      |                 +---- a member joins, leaves, expires or changes its metadata -------+
+      +---- the last member leaves (any state)                             DEAD: deleted, or the broker stops
 
 Rules
 -----
-1. A generation is durable before anybody hears of it, so none is ever given twice, a restart in between or not.
-2. While PREPARING every member must join again. Who has not when the longest rebalance timeout is over is dropped;
-   static members (with an instance id) stay until their session ends, for they may just be restarting.
-3. A member is given up when it is silent for its session timeout. While it waits for an answer of ours (join, sync) no
-   clock runs; whoever's connection died meanwhile is found out after the answer.
-4. Who was told a generation and does not sync within the rebalance timeout is dropped: a client that is alive enough to
-   heartbeat but never reads would hold its partitions for ever.
-5. A static member that comes back with a new member id takes the old one's place. The group does not notice if it
-   still wants the same; the old id is fenced.
-6. Commits are taken from members of the current generation, not between its announcement and its plan (COMPLETING).
-   Without a generation only while the group is empty.
-7. Members of doors whose protocol has no plan (`planned`) do not sync, and need not join again: Flume's own consumer
-   never does. Where one is in the group, the broker plans, and the leader is the first of them in alphabetical order.
-   Every change begins the next generation at once, with a plan for all members, and no join waits for others. A member
-   that has not joined since is behind until it does, whichever members leave meanwhile. Its heartbeat is taken, and
-   answered with the need to join again.
-8. A planned member, behind or not, may commit what the current plan leaves to it, or gives to no member: Flume's commit
-   names neither member nor generation, so ownership is the only fence. Partitions that the plan gives to another member
-   are refused to it, and so is everything under a generation before its last join. A Kafka member that is behind joins
-   first (REBALANCE_IN_PROGRESS): ILLEGAL_GENERATION would make it give up its partitions as lost.
-9. A member that came with a downgrade (`migration.py`) goes by the epoch that it had until it joins again.
+1. A generation is durable before any member sees it, so no generation is used twice, even across a restart.
+2. While PREPARING every member must rejoin. Members that have not rejoined by the longest rebalance timeout are
+   dropped. Static members (KIP-345) stay until their session ends: they may be restarting.
+3. The coordinator removes a member after its session timeout without a heartbeat. The timer stops while a join or sync
+   of the member waits for its response; a dead connection is detected after the reply.
+4. A member that does not sync within the rebalance timeout of its JoinGroup response is dropped. Otherwise a client
+   that sends heartbeats but never reads would hold its partitions forever.
+5. A static member that returns with a new member id replaces the old id, which is fenced (KIP-345). The group does not
+   rebalance if the subscription is the same.
+6. The group accepts commits of the current generation, but not in COMPLETING, before its assignments are known.
+   It accepts commits without a generation only while it is empty.
+7. Members of doors whose protocol has no assignments (`planned`) neither sync nor have to rejoin: Flume's own consumer
+   never does. If the group has one, the broker assigns, and the leader is the first of them in alphabetical order.
+   Every change starts the next generation at once, with assignments for all members, and no join waits for others. A
+   member that has not rejoined since is behind until it does, whichever members leave meanwhile. Its heartbeat extends
+   its session and returns REBALANCE_IN_PROGRESS.
+8. A planned member, behind or not, may commit partitions that are assigned to it or to no member: Flume's commit names
+   neither member nor generation, so ownership is the only fence. Commits to another member's partitions are refused,
+   and so are commits under a generation before its last join. A Kafka member that is behind must rejoin first
+   (REBALANCE_IN_PROGRESS): ILLEGAL_GENERATION would make it give up its partitions as lost.
+9. A member from a downgrade (`migration.py`) keeps its member epoch as its generation until it rejoins.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ COMPLETING = "CompletingRebalance"
 STABLE = "Stable"
 DEAD = "Dead"
 CONSUMER = "consumer"
-"""The protocol type whose metadata the broker can read."""
+"""The protocol type whose metadata the broker decodes."""
 Planner = Callable[[Sequence[Member]], Mapping[str, bytes]]
-"""Gives each member its assignment, encoded as the consumer protocol has it."""
+"""Returns each member's assignment, as ConsumerProtocolAssignment."""
 
 
 class ClassicGroup:
@@ -77,7 +77,7 @@ class ClassicGroup:
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
         self.emptied_ms = record.emptied_ms if record else None
-        """None for groups that only ever stored offsets."""
+        """None if it has members, or never had any."""
         self._static: dict[str, str] = {}
         self._pending: dict[str, Deadline] = {}
         self._journal = journal
@@ -86,7 +86,7 @@ class ClassicGroup:
         self._plan = plan
         self._reserving = False
         self._emptied = 0
-        """How often it became empty: a generation that was reserved before is taken back by the record of that."""
+        """How often it became empty: that discards a generation that was reserved before."""
         self._opening = Deadline(clock, self._complete_if_ready)
         self._rebalance = Deadline(clock, self._rebalance_due)
 
@@ -98,7 +98,7 @@ class ClassicGroup:
     def epoch(self) -> int:
         return self.generation
 
-    # Verbs of the protocol
+    # Requests
 
     def join(self, request: Join) -> Promise[Joined]:
         self._check_protocols(request)
@@ -114,7 +114,7 @@ class ClassicGroup:
             self._check_room()
             return self._add(new_member_id(request.instance_id), request)
         self._check_room()
-        # Ids of planned members sort in the order of their joins: those that were there keep the start of their ranges.
+        # Ids of planned members sort in join order, so that earlier members keep the start of their ranges.
         prefix = f"{request.client_id}-{self.generation + 1:08d}" if request.planned else request.client_id
         member_id = new_member_id(prefix)
         if not request.id_required:
@@ -156,7 +156,7 @@ class ClassicGroup:
         if member_id in self._pending:
             self._drop_pending(member_id)
         elif not member_id and instance_id is not None and instance_id in self._static:
-            self._remove(self.members[self._static[instance_id]])  # an administrator knows the instance only
+            self._remove(self.members[self._static[instance_id]])  # KIP-345: by an administrator
         else:
             self._remove(self._find(member_id, instance_id))
 
@@ -165,7 +165,7 @@ class ClassicGroup:
     ) -> None:
         """Raises unless this caller may commit these offsets now."""
         if generation < 0 and not self.members:
-            return  # whoever assigns partitions to itself may say its member or instance id all the same
+            return  # a consumer with manual assignment may still send its member or instance id
         if generation < 0 and not member_id and instance_id is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
         member = self._find_current(member_id, instance_id, generation)
@@ -184,15 +184,15 @@ class ClassicGroup:
                     raise RequestError(Code.REBALANCE_IN_PROGRESS, detail)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:
-        """Classic members may always read what is committed."""
+        """Classic members may always read committed offsets."""
 
     def subscribes(self, topic: str) -> bool:
-        """Whether a member reads the topic; metadata that the broker cannot read might mean any."""
+        """Whether a member reads the topic; metadata that cannot be decoded counts as any."""
         wanted = [member.topics(self.protocol_name or member.names[0]) for member in self.members.values()]
         return any(topics is None or topic in topics for topics in wanted)
 
     def topics_changed(self) -> None:
-        """Only the broker notices for planned members that there is more, or less, to read."""
+        """Planned members do not watch metadata: the broker rebalances for them."""
         if self.state == STABLE and self._is_planned:
             plan = self._plan(list(self.members.values()))
             if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
@@ -213,7 +213,7 @@ class ClassicGroup:
             member.refuse(error)
 
     def take_over(self, members: Iterable[tuple[Join, bytes, int]]) -> None:
-        """Starts with the classic members of a consumer group, their assignments and their epochs; they rebalance."""
+        """Starts with a consumer group's classic members, their assignments and epochs, and rebalances."""
         for join, assignment, epoch in members:
             member = Member(join.member_id, join, self._clock, self._remove)
             member.assignment, member.generation, member.told = assignment, epoch, epoch
@@ -229,7 +229,7 @@ class ClassicGroup:
         members = [member.describe(name) for member in self.members.values()]
         return ClassicView(self.state, self.protocol_type, name or "", members)
 
-    # Who is who
+    # Lookups
 
     def _find(self, member_id: str, instance_id: str | None) -> Member:
         if instance_id is not None:
@@ -264,7 +264,7 @@ class ClassicGroup:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
 
     def _check_protocols(self, request: Join) -> None:
-        """All members must have one protocol in common; the one that asks is not held to what it said before."""
+        """All members must have one protocol in common; the requester's earlier protocols do not count."""
         common = {name for name, _ in request.protocols}
         for member in self.members.values():
             same_instance = request.instance_id is not None and member.instance_id == request.instance_id
@@ -288,7 +288,7 @@ class ClassicGroup:
         same = member.protocols == request.protocols
         is_leader = member.id == self.leader_id and not member.planned
         if same and (self.state == COMPLETING or (self.state == STABLE and not is_leader)):
-            member.touch()  # its answer got lost; a leader that joins a stable group wants a new plan
+            member.touch()  # its response was lost; a leader that rejoins wants a rebalance
             return Promise.of(self._joined(member))
         member.update(request)
         if len(self.members) == 1:
@@ -296,7 +296,7 @@ class ClassicGroup:
         return self._await_join(member)
 
     def _replace(self, old: Member, request: Join) -> Promise[Joined]:
-        """A static member is back under a new id."""
+        """A static member returns with a new id."""
         member = Member(new_member_id(str(request.instance_id)), request, self._clock, self._remove)
         member.assignment = old.assignment
         del self.members[old.id]
@@ -312,8 +312,8 @@ class ClassicGroup:
         member.touch()
         answer = self._joined(member)
         if was_leader:
-            # It must not plan: a stable group takes no plan. Clients that know no way to be told so believe that the
-            # old id still leads.
+            # It must not assign: a stable group takes no assignments. Clients before skip_assignment (KIP-814)
+            # see the old id as leader.
             skip = request.may_skip_assignment
             answer = answer._replace(skip_assignment=True) if skip else answer._replace(leader=old.id, members=())
         return Promise.of(answer)
@@ -323,7 +323,7 @@ class ClassicGroup:
             return False
         if old.metadata(self.protocol_name) == new.metadata(self.protocol_name):
             return True
-        # A restarted consumer no longer lists what it owned; what it subscribes to is what counts.
+        # A restarted consumer lists no owned partitions, so only the subscribed topics count.
         topics = new.topics(self.protocol_name) if self.protocol_type == CONSUMER else None
         return topics is not None and topics == old.topics(self.protocol_name)
 
@@ -338,7 +338,7 @@ class ClassicGroup:
         self._complete_if_ready()
 
     def _remove(self, member: Member) -> None:
-        """It left, or its session is over."""
+        """It left, or its session ended."""
         self.members.pop(member.id)
         if member.instance_id is not None:
             del self._static[member.instance_id]
@@ -393,7 +393,7 @@ class ClassicGroup:
         if self.state == PREPARING:
             if any(member.joining is not None or member.planned for member in self.members.values()):
                 self._reserve_generation()
-            else:  # static members only, all away: their sessions decide
+            else:  # only static members, all away: await their sessions
                 self._rebalance.push(self._longest_rebalance_ms())
 
     def _drop(self, members: list[Member]) -> None:
@@ -413,7 +413,7 @@ class ClassicGroup:
         )
 
     def _reserved(self, generation: int, done: Promise[None]) -> None:
-        """The generation is durable: who waits now is in it, whether or not it did when the write began."""
+        """The generation is durable. It includes members that joined during the write."""
         self._reserving = False
         if self.state != PREPARING:
             return
@@ -435,7 +435,7 @@ class ClassicGroup:
         self.state = COMPLETING
         self._rebalance.push(self._longest_rebalance_ms())
         for member in self.members.values():
-            member.is_behind = bool(planned)  # those that joined are told below
+            member.is_behind = bool(planned)  # `_joined` resets it below
             member.generation = member.told if planned else None
             if planned:
                 member.unsynced = not member.planned

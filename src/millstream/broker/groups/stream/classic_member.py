@@ -1,4 +1,4 @@
-"""One member of a classic group: what it asked for, what it waits for, and when it is given up."""
+"""One member of a classic group: its JoinGroup, its waiting requests and its session."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Join(NamedTuple):
     protocol_type: str
     protocols: Protocols
     id_required: bool = False
-    """The client knows MEMBER_ID_REQUIRED (version 4): it is given an id first, so that lost joins leave no ghosts."""
+    """The client knows MEMBER_ID_REQUIRED (version 4, KIP-394): it gets an id first, so lost joins leave no member."""
     may_skip_assignment: bool = False
-    """The client knows `skip_assignment` (version 9)."""
+    """The client has `skip_assignment` (version 9)."""
     planned: bool = False
-    """Its protocol has no plan to hand in: the broker assigns, and the member hears of the group's members."""
+    """Its protocol has no SyncGroup: the broker assigns, and sends the member the list of members."""
 
 
 class Joined(NamedTuple):
@@ -43,7 +43,7 @@ class Joined(NamedTuple):
     protocol_name: str | None = None
     leader: str = ""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
-    """Id, instance id and metadata of all, for the leader and for planned members only."""
+    """Id, instance id and metadata of all; only for the leader and planned members."""
     skip_assignment: bool = False
     error: Code = Code.NONE
 
@@ -86,19 +86,19 @@ class Member:
         self.id = member_id
         self.instance_id = join.instance_id
         self.assignment = b""
-        """The last one that it was given. A rebalance does not end it: a cooperative member goes on reading."""
+        """The last one. A rebalance does not clear it: a cooperative member keeps reading (KIP-429)."""
         self.generation: int | None = None
-        """What it goes by until it rejoins: its epoch in a consumer group that was downgraded, or, where it is behind,
-        the generation of its last join. None: the group's generation counts.
+        """Its own generation until it rejoins: after a downgrade its member epoch; if it is behind, the generation of
+        its last join. None: the group's generation.
         """
         self.is_behind = False
-        """The broker has planned a generation since its last join."""
+        """The broker assigned a generation since its last join."""
         self.joining: Promise[Joined] | None = None
         self.syncing: Promise[Synced] | None = None
         self.told = -1
-        """The generation of the last answer to its join."""
+        """The generation of its last JoinGroup response."""
         self.unsynced = False
-        """It was told a generation and has not asked for its assignment yet."""
+        """It has a generation and has not sent its SyncGroup yet."""
         self.session = Deadline(clock, lambda: on_expiry(self))
         self.update(join)
 
@@ -125,7 +125,7 @@ class Member:
         return subscribed_topics(self.metadata(protocol_name))
 
     def describe(self, protocol_name: str | None) -> ClassicMemberView:
-        """Without a protocol there is no plan either."""
+        """Without a protocol, no assignment is shown."""
         return ClassicMemberView(
             self.id,
             self.instance_id,
@@ -136,7 +136,7 @@ class Member:
         )
 
     def touch(self) -> None:
-        """It lives. While it waits for an answer of ours its silence is our doing, and no clock runs."""
+        """Extends the session. The timer does not run while the member waits for a response."""
         if self.joining is None and self.syncing is None:
             self.session.push(self.session_ms)
 
@@ -153,7 +153,7 @@ class Member:
         return self.syncing
 
     def refuse(self, error: RequestError) -> None:
-        """Answers whatever it waits for with an error."""
+        """Fails its waiting requests."""
         joining, self.joining = self.joining, None
         syncing, self.syncing = self.syncing, None
         if joining is not None:
@@ -163,12 +163,12 @@ class Member:
 
 
 def new_member_id(prefix: str) -> str:
-    """A protocol string holds 32,767 bytes and a client's name may use them all: keep its head only."""
+    """Keeps only the start of the prefix: a client id may use all 32,767 bytes of a protocol string."""
     return f"{prefix[:200]}-{uuid4()}"
 
 
 def choose_protocol(members: Sequence[Member]) -> str:
-    """Each member votes for the first of its protocols that all have; there is one, or it could not have joined."""
+    """Each member votes for its first protocol that all members support. `join` ensures that there is one."""
     common = set(members[0].names).intersection(*(member.names for member in members))
     votes = Counter(next(name for name in member.names if name in common) for member in members)
     return max(votes, key=lambda name: votes[name])

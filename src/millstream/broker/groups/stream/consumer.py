@@ -1,24 +1,25 @@
 """A group of the consumer protocol (KIP-848): the broker assigns, members converge one by one.
 
-    something changed --epoch reserved, durable--> a target for that epoch --heartbeats--> every member at that epoch
+    a change --epoch reserved, durable--> a target for that epoch --heartbeats--> every member at that epoch
 
-    a member:   has what it should --> RECONCILED
-                has more           --> told to give it up, keeps its epoch; confirms by listing what it owns
-                has less           --> takes what nobody holds, moves to the target's epoch; asks for the rest each beat
+    a member:   has its target     --> RECONCILED
+                has more           --> told to revoke the surplus, keeps its epoch; confirms by listing what it owns
+                has less           --> takes free partitions, moves to the target's epoch; gets the rest in later beats
 
 Rules
 -----
-1. The group's epoch grows when a member comes, goes or changes its subscription, and when topics it reads appear, go or
-   grow. It is durable before a target is made for it: no member epoch is ever given twice.
-2. A partition has one owner at most. It counts as owned until its owner confirms that it stopped, leaves, or is fenced:
-   `owners` is the truth, targets are wishes.
-3. A member confirms by an explicit list in a beat after the one that told it. A list sent before it could know proves
-   nothing: it might be about to take what an earlier answer gave it.
-4. A member is fenced when it is silent for the session timeout, or does not give up in its own rebalance timeout.
-5. Whoever joins (epoch 0) owns nothing, whatever the broker believed.
+1. The group epoch grows when a member joins, leaves or changes its subscription, and when its topics appear, go or
+   grow. It is durable before its target is computed: no member epoch is used twice.
+2. A partition has at most one owner. It is owned until its owner confirms the revocation, leaves, or is fenced:
+   `owners` is the truth, targets are intentions.
+3. A member confirms by an explicit list in a heartbeat after the response that told it to revoke. An earlier list
+   proves nothing: the member might still take partitions from an earlier response.
+4. A member is fenced after the session timeout without a heartbeat, or if it does not revoke within its rebalance
+   timeout.
+5. A member that joins (epoch 0) owns nothing, whatever the broker believed.
 6. A commit must carry the member's current epoch.
-7. A group that is closed (dropped, converted, or lost to another broker) takes no member and writes nothing: another
-   group may have its name, and its record, by now.
+7. A closed group (dropped, converted, or lost to another broker) accepts no member and writes nothing: another group
+   may have its name, and its record.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from millstream.core.promise import Promise
 from millstream.stores.base import Put
 
 PATTERNS_MAX = 50
-"""Different topic patterns in one group: each is matched with every new topic."""
+"""Distinct topic patterns in one group: each is matched with every new topic."""
 Subscribed = tuple[frozenset[str], Pattern | None]
 
 
@@ -77,7 +78,7 @@ class ConsumerGroup:
         self.owners: dict[Partition, str] = {}
         self._static: dict[str, str] = {}
         self._read: dict[UUID, int] = {}
-        """The topics that the target was made for, and how many partitions they had."""
+        """The topics of the target, and their numbers of partitions."""
         self._stale = False
         self._queued: Entry | None = None
         self._journal = journal
@@ -85,7 +86,7 @@ class ConsumerGroup:
         self._topics = topics
         self._matches = matches
         self._closed: RequestError | None = None
-        """Why it takes no members any more."""
+        """Why the group was closed."""
         self._settings = settings
         self._assignors = assignors
 
@@ -102,7 +103,7 @@ class ConsumerGroup:
         settled = all(member.is_settled(self.target_epoch) for member in self.members.values())
         return "Stable" if settled else "Reconciling"
 
-    # Verbs of the protocol
+    # Requests
 
     async def beat(self, beat: Beat, pattern: Pattern | None) -> BeatAnswer:
         """`pattern` is the beat's, matched with all topics."""
@@ -125,7 +126,7 @@ class ConsumerGroup:
         return self._answer(member, beat)
 
     def check(self, beat: Beat) -> None:
-        """Raises for an assignor that the broker does not have."""
+        """Raises for an unknown assignor."""
         if beat.assignor is not None and beat.assignor not in self._assignors:
             known = ", ".join(sorted(self._assignors))
             raise RequestError(Code.UNSUPPORTED_ASSIGNOR, f"the broker's assignors are {known}, not {beat.assignor}")
@@ -143,7 +144,7 @@ class ConsumerGroup:
             )
 
     def remove(self, member_id: str, instance_id: str | None) -> None:
-        """A LeaveGroup: of a classic member, or of an administrator that names a member or its instance."""
+        """Handles LeaveGroup: from a classic member, or from an administrator (KIP-345)."""
         found = member_id or self._static.get(instance_id or "", "")
         self._check_instance(found, instance_id)
         if found not in self.members:
@@ -153,14 +154,14 @@ class ConsumerGroup:
     def fence(self, member_id: str, instance_id: str | None, epoch: int) -> None:
         """Raises unless this caller may commit offsets now."""
         if epoch < 0 and not self.members:
-            return  # whoever assigns partitions to itself may say its member or instance id all the same
+            return  # a consumer with manual assignment may still send its member or instance id
         if epoch < 0 and not member_id and instance_id is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID, "the group has members; only they may commit")
         self._check_instance(member_id, instance_id)
         self.fence_read(member_id, epoch)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:
-        """Raises when a member asks that is not at this epoch. Others may look without saying who they are."""
+        """Raises if a member is not at this epoch. Requests without a member id may always read."""
         if not member_id and epoch < 0:
             return
         member = self.members.get(member_id or "")
@@ -176,7 +177,7 @@ class ConsumerGroup:
         )
 
     def topics_changed(self) -> Promise[None] | None:
-        """The write that the next target waits for, where one is needed."""
+        """The write of the next epoch, if a new target is needed."""
         if self.members and _counts(self._named(self._subscriptions().values())) != self._read:
             return self._change()
         return None
@@ -239,7 +240,7 @@ class ConsumerGroup:
         return member
 
     def _replace(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back under a new id and continues as the old one; the group does not notice."""
+        """A static member returns with a new id and continues as the old one, without a rebalance."""
         old.stop()
         self._release(old, old.revoking)
         del self.members[old.id]
@@ -261,7 +262,7 @@ class ConsumerGroup:
         return member
 
     def _check_instance(self, member_id: str, instance_id: str | None) -> None:
-        """Raises when another member holds the instance id by now."""
+        """Raises if another member holds the instance id."""
         if instance_id is not None and self._static.get(instance_id, member_id) != member_id:
             raise RequestError(Code.FENCED_INSTANCE_ID)
 
@@ -277,7 +278,7 @@ class ConsumerGroup:
         return BeatAnswer(member.id, beat.epoch, self._settings.consumer_heartbeat_ms(self.id))
 
     def _remove(self, member: ConsumerMember) -> None:
-        """It left, fell silent, or did not give up its partitions in time."""
+        """It left, or its session or its revocation timed out."""
         self._forget(member)
         self._change()
 
@@ -294,12 +295,12 @@ class ConsumerGroup:
     # Epochs and targets
 
     def _change(self) -> Promise[None]:
-        """A new epoch is needed, and no member waits for it. Should the write fail, the next beat tries again."""
+        """Starts a new epoch that no member waits for. If the write fails, the next heartbeat retries."""
         self._stale = True
         return self._advance()
 
     def _advance(self) -> Promise[None]:
-        """Changes that wait for the same write share an epoch."""
+        """Changes before the same write share an epoch."""
         if self._queued is not None:
             return self._queued.promise
         entry = self._queued = Entry(self._reserve, self._retarget)
@@ -340,11 +341,11 @@ class ConsumerGroup:
         self.target = self._assignors[self._assignor_name()](members, self._read)
         self.target_epoch = self.epoch
         for member in self.members.values():
-            if member.epoch == LEAVING_FOR_A_WHILE:  # it reads nothing now, so no member needs to wait for it
+            if member.epoch == LEAVING_FOR_A_WHILE:  # it is not reading: no member waits for it
                 self._release(member, member.assigned - self.target[member.id])
 
     def _subscriptions(self) -> dict[Subscribed, Set[str]]:
-        """The topic names of each subscription; members with the same one share it."""
+        """The topic names of each distinct subscription."""
         different = dict.fromkeys((member.topics, member.pattern) for member in self.members.values())
         return {
             (topics, pattern): topics if pattern is None else topics | self._matches.names(pattern)
@@ -352,7 +353,7 @@ class ConsumerGroup:
         }
 
     def _named(self, names: Iterable[Set[str]]) -> dict[str, TopicLike]:
-        """Those that exist, by name."""
+        """Existing topics, by name."""
         found = map(self._topics.get, set[str]().union(*names))
         return {topic.name: topic for topic in found if topic is not None}
 
@@ -400,7 +401,7 @@ class ConsumerGroup:
             assignment = by_topic(assigned)
             member.told = assigned
         interval_ms = self._settings.consumer_heartbeat_ms(self.id)
-        if member.waiting or (member.assignor == EXCLUSIVE and not member.assigned):  # to take over at once
+        if member.waiting or (member.assignor == EXCLUSIVE and not member.assigned):  # for a quick takeover
             interval_ms = min(interval_ms, self._settings.consumer_waiting_interval_ms)
         return BeatAnswer(member.id, member.epoch, interval_ms, assignment)
 

@@ -1,9 +1,9 @@
-"""One member of a consumer-protocol group: what it asked for, what it has, what it must give up.
+"""One member of a consumer-protocol group: its subscription, its assignment, its revocations.
 
-assigned     what it may read now
-revoking     what it was told to give up and has not confirmed yet; still its own to everybody else
-epoch        the target it has reached. It stays while `revoking` is not empty
-told         what the last answer that listed partitions listed
+assigned     partitions that it may read now
+revoking     partitions that it must revoke and has not confirmed; it still owns them
+epoch        the target epoch that it has reached; stays while `revoking` is not empty
+told         the partitions in the last response that listed any
 classic      the last JoinGroup of a member that uses the classic protocol (`mixed.py`)
 """
 
@@ -23,13 +23,13 @@ from millstream.core.errors import Code, RequestError
 JOINING = 0
 LEAVING = -1
 LEAVING_FOR_A_WHILE = -2
-"""A static member that means to come back: its partitions wait for it until its session ends."""
+"""A static member that will return keeps its partitions until its session ends."""
 MEMBER_ID_CHARS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A ConsumerGroupHeartbeat. None means: as before."""
+    """A ConsumerGroupHeartbeat. None means: unchanged."""
 
     group_id: str
     member_id: str
@@ -39,17 +39,17 @@ class Beat:
     rebalance_ms: int | None = None
     topics: frozenset[str] | None = None
     pattern: str | None = None
-    """An empty one takes the pattern back."""
+    """An empty one removes the pattern."""
     assignor: str | None = None
     owned: frozenset[Partition] | None = None
     client_id: str = ""
     client_host: str = ""
     id_required: bool = False
-    """From version 1 on the client makes the member id."""
+    """The client chooses the id (version 1, KIP-1082)."""
 
     @property
     def is_full(self) -> bool:
-        """Says all there is to say, as a client does that is unsure what it missed."""
+        """Has all fields, as clients send after a lost response or an error."""
         subscribed = self.topics is not None or self.pattern is not None
         return self.epoch == JOINING or (subscribed and self.owned is not None and self.rebalance_ms is not None)
 
@@ -77,7 +77,7 @@ class BeatAnswer:
     epoch: int
     heartbeat_interval_ms: int
     assignment: dict[UUID, list[int]] | None = None
-    """None: as it was."""
+    """None: unchanged."""
 
 
 class ConsumerMember:
@@ -118,7 +118,7 @@ class ConsumerMember:
         self.assigned: set[Partition] = set()
         self.revoking: set[Partition] = set()
         self.waiting = False
-        """Its target holds partitions that others have not released yet."""
+        """Other members still own partitions of its target."""
         self.told: frozenset[Partition] | None = None
         self.classic: Join | None = None
         self.session = Deadline(clock, lambda: on_expiry(self))
@@ -131,16 +131,16 @@ class ConsumerMember:
 
     @property
     def may_be_replaced(self) -> bool:
-        """By another member with its instance id: it left for a while, or the classic protocol has no word for that."""
+        """By a member with its instance id: it left for a while, or is classic and cannot say so."""
         return self.epoch == LEAVING_FOR_A_WHILE or self.classic is not None
 
     @property
     def stale(self) -> RequestError:
-        """What a request with another epoch than its own is refused with."""
+        """The error for a request with a stale epoch."""
         return RequestError(Code.STALE_MEMBER_EPOCH if self.classic is None else Code.ILLEGAL_GENERATION)
 
     def update(self, beat: Beat, pattern: Pattern | None) -> bool:
-        """Takes over what is new; says whether the group's plan must change for it."""
+        """Applies a heartbeat; returns whether the group needs a new target."""
         before = (self.topics, self.pattern, self.assignor)
         self.classic = None
         self.client_id, self.client_host = beat.client_id, beat.client_host
@@ -157,13 +157,13 @@ class ConsumerMember:
         return before != (self.topics, self.pattern, self.assignor)
 
     def adopt(self, other: ConsumerMember) -> None:
-        """Continues where another incarnation of the same static member stopped."""
+        """Continues as another incarnation of the same static member."""
         self.rack_id, self.rebalance_ms = other.rack_id, other.rebalance_ms
         self.topics, self.pattern, self.assignor = other.topics, other.pattern, other.assignor
         self.assigned = other.assigned
 
     def check_epoch(self, beat: Beat) -> None:
-        """Its own epoch; or the one before, from a member that missed our answer and holds nothing but its own."""
+        """Accepts its epoch; or the previous one, if a response was lost and it owns only assigned partitions."""
         if beat.epoch == self.epoch:
             return
         missed_answer = beat.epoch == self.previous_epoch and beat.epoch < self.epoch

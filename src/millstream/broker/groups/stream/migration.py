@@ -1,9 +1,9 @@
 """Moves a group between the classic and the consumer protocol while it has members (KIP-848).
 
     classic group --a member of the consumer protocol joins--> consumer group (`mixed.py`)
-    consumer group --its last member of the consumer protocol goes--> classic group
+    consumer group --its last member of the consumer protocol leaves--> classic group
 
-So clients are upgraded, or downgraded, one restart at a time. `group.consumer.migration.policy` says which way is open:
+So clients can be upgraded or downgraded by a rolling restart. `group.consumer.migration.policy` allows the direction:
 
     policy          upgrade   downgrade
     bidirectional   yes       yes         the default
@@ -11,28 +11,28 @@ So clients are upgraded, or downgraded, one restart at a time. `group.consumer.m
     downgrade       no        yes
     disabled        no        no
 
-The policy is about conversions. Classic members may join a consumer group whatever it says; where it forbids the
-downgrade they stay members of the consumer group.
+The policy applies to conversions. Classic members may join a consumer group under any policy; if it forbids the
+downgrade, they stay in the consumer group.
 
 Rules
 -----
-1. Numbers go on: a generation becomes the group's epoch and its members' epochs, and the epoch becomes the generation.
-   A member that was told an earlier number and has not rejoined since keeps that one, through several conversions. So
-   a commit that left before the conversion is still fenced by what its member was told, and no epoch is given twice:
-   the next one is made durable before a member hears of it, as always.
-2. Ownership goes on. A classic member holds the partitions that its leader gave it last, and those that it listed as
+1. Epochs continue: a generation becomes the group epoch and the member epochs, and the epoch becomes the generation.
+   A member with an earlier epoch that has not rejoined since keeps it, through several conversions. So a commit in
+   flight during the conversion is fenced by its member's own epoch. No epoch is used twice: as always, the next one is
+   durable before a member sees it.
+2. Ownership continues. A classic member owns its last assignment from the leader, and the partitions that it listed as
    owned in its last JoinGroup: a cooperative member may still be revoking them.
-3. A JoinGroup that waits in the old group continues in the new one (`Converted`): some clients give up on an error
-   there. A SyncGroup that waits is answered REBALANCE_IN_PROGRESS.
-4. A classic group can be upgraded if the broker can assign for its members: the protocol type is `consumer`, the
-   metadata and assignments can be read, assignments do not overlap and carry no custom assignor's user data (Kafka
-   Streams needs its own), and no member is planned (`plan.py`). Otherwise the group stays as it is, and the newcomer
-   is told GROUP_ID_NOT_FOUND. So is one that asks for the assignor `exclusive`: it would leave the others nothing.
-5. A group that is downgraded rebalances at once: its leader assigns from then on. Until its members rejoin each may
-   commit with the epoch that it has, and is told REBALANCE_IN_PROGRESS by its heartbeat.
+3. A JoinGroup that waits in the old group continues in the new one (`Converted`): some clients fail on an error there.
+   A waiting SyncGroup gets REBALANCE_IN_PROGRESS.
+4. A classic group can be upgraded if the broker can assign for its members: the protocol type is `consumer`, metadata
+   and assignments can be decoded, assignments do not overlap and carry no custom assignor's user data (Kafka Streams
+   needs its own), and no member is planned (`plan.py`). Otherwise the group stays classic, and the new member gets
+   GROUP_ID_NOT_FOUND. So does a member with the assignor `exclusive`: it would leave the others no partitions.
+5. A downgraded group rebalances at once: its leader assigns from then on. Until a member rejoins, it may commit with
+   its epoch, and its heartbeat returns REBALANCE_IN_PROGRESS.
 
-A conversion is not stored by itself. The record of the group's next epoch has the new type; a crash before it leaves a
-group of the old type, without members, that converts again when they are back.
+A conversion is not stored by itself. The record of the group's next epoch has the new type. A crash before it leaves an
+empty group of the old type, which converts again when its members rejoin.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from millstream.broker.groups.stream.subscription import decode_subscription
 from millstream.core.errors import Code, RequestError
 
 _STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
-"""Their members make nothing of user data in an assignment. librdkafka repeats that of the subscription there."""
+"""Their members ignore user data in an assignment. librdkafka copies the subscription's user data there."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Migration:
         self.policy = Policy(settings.consumer_migration_policy)
 
     def upgrade(self, classic: ClassicGroup, beat: Beat) -> MixedGroup:
-        """The consumer group that the member of a first heartbeat joins. The classic one is closed."""
+        """Returns the consumer group for a member's first heartbeat, and closes the classic one."""
         mixed = self._kinds.consumer(classic.id, _record(MixedGroup.type, classic.generation))
         mixed.check(beat)
         if not self.policy.upgrades:
@@ -99,7 +99,7 @@ class Migration:
         return mixed
 
     def downgrade(self, mixed: MixedGroup) -> ClassicGroup | None:
-        """A classic group with the same members, or None where the policy forbids it. The consumer group is closed."""
+        """Returns a classic group with the same members and closes this one; None if the policy forbids it."""
         if not self.policy.downgrades:
             return None
         classic = self._kinds.classic(mixed.id, _record(ClassicGroup.type, mixed.epoch))

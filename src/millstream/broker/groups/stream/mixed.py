@@ -1,30 +1,30 @@
 """A consumer group that also has members of the classic protocol (KIP-848, "upgrading to the consumer group protocol").
 
-The broker assigns for all of them. A classic member's generation is its member epoch, its subscription and what it owns
-are in the metadata of its JoinGroup, and its partitions are the answer to its SyncGroup:
+The broker assigns for all members. A classic member's generation is its member epoch. The metadata of its JoinGroup has
+its subscription and owned partitions, and its SyncGroup returns its partitions:
 
     Heartbeat    REBALANCE_IN_PROGRESS while the member must rejoin, see below
-    JoinGroup    says what it subscribes to and owns; moves it towards the target; answered with its epoch, no leader
-    SyncGroup    answered with its partitions, as the leader of a classic group would have encoded them
+    JoinGroup    carries subscription and owned partitions; moves towards the target; returns the epoch, no leader
+    SyncGroup    returns its partitions, as the leader of a classic group would have encoded them
     OffsetCommit its generation must be its member epoch
 
     must rejoin:  the target is newer than its epoch
-                  it has partitions to give up
-                  it lacks partitions of its target, and all of them are free by now
+                  it has partitions to revoke
+                  it lacks partitions of its target, and all of them are free
 
 Rules
 -----
-1. A JoinGroup is the truth about what its member owns: clients revoke before they send it. An eager member owns nothing
-   then, and may have its new target at once. A cooperative member keeps what it listed: what it must give up of that
-   is left out of its SyncGroup, it revokes and rejoins without it (KIP-429), and only then moves to the new epoch.
-2. A member that is told to rejoin and does not, or joins and does not sync, is fenced after its rebalance timeout; one
-   that is silent, after the session timeout that it asked for.
-3. All classic members have one protocol in common, so that the group can become a classic group at any time. Which
-   one matters to no member here: each is answered with the first of its own.
-4. A static member may be replaced by one with the same instance id across protocols, at once: the classic protocol has
-   no request by which it could say that it left for a while. The old member id is fenced.
+1. A JoinGroup is the truth about the partitions that its member owns: clients revoke before they send it. An eager
+   member owns nothing then, and may get its new target at once. A cooperative member keeps its listed partitions:
+   SyncGroup omits those to revoke, the member revokes and rejoins (KIP-429), and only then moves to the new epoch.
+2. A member that must rejoin and does not, or joins and does not sync, is fenced after its rebalance timeout. A silent
+   member is fenced after its session timeout.
+3. All classic members have one protocol in common, so that the group can become a classic group at any time. It does
+   not matter here which one: each member gets its own first protocol.
+4. A member with the same instance id replaces a static member at once, across protocols: the classic protocol has no
+   request for a temporary leave. The old member id is fenced.
 5. A group whose assignor is `exclusive` takes no classic members: as a classic group it would share the partitions.
-6. When only classic members are left the group becomes a classic group (`migration.py`), if the policy allows it.
+6. When only classic members are left, the group becomes a classic group (`migration.py`), if the policy allows it.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from millstream.core.promise import Promise
 
 
 class Seat(NamedTuple):
-    """A member of a classic group as a consumer group takes it over."""
+    """A classic member that a consumer group takes over."""
 
     request: Join
     subscription: Subscription
     epoch: int
-    """The generation that it goes by."""
+    """Its generation."""
     assigned: set[Partition]
     revoking: set[Partition]
-    """What else it may still be reading."""
+    """Others that it may still read."""
 
 
 class MixedGroup(ConsumerGroup):
@@ -75,10 +75,10 @@ class MixedGroup(ConsumerGroup):
     ) -> None:
         super().__init__(group_id, journal, clock, topics, matches, settings, assignors, record)
         self._downgrade = downgrade
-        """Makes a classic group of this one where the policy allows it; says whether it did."""
+        """Converts to a classic group if the policy allows it; returns whether it did."""
         self.is_converted = False
 
-    # Verbs of the classic protocol
+    # Classic requests
 
     async def join(self, request: Join) -> Joined:
         self._check_open()
@@ -108,7 +108,7 @@ class MixedGroup(ConsumerGroup):
         protocol: tuple[str | None, str | None],
         assignments: Mapping[str, bytes],
     ) -> Promise[Synced]:
-        """There is no leader: `assignments` are not looked at."""
+        """There is no leader: `assignments` are ignored."""
         member, terms = self._find_classic(member_id, instance_id, generation)
         name = terms.protocols[0][0]
         for said, known in zip(protocol, (self.protocol_type, name), strict=True):
@@ -149,7 +149,7 @@ class MixedGroup(ConsumerGroup):
         self._stale = True
 
     def partitions(self, named: Iterable[tuple[str, int]]) -> set[Partition]:
-        """Those of them that exist."""
+        """The ones that exist."""
         found = ((self._topics.get(name), number) for name, number in named)
         return {(topic.id, number) for topic, number in found if topic and 0 <= number < topic.partition_count}
 
@@ -179,7 +179,7 @@ class MixedGroup(ConsumerGroup):
         return subscription
 
     def _enter(self, request: Join) -> ConsumerMember:
-        """The member that joins. An id that is not known is one that a client was told to join with, or else new."""
+        """The member that joins. An unknown id is new, or the one that a client was told to use (KIP-394)."""
         holder = self._static.get(request.instance_id or "")
         if holder is not None and not request.member_id:
             return self._replace(self.members[holder], new_member_id(str(request.instance_id)))

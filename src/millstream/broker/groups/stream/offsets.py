@@ -1,14 +1,14 @@
-"""Committed offsets of all groups: a mirror in memory of what the metadata store holds.
+"""Committed offsets of all groups, mirrored in memory from the metadata store.
 
 Rules
 -----
-1. A commit is answered when it is durable, and can be fetched from that moment on; one request is one transaction.
-2. The caller's fence is asked twice: when the commit comes, and again when it leaves for the store. A member that lost
-   its place while its commit waited is refused. So a commit of many partitions is checked and encoded in slices of
-   `PARTITIONS_A_TURN`, between which other requests are served. It is then written and applied as a whole.
-3. An offset belongs to a topic's id, not to its name: a topic that was deleted and made anew starts without any.
-4. Flume's clients may commit to a topic that does not exist, and read that back. Such offsets have no topic's id, so
-   they are gone when the topic is created, and at most `MISSING_MAX` are kept.
+1. A commit is acknowledged, and visible to fetches, when it is durable. One request is one transaction.
+2. The fence of a commit is checked twice: on arrival, and again when the write starts. A member that was fenced while
+   its commit waited is refused. So a commit of many partitions can be validated and encoded in slices of
+   `PARTITIONS_A_TURN`, with other requests in between. It is then written and applied as a whole.
+3. An offset belongs to a topic's id, not to its name: a topic that was deleted and created again has no offsets.
+4. Flume's clients may commit to a topic that does not exist, and read that offset. It has no topic id, so it is dropped
+   when the topic is created. At most `MISSING_MAX` are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millstream.stores.base import Delete, Put
 NO_TOPIC = UUID(int=0)
 MISSING_MAX = 1000
 PARTITIONS_A_TURN = 1_000
-"""To check one takes some 3 microseconds, to encode it some 10."""
+"""Each takes some 3 microseconds to check and 10 to encode."""
 
 
 class Committed(NamedTuple):
@@ -50,12 +50,12 @@ class PartitionCommit(NamedTuple):
 
 class TopicCommit(NamedTuple):
     topic: str | UUID
-    """Newer clients say the id."""
+    """Newer clients send the id."""
     partitions: Sequence[PartitionCommit]
 
 
 class Fetched(NamedTuple):
-    """What is committed for one topic."""
+    """Committed offsets of one topic."""
 
     topic: str
     topic_id: UUID
@@ -75,12 +75,12 @@ class Offsets:
         self._groups: dict[str, dict[str, dict[int, Committed]]] = {}
         self._seen: dict[str, UUID] = {}
         self._gone: set[UUID] = set()
-        """Topics that were here and are not any more, while offsets of theirs may be."""
+        """Deleted topics whose offsets may still be here."""
         self._missing: set[Place] = set()
-        """Offsets of no topic."""
+        """Without a topic."""
 
     def load(self, key: str, value: bytes) -> str:
-        """Takes one stored offset; answers with its group."""
+        """Loads one stored offset; returns its group."""
         group, topic, partition = offset_of(key)
         self._keep((group, topic, partition), decode(value))
         return group
@@ -94,7 +94,7 @@ class Offsets:
                 yield (group, topic, partition), committed
 
     def fetch(self, group: str, topics: Sequence[tuple[str | UUID, Sequence[int]]] | None) -> list[Fetched]:
-        """What is committed for some partitions, or for all (`topics` is None)."""
+        """Committed offsets of some partitions, or of all (`topics` is None)."""
         if topics is None:
             every = [(name, sorted(partitions)) for name, partitions in self.of(group).items()]
             return [each for each in (self._fetch(group, *topic) for topic in every) if each.topic_id.int]
@@ -129,7 +129,7 @@ class Offsets:
     async def commit(
         self, group: str, fence: Callable[[], None], commits: Sequence[TopicCommit], *, may_be_missing: bool = False
     ) -> list[list[Code]]:
-        """Stores what can be; answers with a code per partition, in the order asked. Raises what `fence` raises."""
+        """Stores valid offsets; returns a code per partition, in request order. Raises what `fence` raises."""
         fence()
         accepted: dict[Place, Committed] = {}
         codes: list[list[Code]] = []
@@ -157,7 +157,7 @@ class Offsets:
         return puts
 
     def remove(self, choose: Callable[[], Iterable[Place]], after: Callable[[], None] | None = None) -> Promise[None]:
-        """Deletes the offsets that `choose` names at the moment the write leaves."""
+        """Deletes the offsets that `choose` returns when the write starts."""
         chosen: list[Place] = []
 
         def prepare() -> Iterable[Delete]:
@@ -173,7 +173,7 @@ class Offsets:
         return self._journal.submit(Entry(prepare, apply, settled=True))
 
     def lost_a_topic(self) -> bool:
-        """Whether a topic went that offsets were committed to: cheaper to ask than to look through them all."""
+        """Whether a topic with committed offsets was deleted: cheaper than a scan of all offsets."""
         gone = [name for name, topic_id in self._seen.items() if self._live_id(name) != topic_id]
         for name in gone:
             self._gone.add(self._seen.pop(name))
@@ -185,7 +185,7 @@ class Offsets:
         return [place for place, committed in self if live.get(place[1], NO_TOPIC) != committed.topic_id]
 
     def left_behind(self) -> list[Place]:
-        """The orphans for certain, where a topic that another broker made may not have been heard of yet."""
+        """Only certain orphans: another broker may have created a topic that is not known here yet."""
         live = {name: self._live_id(name) for name in self._topics.names()}
         gone, self._gone = self._gone, set()
         return [

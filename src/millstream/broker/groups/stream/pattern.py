@@ -1,9 +1,9 @@
-"""Topic patterns that cannot be made slow.
+"""Topic patterns with bounded matching time.
 
-A member may subscribe by regular expression, and the broker matches it against every topic on its event loop. Python's
-`re` backtracks: a short pattern can keep it busy for hours. So patterns are of RE2's kind, as Kafka's are: no
-back-references and no look-around, matched by following all possibilities at once, in time that grows with pattern
-length times name length and never faster.
+A member may subscribe by regular expression (KIP-848), and the broker matches it with every topic on its event loop.
+Python's `re` backtracks: a short pattern can keep it busy for hours. So patterns use the RE2 subset, as Kafka's do: no
+back-references and no look-around. The matcher follows all alternatives at once, in time O(pattern length × name
+length).
 
     pattern      branch ('|' branch)*
     branch       (atom ('*' | '+' | '?' | '{m}' | '{m,}' | '{m,n}') '?'?)*
@@ -13,12 +13,12 @@ A pattern must match the whole name. Names consist of 65 characters, so every at
 
 How it is bounded
 -----------------
-1. A pattern has at most `_STATES_MAX` states, repetitions written out; one that has more is refused.
-2. A set of states is an int, a bit for each state that reads a character. A step from one set to the next is looked up
-   if it was taken before; else it takes a look-up for every eight states. A name of 249 characters costs about a
-   millisecond at worst, a few microseconds mostly.
-3. `topic_matches.py` matches each name once, some steps at a time. One pattern object serves all members that give the
-   same text.
+1. A pattern has at most `_STATES_MAX` states with repetitions expanded; a larger one is refused.
+2. A set of states is an int with a bit for each state that reads a character. Steps from one set to the next are
+   cached; a new step costs one lookup per eight states. A name of 249 characters costs about a millisecond at worst,
+   usually a few microseconds.
+3. `topic_matches.py` matches each name once, some steps at a time. One pattern object serves all members with the same
+   text.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _ESCAPES: Final = {
 _STATES_MAX = 500
 _REPEAT_MAX = 1_000
 _BUILD_MAX = 5_000
-"""Steps of compilation: repetitions of nothing add no states, and would multiply all the same."""
+"""Steps of compilation: nested repetitions of nothing multiply, but add no states."""
 _REMEMBERED_MAX = 10_000
 _CHEAP_STEPS = 32
-"""Steps that were taken before, and are looked up, in the time of one that must be worked out."""
+"""Cached steps that take as long as one that must be computed."""
 _START, _END, _EMPTY = "start", "end", "empty"
 
 # A node of the parsed pattern: a set of characters, one of the words above, or ("cat" | "or" | "repeat", …).
@@ -66,9 +66,9 @@ class Pattern:
         self._accept = self._state()
         first = self._build(_Parser(text).parse(), self._accept)
         self._after: list[int] = []
-        """The set of states that follows each state, once it has read its character."""
+        """For each state, the set of states after it has read its character."""
         self._can = dict.fromkeys(_ALPHABET, 0)
-        """Of each character, the states that read it."""
+        """For each character, the states that read it."""
         self._ends = 0
         """The states after which the name may end."""
         self._flatten()
@@ -78,7 +78,7 @@ class Pattern:
         self._unions: dict[tuple[int, int], int] = {}
         self._remembered: dict[tuple[int, str], int] = {}
         self.spent = 0
-        """Steps that matching took; the caller may set it back."""
+        """Steps that matching took; the caller may reset it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pattern) and other.text == self.text
@@ -104,7 +104,7 @@ class Pattern:
         return bool(states & self._can.get(name[-1], 0) & self._ends)
 
     def _union(self, states: int) -> int:
-        """All states that follow some, eight at a time."""
+        """The successors of states, eight at a time."""
         following, unions = 0, self._unions
         for at, byte in enumerate(states.to_bytes((states.bit_length() + 7) // 8, "little")):
             if byte:
@@ -119,7 +119,7 @@ class Pattern:
         return following
 
     def _flatten(self) -> None:
-        """Turns jumps that read nothing into sets of states."""
+        """Turns empty transitions into sets of states."""
         for state, (characters, target) in enumerate(self._sets):
             bit = 1 << state
             self._after.append(self._bits(self._reach({target})) if characters else 0)
@@ -132,7 +132,7 @@ class Pattern:
         return sum(1 << state for state in states if self._sets[state][0])
 
     def _reach(self, states: set[int], *, at_start: bool = False, at_end: bool = False) -> frozenset[int]:
-        """All states that can be reached from some without reading a character."""
+        """All states reachable from these without reading a character."""
         reached, pending = set(states), list(states)
         while pending:
             for condition, target in self._jumps[pending.pop()]:
@@ -150,7 +150,7 @@ class Pattern:
         return len(self._sets) - 1
 
     def _build(self, node: Node, target: int) -> int:
-        """Adds the states that match `node` and go on to `target`; answers with the first of them."""
+        """Adds the states that match `node` and continue at `target`; returns the first of them."""
         self._steps += 1
         if self._steps > _BUILD_MAX:
             raise _repeats_too_much()
@@ -302,7 +302,7 @@ class _Parser:
             least, most = self._counts()
         else:
             return node
-        if self._peek() == "?":  # lazy or not is the same to a whole match
+        if self._peek() == "?":  # no difference for a whole match
             self._at += 1
         if self._peek() and self._peek() in "*+?{":
             raise _invalid("the topic pattern repeats a repetition; put it in (…)")

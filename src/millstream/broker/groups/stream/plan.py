@@ -1,8 +1,8 @@
-"""The broker's own plan for members of a classic group: range, written as the consumer protocol's leaders write it.
+"""Range assignments by the broker for a classic group, encoded as leaders do (ConsumerProtocolAssignment).
 
     int16 version, int32 count of topics, each: int16 length and name, int32 count and int32 partitions; int32 user data
 
-So a group of members that cannot plan looks to Kafka's tools like any other.
+So Kafka's tools see a group of planned members like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROTOCOL = "range"
 
 
 def plan_range(members: Sequence[Member], topics: TopicsView) -> Mapping[str, bytes]:
-    """Topics that do not exist are left out; members hear when they are created."""
+    """Omits missing topics; their creation triggers a rebalance."""
     names: dict[UUID, str] = {}
     counts: dict[UUID, int] = {}
     wants = {}
@@ -39,13 +39,13 @@ def plan_range(members: Sequence[Member], topics: TopicsView) -> Mapping[str, by
 
 
 def owners(members: Iterable[Member]) -> dict[tuple[str, int], str]:
-    """Which member each partition is assigned to."""
+    """The member id for each assigned partition."""
     assignments = [(member.id, decode_assignment(member.assignment)) for member in members]
     return {place: member_id for member_id, found in assignments if found is not None for place in found[0]}
 
 
 def encode_subscription(topics: Iterable[str]) -> bytes:
-    """What a consumer's JoinGroup carries as metadata, in its first version."""
+    """The metadata of a consumer's JoinGroup, version 0."""
     names = sorted(set(topics))
     return struct.pack(">hi", 0, len(names)) + b"".join(map(_string, names)) + struct.pack(">i", -1)
 
@@ -61,7 +61,7 @@ def encode_assignment(partitions: Iterable[tuple[str, int]]) -> bytes:
 
 
 def decode_assignment(data: bytes) -> tuple[set[tuple[str, int]], bytes] | None:
-    """Partitions and user data. No bytes are no partitions; None: the bytes are not an assignment."""
+    """Partitions and user data. Empty bytes mean no partitions; None: the bytes are malformed."""
     if not data:
         return set(), b""
     fields = FieldReader(data)

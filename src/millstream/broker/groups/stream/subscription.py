@@ -1,15 +1,15 @@
-"""What a classic consumer says in the metadata of its JoinGroup (ConsumerProtocolSubscription).
+"""The metadata in a classic consumer's JoinGroup (ConsumerProtocolSubscription).
 
-    int16 version                   every version; one that is newer than 3 begins with the fields of 3
+    int16 version                   all versions; one newer than 3 begins with the fields of 3
     topics                          array: int32 count, each int16 length and UTF-8 bytes
     user data                       int32 length or -1, bytes
     owned partitions    version 1   array of topics: name, array of int32
     generation          version 2   int32
     rack                version 3   int16 length or -1, UTF-8 bytes
 
-A classic group hands the bytes to its leader: the broker reads the topics only, which are the same in every version.
-A group that the broker assigns for (`mixed.py`) needs all of it, and refuses a member whose bytes it cannot read.
-Every count is checked against the bytes that are left before anything is built from it.
+A classic group passes the bytes to its leader: the broker decodes only the topics, which are the same in every version.
+A group with broker-side assignment (`mixed.py`) needs all fields, and refuses a member with malformed bytes. Every
+count is checked against the remaining bytes before it is used.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _INT32 = struct.Struct(">i")
 class Subscription(NamedTuple):
     topics: frozenset[str]
     owned: frozenset[tuple[str, int]]
-    """What the member reads on while it rejoins: nothing, where its assignor is eager."""
+    """Partitions that it keeps while it rejoins: none if its assignor is eager."""
     rack_id: str | None
 
 
 class FieldReader:
-    """Reads the fields of the embedded consumer protocol in turn. Raises ValueError where the bytes do not fit."""
+    """Reads the fields of the embedded consumer protocol in order. Raises ValueError if they are malformed."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -57,7 +57,7 @@ class FieldReader:
         return b"" if length == -1 else self._take(length)
 
     def count(self, item_bytes: int) -> int:
-        """Of an array whose items have so many bytes at least."""
+        """The length of an array with items of this size."""
         count = self.int32()
         if count < 0 or count * item_bytes > len(self._data) - self._position:
             raise ValueError("an array has more items than bytes")
@@ -79,7 +79,7 @@ class FieldReader:
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topic names, or None where the bytes are not a consumer's subscription."""
+    """The topic names, or None if the bytes are no consumer subscription."""
     fields = FieldReader(metadata)
     try:
         fields.int16()
@@ -89,7 +89,7 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
 
 
 def decode_subscription(metadata: bytes) -> Subscription | None:
-    """All that the broker needs to assign, or None where the bytes are not a consumer's subscription."""
+    """The fields that assignors need, or None if the bytes are no consumer subscription."""
     fields = FieldReader(metadata)
     try:
         version = fields.int16()

@@ -1,13 +1,13 @@
-"""Which topics the patterns of members match, kept up to date as topics come and go.
+"""The topics that members' patterns match, updated as topics are created and deleted.
 
 Rules
 -----
-1. A pattern is matched with every topic once, before its first member joins (`prepare`). From then on it is matched
-   with names that are new (`catch_up`), never again with those that it knows.
-2. Names that are gone are taken out at once. A new name counts when it has been matched: `names` only looks up, so no
-   target waits for a pattern.
-3. Matching takes turns with the event loop (`turns.py`), whichever group the patterns belong to.
-4. Members of all groups that give the same text share a pattern and its names. They go with the last member.
+1. A pattern is matched with every topic once, before its first member joins (`prepare`). After that it is matched only
+   with new names (`catch_up`).
+2. Deleted names are removed at once. A new name counts once it has been matched: `names` is only a lookup, so no target
+   waits for a pattern.
+3. Matching yields to the event loop (`turns.py`), with one budget for all groups.
+4. Members of all groups with the same text share a pattern and its names, which are freed with the last member.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TopicMatches:
         return matched.names if matched is not None else frozenset()
 
     async def prepare(self, pattern: Pattern) -> None:
-        """Every topic that exists when this returns has been matched with the pattern."""
+        """On return, every existing topic has been matched with the pattern."""
         matched = self._patterns.get(pattern)
         if matched is None:
             self.topics_changed()
@@ -48,7 +48,7 @@ class TopicMatches:
         await self._match(pattern, matched)
 
     def topics_changed(self) -> None:
-        """Notes what is new, to be matched later, and forgets what is gone."""
+        """Queues new names for matching and removes deleted ones."""
         names = set(self._topics.names())
         gone, new = self._known - names, names - self._known
         self._known = names
@@ -57,7 +57,7 @@ class TopicMatches:
             matched.names -= gone
 
     async def catch_up(self) -> None:
-        """Matches all patterns with the names that are new."""
+        """Matches all patterns with the new names."""
         for pattern, matched in list(self._patterns.items()):
             await self._match(pattern, matched)
 
