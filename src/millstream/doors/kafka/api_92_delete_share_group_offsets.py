@@ -1,6 +1,6 @@
 """DeleteShareGroupOffsets (key 92), version 0.
 
-A share group without members forgets topics altogether; should it read one again, it begins as a new group does.
+Deletes a memberless share group's state of topics. The group reads such a topic again as a new group does.
 Durable when answered. Gaps: none.
 """
 
