@@ -53,7 +53,7 @@ class ShareSession:
         self.queue = queue
         self.seat = seat
         self.owner = owner
-        """The connection that used the session last."""
+        """The connection that used it last."""
         self.epoch = 1
         self.places: dict[Place, None] = {}
         """In fetch order."""
@@ -68,7 +68,7 @@ class ShareSession:
                 self.places[place] = None
 
     def lock_ms(self, topics: Topics, places: Iterable[Place]) -> int:
-        """The shortest lease of these partitions. Renewals last as long, so the answer has it without new leases too."""
+        """The shortest lease of these partitions. Renewals last as long, so an answer without new leases has it too."""
         found = (topics.by_id(topic_id) for topic_id in {topic_id for topic_id, _ in places})
         return lease_ms(self.queue.overrides, (topic.settings for topic in found if topic is not None))
 

@@ -1,8 +1,8 @@
 """Unread answers in memory, over all connections of the door.
 
-Records from segment files are sent from the file and use no memory while they wait. Records of other stores and of share
-groups are copies. The less memory is left, the fewer records the next answer gets. If that is not enough, the door
-closes the connection that has read nothing for longest.
+Records are sent from segment files without using memory while they wait. Records of other stores and of share groups
+are copies. The less memory is left, the fewer records the next answer gets. If that is not enough, the door closes the
+connection that has read nothing for longest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Unread:
 
     @property
     def room(self) -> int:
-        """The limit of the next answer: half of the free bytes, because other answers are in progress."""
+        """The next answer's limit: half of the free bytes, as others are in progress."""
         return max(self.limit - self._size, 0) // 2
 
     @property
