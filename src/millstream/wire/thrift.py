@@ -207,7 +207,7 @@ def string(number: int, value: bytes) -> bytes:
 
 
 def list_head(number: int, count: int) -> bytes:
-    """The head of a list of byte strings. Each follows with its `length`."""
+    """The head of a list of byte strings, each with its `length`."""
     return field(LIST, number) + _LIST_HEAD.pack(STRING, count)
 
 
