@@ -1,7 +1,7 @@
 """OffsetDelete (key 47), version 0.
 
-Deletes committed offsets of topics that no member of the group subscribes to (KIP-496), in transactions of 1,000
-partitions each. Gaps: none.
+Deletes committed offsets of topics that no member of the group subscribes to (KIP-496), in transactions of at most
+1,000 partitions. Gaps: none.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Receiving(ABC):
         """Moves an incomplete frame into its own buffer."""
         size = SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
         pool = self._door.pool
-        # A client that has sent a large frame before gets a large buffer at once; others get twice the received bytes.
+        # Clients that sent a large frame before get a large buffer at once; other clients, twice the received bytes.
         room = min(size, pool.LARGE if self._sends_large else len(beginning) * 2)
         room = pool.FREE if room <= pool.FREE else pool.size_for(room)
         if room > pool.FREE and not self._reserve(room):

@@ -44,7 +44,7 @@ def encode(version: int, error: int, ranges: list[tuple[int, int, int]], feature
 
 def _features(version: int, features: Sequence[Feature]) -> bytes:
     """Three tagged fields: supported, the epoch of the finalized features, finalized. Clients up to version 3 fail on a
-    lowest level of 0 (KAFKA-17011), so the supported features omit it.
+    lowest level of 0 (KAFKA-17011), so such a feature is omitted.
     """
     shown = [feature for feature in features if feature.low > 0 or version >= 4]
     supported = b"".join(string(name, True) + _LEVELS.pack(low, high) + b"\0" for name, low, high in shown)

@@ -190,7 +190,7 @@ def _load(key: int, version: int, kind: str) -> Any:
 
 @functools.cache
 def _import_kio() -> None:
-    """Imports `kio` without `hypothesis`. If installed, `kio` would import it, which delays a new broker by 2 s."""
+    """Imports `kio` without `hypothesis`, which `kio` imports if it is installed: 2 s for a new broker."""
     if "hypothesis" in sys.modules:
         import kio.serial
     else:

@@ -206,7 +206,7 @@ _COUNT_MAX = 0x7FFF
 END = b"\0"
 """The end of a structure: no tagged fields."""
 END_OF_ANSWER = b"\1\0"
-"""No node endpoints (KIP-951), no tagged fields."""
+"""No node endpoints, no tagged fields."""
 
 
 def encode_fetch_head(error: int, message: str | None, lock_ms: int, topic_count: int) -> bytes:
