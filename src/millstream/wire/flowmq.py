@@ -1,18 +1,17 @@
-"""FlowMQ's protocol: frames and what stands in them, without sockets.
+"""FlowMQ's protocol: frames and their payloads, without sockets.
 
     frame      command (1 byte), length of the payload (4 bytes, big endian), payload
-    PUBLISH    topic NUL message             only the first NUL separates: a message may hold any bytes, also none
+    PUBLISH    topic NUL message             only the first NUL separates; a message may be empty or have any bytes
     SUBSCRIBE  topic, or topic NUL group
     MESSAGE    message id NUL payload
 
 Rules
 -----
 1. Any split of the input gives the same frames.
-2. A length is judged as soon as it is there. Only PUBLISH may be long; all else is a name or an id and fits into
-   `SMALL_BYTES_MAX`, whatever its command, so that an unknown one can be skipped and answered.
-3. What is kept of an incomplete frame follows what really arrived, not what its length claims.
-4. After a length that is too large nothing can be understood any more: `broken` says why, and the frames before it
-   are still good.
+2. A length is checked as soon as it arrives. Only PUBLISH may be long. Every other payload is a name or an id, and is
+   limited to `SMALL_BYTES_MAX`, so that an unknown command can be skipped and answered.
+3. The memory of an incomplete frame follows the received bytes, not the claimed length.
+4. After a length that is too large the stream cannot be decoded: `broken` says why. The frames before it are valid.
 """
 
 from __future__ import annotations
@@ -54,31 +53,31 @@ _MESSAGE = int(Command.MESSAGE)
 
 
 class FrameReader:
-    """Cuts what arrives into frames, and holds the beginning of at most one."""
+    """Splits received bytes into frames, and holds at most one incomplete frame."""
 
     __slots__ = ("_publish_bytes_max", "_wanted", "broken", "held")
 
     def __init__(self, publish_bytes_max: int) -> None:
         self._publish_bytes_max = publish_bytes_max
         self.held = bytearray()
-        """What is there of an incomplete frame."""
+        """The bytes of an incomplete frame."""
         self._wanted = 0
-        """The size of that frame, its head included; 0 while it is not known."""
+        """The size of that frame with its head; 0 while unknown."""
         self.broken: str | None = None
 
     @property
     def missing(self) -> int:
-        """How many bytes the incomplete frame still needs, as far as that is known."""
+        """How many bytes the incomplete frame still needs, as far as known."""
         return max(self._wanted or HEAD_BYTES, len(self.held)) - len(self.held) if self.held else 0
 
     def give_up(self, reason: str) -> None:
-        """Lets go of the incomplete frame: what is left of it cannot be told from others any more."""
+        """Drops the incomplete frame. After that the stream cannot be decoded."""
         self.held = bytearray()
         self._wanted = 0
         self.broken = reason
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """The frames that are complete now, in order. `data` is not used after the call returns."""
+        """Returns the complete frames, in order. Does not keep `data`."""
         if self.broken is not None:
             return []
         if self.held:
@@ -120,13 +119,13 @@ def frame(command: int, payload: bytes = b"") -> bytes:
 
 
 def error(reason: str) -> bytes:
-    """An ERROR with its reason, cut to a length that any client can take."""
+    """An ERROR frame. The reason is truncated to `ERROR_BYTES_MAX`."""
     text = reason.encode("utf-8", "replace")[:ERROR_BYTES_MAX]
     return HEAD.pack(Command.ERROR, len(text)) + text
 
 
 def message_head(message_id: bytes, size: int) -> bytes:
-    """All of a MESSAGE but its payload, which has `size` bytes."""
+    """A MESSAGE without its payload of `size` bytes."""
     return HEAD.pack(_MESSAGE, len(message_id) + 1 + size) + message_id + _SEPARATOR
 
 
@@ -139,13 +138,13 @@ def split_publish(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def split_subscribe(payload: bytes) -> tuple[str, str]:
-    """Topic and group; the group is empty where there is none."""
+    """Topic and group; the group may be empty."""
     topic, _, group = payload.partition(_SEPARATOR)
     return text_of(topic, "topic"), text_of(group, "group") if group else ""
 
 
 def text_of(payload: bytes, what: str) -> str:
-    """A name; `what` says of what, for the sentence that refuses an empty one or one that is no text."""
+    """Decodes a name. `what` is its kind, for the error text."""
     if not payload:
         raise RequestError(Code.INVALID_REQUEST, f"the {what} has no name")
     try:

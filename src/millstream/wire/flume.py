@@ -2,7 +2,7 @@
 
     request   [size 4][API key 2][request id 4][payload]      answer   [size 4][request id 4][payload]
 
-`size` counts all that follows it. Strings are [length 2][UTF-8], byte strings [length 4][bytes], lists [count 2] and
+`size` counts the bytes after it. Strings are [length 2][UTF-8], byte strings [length 4][bytes], lists [count 2] and
 items.
 
     key  request       payload                                               answer's payload
@@ -15,9 +15,9 @@ items.
     5    OffsetCommit  group, topic, partition 4, offset 8                   error 2
     6    OffsetFetch   group, topic, partition 4                             error 2, offset 8
 
-A fetched record is [offset 8][length 4][payload]. Nothing may be left over behind a payload: a request that is longer
-than it says is as wrong as one that is shorter, and raises `ProtocolError` like it. Its frame is whole, so it is
-answered in the shape of its request (`encode_refused`), and the connection goes on.
+A fetched record is [offset 8][length 4][payload]. A request that is longer or shorter than its fields raises
+`ProtocolError`. Its frame is whole, so the error has the shape of the request's answer (`encode_refused`), and the
+connection stays open.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from millstream.core.errors import ProtocolError
 
 PRODUCE, FETCH, JOIN_GROUP, LEAVE_GROUP, HEARTBEAT, OFFSET_COMMIT, OFFSET_FETCH = range(7)
 BY_KEY = -1
-"""The partition of a produce request that leaves the choice to the key."""
+"""In a produce request: the key selects the partition."""
 NO_OFFSET = -1
 HEAD_BYTES = 10
 TOPICS_MAX = 10_000
-"""Of one JoinGroup request."""
+"""Per JoinGroup request."""
 RECORD_HEAD_BYTES = 12
 
 _HEAD = Struct(">ihi")
@@ -114,7 +114,7 @@ Request = Produce | Fetch | JoinGroup | LeaveGroup | Heartbeat | OffsetCommit | 
 
 
 class Reader:
-    """Takes fields off a frame; every length is compared with the bytes that are left before it is used."""
+    """Reads fields from a frame; checks every length against the remaining bytes before it is used."""
 
     __slots__ = ("_end", "_frame", "_position")
 
@@ -158,7 +158,7 @@ def peek(frame: memoryview) -> tuple[int, int]:
 
 
 def decode_produce(frame: memoryview) -> tuple[str, int, bytes, bytes]:
-    """The fields of `Produce`, in fewer steps than `decode` takes: it is the request that there is most of."""
+    """The fields of `Produce`, in fewer steps than `decode`: it is the most frequent request."""
     try:
         key_at = HEAD_BYTES + 2 + _U16.unpack_from(frame, HEAD_BYTES)[0] + _PARTITION_KEY.size
         partition, key_bytes = _PARTITION_KEY.unpack_from(frame, key_at - _PARTITION_KEY.size)
@@ -175,7 +175,7 @@ def decode_produce(frame: memoryview) -> tuple[str, int, bytes, bytes]:
 
 
 class ProduceTo:
-    """Produce requests to one topic: a client sends one after the other, and all but a few fields are the same."""
+    """Decodes produce requests to one topic: a client repeats them, and only a few fields differ."""
 
     __slots__ = ("_layout", "_name", "_size")
 
@@ -185,7 +185,7 @@ class ProduceTo:
         self._size = self._layout.size + _I32.size
 
     def decode(self, frame: memoryview) -> tuple[int, int, bytes | None, bytes] | None:
-        """Request id, partition, key and payload; None if it is another request, or one that makes no sense."""
+        """Request id, partition, key and payload; None for another request or an invalid one."""
         size = len(frame)
         if size < self._size:
             return None
@@ -295,7 +295,7 @@ def encode_offset(request_id: int, error: int, offset: int = NO_OFFSET) -> bytes
 
 
 def encode_refused(key: int, request_id: int, error: int) -> bytes:
-    """An error, in the shape of the answer to such a request; in that of Produce where no request has this key."""
+    """An error in the shape of the request's answer; an unknown key gets the shape of Produce."""
     if key == FETCH:
         return encode_fetched(request_id, error)
     if key == JOIN_GROUP:
@@ -313,7 +313,7 @@ def _string(text: str) -> bytes:
 
 
 def partition_of(key: bytes | None, partitions: int) -> int:
-    """FNV-1a in 32 bits, as Flume's clients hash; without a key the first partition."""
+    """32-bit FNV-1a, as in Flume's clients; without a key the first partition."""
     if not key:
         return 0
     number = 0x811C9DC5

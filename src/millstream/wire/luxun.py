@@ -1,10 +1,10 @@
-"""Luxun's queue service (`luxun.thrift`): calls in, results out, without sockets; and the packs that clients store.
+"""Luxun's queue service (`luxun.thrift`): decodes calls and encodes results, without sockets; and the clients' packs.
 
-Requests are decoded by hand with every length checked; what the IDL calls required must be there. Results are written
-as the IDL has them: an error code and a message where something is wrong, neither where nothing is.
+Requests are decoded by hand, with every length checked; the IDL's required fields must be present. Results follow the
+IDL: a failure has an error code and a message, a success has neither.
 
-A pack is what Luxun's high-level clients put in an item: several messages, compressed together, with a checksum. To
-the broker an item is opaque; `pack` and `unpack` are for those who write and read them.
+A pack is an item of Luxun's high-level clients: several messages, compressed together, with a checksum. Items are
+opaque to the broker; `pack` and `unpack` are for clients.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class ErrorCode(enum.IntEnum):
 
 class Produce(NamedTuple):
     item: memoryview
-    """Lies in the frame."""
+    """A view of the frame."""
     topic: str
 
 
 class Consume(NamedTuple):
     topic: str
     fanout_id: str
-    """Empty: by index."""
+    """Empty: read by index."""
     start_index: int
     fetch_bytes_max: int
 
@@ -132,7 +132,7 @@ def _text(value: bytes | None, struct: str, name: str) -> str:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 _OPEN = thrift.field(thrift.STRUCT, 0)
-"""Field 0 of a reply is what the call returns."""
+"""Field 0 of a reply is the call's result."""
 _SUCCESS = thrift.field(thrift.STRUCT, 1) + thrift.i32(1, ResultCode.SUCCESS) + b"\0"
 _CLOSE = b"\0\0"
 
@@ -176,7 +176,7 @@ def _reply(call: str, sequence_id: int, fields: bytes) -> bytes:
 
 
 class BadPack(MillstreamError):
-    """An item that is not a pack, or whose checksum or compression does not hold."""
+    """An item that is not a pack, or has an invalid checksum or compression."""
 
 
 def pack(messages: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
@@ -194,7 +194,7 @@ def pack(messages: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
 
 
 def unpack(item: bytes, bytes_max: int = UNPACKED_BYTES_MAX) -> list[bytes]:
-    """The messages of a pack; raises `BadPack`. A checksum of 0 was not computed: Luxun's own clients leave it out."""
+    """The messages of a pack; raises `BadPack`. A checksum of 0 is not checked: Luxun's clients do not compute it."""
     try:
         fields = Reader(memoryview(item)).struct({1: thrift.BYTE, 2: thrift.BYTE, 3: thrift.I32, 4: thrift.STRING})
         if 4 not in fields:

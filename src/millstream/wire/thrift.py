@@ -1,11 +1,11 @@
-"""Thrift's binary protocol, as much of it as a small service needs, without sockets and without trust.
+"""The part of Thrift's binary protocol that a small service needs, without sockets, for untrusted input.
 
     message   [0x8001 2][0 1][type 1][name: length 4, bytes][sequence id 4][a struct: the arguments or the result]
               or, from old clients, [name: length 4, bytes][type 1][sequence id 4][a struct]
     struct    fields, each [type 1][id 2][value], then a type of 0
 
-Every length and every count is compared with the bytes that are left before anything is made of it, and nesting has a
-limit: the generated and the compiled decoders that we tried do neither (`docs/decisions/0011`).
+The reader checks every length and count against the remaining bytes before it allocates, and limits nesting. The
+generated and compiled decoders that we tried do neither (`docs/decisions/0011`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from millstream.core.errors import ProtocolError
 
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 VIEW = STRING | 0x100
-"""Not on the wire: asks for a byte string where it lies, without a copy."""
+"""Not on the wire: asks for a byte string without a copy."""
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
 UNKNOWN_METHOD, INVALID_MESSAGE_TYPE, PROTOCOL_ERROR = 1, 2, 7
-"""Types of the exception that a server answers with."""
+"""Types of TApplicationException."""
 
 NAME_BYTES_MAX = 256
 DEPTH_MAX = 16
 FIELDS_MAX = 100
-"""Of one struct: ours have four, later versions may have some more."""
+"""Per struct: ours have four, later versions may have more."""
 SKIPPED_MAX = 10_000
-"""Values of one message that nobody here asked for."""
+"""Unknown values per message."""
 
 _STRICT = 0x80010000
 _VERSION_MASK = 0xFFFF0000
@@ -72,7 +72,7 @@ class Reader:
         return Message(name, kind, self._number(_I32), self)
 
     def struct(self, wanted: Mapping[int, int], depth: int = 0) -> dict[int, Any]:
-        """The fields that are wanted, by id; each has the type named here, others are skipped."""
+        """The wanted fields by id. Fields with another id or type are skipped."""
         found: dict[int, Any] = {}
         for _ in range(FIELDS_MAX):
             kind = self._number(_BYTE)
@@ -87,7 +87,7 @@ class Reader:
         raise ProtocolError(f"a struct has more than {FIELDS_MAX} fields")
 
     def arguments(self, wanted: Mapping[int, int]) -> dict[int, Any]:
-        """The fields of the struct that is field 1, as the arguments of a call with one struct are."""
+        """The fields of the struct in field 1: the argument of a call that takes one struct."""
         found: dict[int, Any] = {}
         for _ in range(FIELDS_MAX):
             kind = self._number(_BYTE)
@@ -207,7 +207,7 @@ def string(number: int, value: bytes) -> bytes:
 
 
 def list_head(number: int, count: int) -> bytes:
-    """Of byte strings; each follows as `length` and itself."""
+    """The head of a list of byte strings, each with its `length`."""
     return field(LIST, number) + _LIST_HEAD.pack(STRING, count)
 
 
@@ -215,7 +215,7 @@ length = _I32.pack
 
 
 def exception(name: str, sequence_id: int, kind: int, text: str) -> bytes:
-    """What a server answers that cannot call: a TApplicationException."""
+    """A TApplicationException: the server cannot make the call."""
     body = string(1, text.encode()) + i32(2, kind) + b"\0"
     return framed(head(name, EXCEPTION, sequence_id) + body)
 

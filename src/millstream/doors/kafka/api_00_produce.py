@@ -1,10 +1,9 @@
 """Produce (key 0), versions 3 to 13.
 
-Batches go to the log as they are. With `flush=always` (the default) the answer comes when they are synced, for
-acks=1 and acks=all alike; requests on one connection overlap in the meantime, so that many share a sync. acks=0 is
-not answered. A refusal names the records that are to blame (KIP-467): those with a timestamp out of the topic's bounds,
-judged by the batch's header, and those without a key in a compacted topic. Topics are not created here: clients ask for
-metadata first, and that creates them.
+Appends batches to the log unchanged. With `flush=always` (the default) the broker answers after the sync, for acks=1
+and acks=all alike. Requests on one connection overlap, so that many share a sync. The broker does not answer acks=0. An
+error names the invalid records (KIP-467): records whose timestamp, by the batch header, is out of the topic's bounds,
+and records without a key in a compacted topic. Produce creates no topics: Metadata does.
 Gaps: no transactions; exactly one batch per partition and request, as the protocol has required since version 3.
 """
 
@@ -39,7 +38,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
         request = produce.decode(reader, version, PARTITIONS_LIGHT)
     except ManyItems:
         large = large_request.answer(reader, version >= FLEXIBLE_FROM, context, partial(_answer_large, context))
-        context.slow_down = True  # parks the connection: what it sends next is appended behind these batches
+        context.slow_down = True  # parks the connection: later requests append behind these batches
         return large
     answers: list[PartitionAnswer] = []
     waiting = _Waiting(version, answers)
@@ -88,7 +87,7 @@ async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
         else:
             waiting.append((len(answers), data, header, promise))
             answers.append(_PENDING)
-    context.slow_down = False  # it was parked all the time
+    context.slow_down = False  # it is parked already
     if request.acks == 0:
         try:
             _check_unanswered(answers)
@@ -97,7 +96,7 @@ async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
         return None
     async for at, data, header, promise in in_turns(waiting):
         if not promise.done:
-            with suppress(Exception):  # `answered` tells it
+            with suppress(Exception):  # see `answered`
                 await promise
         answers[at] = answered(data, header, promise)
     encoded = await aside(produce.encode, answers, version)
@@ -108,12 +107,12 @@ async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
 def _check_unanswered(answers: list[PartitionAnswer]) -> None:
     failed = next((one for one in answers if one.error), None)
     if failed is not None:
-        # There is no answer to put the error into; closing is how the protocol tells the producer.
+        # acks=0 has no answer that could carry the error. As in Kafka, the connection is closed.
         raise ProtocolError(f"a batch sent with acks=0 was refused: {failed.message}")
 
 
 class _Waiting:
-    """The answer to one request while some of its partitions wait for their sync."""
+    """The answer to one request while some of its partitions wait for a sync."""
 
     __slots__ = ("answers", "count", "promise", "version")
 

@@ -1,7 +1,7 @@
 """Fetch (key 1), versions 4 to 18.
 
-Whole batches from each partition, cut at batch boundaries, sent from the segment files without copying. Waits up to the
-client's max.wait.ms for min.bytes; in the meantime the connection is not read. Incremental sessions are served.
+Returns whole batches, sent from the segment files without copying. A long poll waits up to the client's max.wait.ms for
+min.bytes; the broker does not read the connection meanwhile. Supports incremental fetch sessions (KIP-227).
 Gaps: no transactions, so both isolation levels read the same; no rack-aware reading.
 """
 
@@ -28,7 +28,7 @@ VERSIONS = (4, 18)
 FLEXIBLE_FROM = fetch.FLEXIBLE_FROM
 WAIT_MS_MAX = 5 * 60_000
 ANSWER_BYTES_MAX = 55 << 20
-"""Whatever the client allows; as in Kafka, whose clients ask for 50 MiB."""
+"""Caps the client's limit, as in Kafka. Kafka's clients ask for 50 MiB."""
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
@@ -78,7 +78,7 @@ def _refuse(version: int, error: RequestError) -> list[Chunk]:
 
 
 class _LargeFetch:
-    """A request that is decoded in a thread. Its client may go away or hang up before anything is read."""
+    """A request that is decoded in a thread. Its client may disconnect before the read begins."""
 
     __slots__ = ("_context", "_is_over")
 
@@ -115,7 +115,7 @@ class _LargeFetch:
 
 
 def _read(reader: Reader, version: int) -> tuple[FetchRequest, list[Wanted], list[FetchRequest]]:
-    """The request without its partitions, and those: for no session, and in parts for one. Runs in any thread."""
+    """The request without partitions; all of them for no session; parts for a session. Runs in any thread."""
     request = fetch.decode(reader, version)
     without = request._replace(topics=[], forgotten=[])
     if request.session_epoch == FINAL_EPOCH:

@@ -1,8 +1,8 @@
 """ListOffsets (key 2), versions 1 to 11.
 
-The offset of a time: the first record at or after it, the earliest (-2), the latest (-1), the one with the largest
-timestamp (-3), the earliest kept locally (-4, the same as the earliest).
-Gaps: no tiered storage, so -5 (last tiered) answers with no offset; both isolation levels see the same end.
+Finds the offset for a timestamp: the first record at or after it, the earliest (-2), the latest (-1), the record with
+the largest timestamp (-3, KIP-734), the earliest local (-4, the same as the earliest).
+Gaps: no tiered storage, so -5 (last tiered) has no offset; both isolation levels see the same end.
 """
 
 from __future__ import annotations

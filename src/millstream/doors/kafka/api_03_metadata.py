@@ -1,8 +1,8 @@
 """Metadata (key 3), versions 0 to 13.
 
-Brokers, topics and partitions. Where brokers share a store any of them takes any request: the partitions are shared out
-between those that are alive. Creates a missing topic if the client allows it and the broker's `auto_create_topics`
-is on, but none of Kafka's internal ones. Authorized operations, where the client asks for them, are all there are.
+Lists brokers, topics and partitions. Any broker over a shared store serves any request; leaders are distributed over
+the live brokers. Creates a missing topic if the client allows it and `auto_create_topics` is on, except Kafka's
+internal topics. On request, lists authorized operations (KIP-430): every operation is allowed.
 Gaps: none.
 """
 
@@ -25,7 +25,7 @@ VERSIONS = (0, 13)
 FLEXIBLE_FROM = metadata.FLEXIBLE_FROM
 NO_ID = UUID(int=0)
 LARGE_BYTES = 4 * LIGHT_BYTES
-"""Requests of more are decoded in a thread: they may name thousands of topics."""
+"""Larger requests may name thousands of topics, and are decoded in a thread."""
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]]:
@@ -46,9 +46,9 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
 
 
 def _read(reader: Reader, version: int, topics: Topics) -> tuple[MetadataRequest, list[str]]:
-    """The request, and the names of topics to create. Changes nothing, so that it runs in any thread."""
+    """The request, and the names of topics to create. Changes nothing; runs in any thread."""
     request = metadata.decode(reader, version)
-    if request.topics is not None:  # once is enough, however often a topic is named
+    if request.topics is not None:  # drops duplicate names
         request = request._replace(topics=list(dict.fromkeys(request.topics)))
     if not (request.allow_auto_create and topics.auto_create):
         return request, []

@@ -1,7 +1,7 @@
 """OffsetCommit (key 8), versions 2 to 10.
 
-Stores how far a group has read. Answered when durable; refused from members that lost their place. Topics are named up
-to version 9 and identified by id from 10. Gaps: `retention_time` (up to version 4) is ignored, as in Kafka since 2.1.
+Stores a group's committed offsets. Durable when answered; a stale member is refused. Topics are identified by name up
+to version 9 and by id from version 10. Gaps: `retention_time` (up to version 4) is ignored, as in Kafka since 2.1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSIONS = (2, 10)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    if not request.topics:  # as in Kafka no group is looked for, and none is made
+    if not request.topics:  # as in Kafka, no group is looked up or created
         return {"throttle_time": 0, "topics": []}
     commits = [await _commit(topic, context.version) async for topic in in_turns(request.topics)]
     try:

@@ -1,8 +1,8 @@
 """OffsetFetch (key 9), versions 1 to 10.
 
-What a group (from version 8: several) has committed; -1 where nothing is. Null topics mean all. From version 9 members
-of the consumer protocol say their epoch and are refused if it is stale. Gaps: `require_stable` changes nothing, because
-there are no transactions whose offsets could be undecided.
+Returns committed offsets of a group (from version 8 of several, KIP-709), or -1. Null topics mean all topics. From
+version 9 consumer-protocol members send their member epoch; a stale epoch is refused (KIP-848).
+Gaps: `require_stable` has no effect, because there are no transactions with pending offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def _group(group: Message, context: Context) -> Fields:
     try:
         topics = await _topics(group, context)
     except RequestError as error:
-        # Up to version 1 there is no place for it but the partitions.
+        # Version 1 has an error field in its partitions only.
         code, topics = error.code, await _refused(group.topics, error.code) if context.version < 2 else []
     return {"group_id": group.group_id, "topics": topics, "error_code": code}
 

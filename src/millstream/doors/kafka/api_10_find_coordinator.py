@@ -1,7 +1,7 @@
 """FindCoordinator (key 10), versions 0 to 6.
 
-Who looks after a group (key type 0), a transactional id (1) or a share partition (2): this broker, at the address by
-which the client reached it, or for groups another one that shares the store. Several keys at once from version 4.
+Finds the coordinator of a group (key type 0), a transactional id (1) or a share partition (2): this broker, at the
+address that the client reached, or for groups another broker over the store. Several keys from version 4 (KIP-699).
 Gaps: none.
 """
 

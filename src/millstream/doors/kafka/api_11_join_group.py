@@ -1,10 +1,9 @@
 """JoinGroup (key 11), versions 0 to 9.
 
-A member of the classic protocol enters its group's next generation; the answer waits until all have. Members without a
-`group.instance.id` are given an id first (from version 4). A static leader that returns to a stable group is told to
-skip its assignment (from version 9). In a consumer group (KIP-848) a consumer's join is answered at once, with its
-member epoch as the generation and no leader. Gaps: a member that names more than 1,000 protocols
-is refused with INVALID_REQUEST.
+A classic-protocol member joins the next generation; the broker answers when all members have joined. A dynamic member
+first gets a member id (from version 4, KIP-394). A static leader that returns to a stable group skips its assignment
+(from version 9, KIP-814). In a consumer group (KIP-848) the broker answers at once, with the member epoch as the
+generation and no leader. Gaps: a member with more than 1,000 protocols is refused with INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from millstream.wire.kafka.messages import Fields, Message
 KEY = 11
 VERSIONS = (0, 9)
 PROTOCOLS_MAX = 1_000
-"""Members vote among them at once, when the last one joins; clients have two or three."""
+"""The vote runs in one step when the last member joins. Clients have two or three."""
 
 
 def handle(request: Message, context: Context) -> Awaitable[Fields]:
-    context.wait = Wait()  # a member whose client hung up stays until its session ends, as in Kafka
+    context.wait = Wait()  # as in Kafka, a disconnected member stays until its session timeout
     return _answer(request, context)
 
 

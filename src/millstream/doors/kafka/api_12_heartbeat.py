@@ -1,6 +1,6 @@
 """Heartbeat (key 12), versions 0 to 4.
 
-A member says that it is alive; the answer says whether it must rejoin. Gaps: none.
+Keeps a member alive; the answer says whether it must rejoin. Gaps: none.
 """
 
 from __future__ import annotations

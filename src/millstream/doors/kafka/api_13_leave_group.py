@@ -1,7 +1,7 @@
 """LeaveGroup (key 13), versions 0 to 5.
 
-One member (from version 3: several) goes, and the others rebalance at once. An administrator may name a static member
-by its instance alone. Gaps: the reason (version 5) is not kept.
+Removes one member (from version 3 several, KIP-345); the group rebalances at once. An administrator may name a static
+member by its instance id alone. Gaps: the reason (version 5) is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
 async def _answer(request: Message, context: Context) -> Fields:
     groups, group_id = context.broker.groups, request.group_id
     try:
-        groups.leave(group_id, [])  # refuses a group that is not ours, though nobody leaves
+        groups.leave(group_id, [])  # raises if this broker is not the coordinator
         if context.version < 3:
             (code,) = groups.leave(group_id, [(request.member_id, None)])
             return {"throttle_time": 0, "error_code": code}

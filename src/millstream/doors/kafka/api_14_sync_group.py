@@ -1,7 +1,7 @@
 """SyncGroup (key 14), versions 0 to 5.
 
-The leader hands in the plan; every member's answer waits for it and carries that member's part. In a consumer group
-(KIP-848) the broker makes the plan. Gaps: none.
+The group's leader sends the assignments; each member's answer waits for them and carries its own. In a consumer group
+(KIP-848) the broker assigns. Gaps: none.
 """
 
 from __future__ import annotations

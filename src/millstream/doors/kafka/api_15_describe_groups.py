@@ -1,7 +1,7 @@
 """DescribeGroups (key 15), versions 0 to 6.
 
-State and members of classic groups; metadata and assignments are told while the group is stable. What is not a classic
-group is "Dead", and from version 6 an error. Gaps: none.
+Describes the state and members of classic groups, with metadata and assignments while the group is stable. Any other
+group is "Dead", and from version 6 an error (KIP-1043). Gaps: none.
 """
 
 from __future__ import annotations

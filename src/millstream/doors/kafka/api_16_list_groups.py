@@ -1,6 +1,6 @@
 """ListGroups (key 16), versions 0 to 5.
 
-All groups of this broker, or those in some states (from version 4) and of some types (from version 5). Gaps: none.
+Lists this broker's groups, filtered by state (from version 4) and by type (from version 5). Gaps: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ApiVersions (key 18), versions 0 to 4.
 
-Lists exactly what is served. A newer version of the request is answered in version 0 with UNSUPPORTED_VERSION, as the
-protocol wants it, so that the client can ask again. The features (KIP-584) are those of Kafka 4.1 that are true here:
+Lists exactly the served APIs. A newer request version gets UNSUPPORTED_VERSION in version 0, so that the client can
+retry (KIP-511). The features (KIP-584) are those of Kafka 4.1 that this broker has:
 `group.version` 1 (consumer groups), `share.version` 1 (share groups), `metadata.version` 27 (4.1-IV1).
 Gaps: no `transaction.version`, because there are no transactions; no `kraft.version` and no
 `eligible.leader.replicas.version`, because there are no replicas. Levels are fixed.

@@ -1,7 +1,7 @@
 """CreateTopics (key 19), versions 2 to 7.
 
-Names, numbers of partitions and settings; -1 partitions means the broker's default. Durable when answered.
-Gaps: a replication factor other than 1 (or -1) is refused, as there is one copy of each partition; the answer has the
+Creates topics with partitions and settings; -1 partitions means the broker's default. Durable when answered.
+Gaps: a replication factor other than 1 (or -1) is refused, as each partition has one copy; the answer has the
 settings of the first 500 topics of a request only; more than 1,000 settings of one topic are refused with
 INVALID_REQUEST.
 """
@@ -20,7 +20,7 @@ from millstream.wire.kafka.messages import Fields, Message
 KEY = 19
 VERSIONS = (2, 7)
 DESCRIBED_MAX = 500
-"""Topics whose settings are in the answer: sixty entries each, so that a small request could ask for gigabytes."""
+"""Topics whose settings are in the answer. At sixty entries each, a small request could ask for gigabytes."""
 
 
 async def handle(request: Message, context: Context) -> Fields:

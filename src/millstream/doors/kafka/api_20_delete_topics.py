@@ -1,6 +1,6 @@
 """DeleteTopics (key 20), versions 1 to 6.
 
-By name or, from version 6, by id. The topic is gone when this is answered; its files follow in the background.
+Deletes topics by name or, from version 6, by id (KIP-516). The topic is gone when answered, its files later.
 Gaps: none.
 """
 

@@ -1,7 +1,7 @@
 """DeleteRecords (key 21), versions 0 to 2.
 
-Moves the start of a partition up to an offset, -1 for all there is. Durable when answered. A topic that is only
-compacted is refused with POLICY_VIOLATION.
+Trims a partition to an offset; -1 means the high watermark. Durable when answered. A topic that is only compacted is
+refused with POLICY_VIOLATION.
 Gaps: none.
 """
 

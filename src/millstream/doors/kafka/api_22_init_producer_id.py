@@ -1,7 +1,7 @@
 """InitProducerId (key 22), versions 0 to 6.
 
-Gives every idempotent producer an id that no other ever had. The id that a request may name belongs to a transactional
-id: without one it is not read, because some clients leave zeros there.
+Gives every idempotent producer a new, unique id. The id in a request belongs to a transactional id: without one the
+broker ignores it, because some clients send zeros.
 Gaps: no transactions: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 """
 
@@ -25,11 +25,11 @@ async def handle(request: Message, context: Context) -> Fields:
         "ongoing_txn_producer_epoch": -1,
     }
     if request.transactional_id is not None:
-        # librdkafka tries again for two minutes after any error that it does not take for final; this one it does.
+        # librdkafka retries any error that it does not treat as fatal for two minutes. This one is fatal.
         return {**answer, "error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     if (request.producer_id in (None, -1)) != (request.producer_epoch in (None, -1)):
         return {**answer, "error_code": Code.INVALID_REQUEST}
     try:
         return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}
     except RequestError:
-        return {**answer, "error_code": Code.COORDINATOR_NOT_AVAILABLE}  # what clients know to be worth a retry here
+        return {**answer, "error_code": Code.COORDINATOR_NOT_AVAILABLE}  # clients retry this one

@@ -1,6 +1,6 @@
 """OffsetForLeaderEpoch (key 23), versions 2 to 4.
 
-The offset where a leader epoch ends (KIP-101). A partition with one copy has one epoch, which ends where it does.
+Returns the end offset of a leader epoch (KIP-101). A partition with one copy has one epoch, up to the high watermark.
 Gaps: none.
 """
 

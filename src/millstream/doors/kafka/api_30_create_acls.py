@@ -1,6 +1,6 @@
 """CreateAcls (key 30), versions 1 to 3.
 
-Answers SECURITY_DISABLED for each, as Kafka does without an authorizer. Gaps: no access control.
+Answers SECURITY_DISABLED per ACL, as Kafka does without an authorizer. Gaps: no access control.
 """
 
 from __future__ import annotations

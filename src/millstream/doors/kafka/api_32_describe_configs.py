@@ -1,8 +1,8 @@
 """DescribeConfigs (key 32), versions 1 to 4.
 
-Settings of topics, groups and the broker, with where each value comes from and what it means, and the levels of the
-broker's loggers. The broker's settings have Kafka's names, and those of its own configuration beside them. Settings
-that Kafka does not have are among a topic's where they are set.
+Describes settings of topics, groups and the broker with source and documentation, and the levels of the broker's
+loggers. Broker settings are listed under Kafka's names and under Millstream's own. Topic settings that Kafka does not
+have are listed if they are set or if the client names them.
 Gaps: no client metrics.
 """
 

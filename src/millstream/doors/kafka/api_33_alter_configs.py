@@ -1,7 +1,7 @@
 """AlterConfigs (key 33), versions 0 to 2.
 
-Replaces all settings of a topic, a share group or a broker: what is not named goes back to its default. Of a broker
-those can be altered that are defaults of its topics. Durable when answered.
+Replaces all settings of a topic, a group or a broker: unnamed settings return to their defaults. Broker settings can be
+altered if they are defaults of topic settings. Durable when answered.
 Gaps: loggers are set with IncrementalAlterConfigs only, as in Kafka; more than 1,000 settings of one resource are
 refused with INVALID_REQUEST.
 """

@@ -1,6 +1,6 @@
 """DescribeLogDirs (key 35), versions 1 to 5.
 
-Where the logs live, how large each partition is, and how much room there is.
+Describes the log directory, partition sizes, and total and free space.
 Gaps: one directory.
 """
 

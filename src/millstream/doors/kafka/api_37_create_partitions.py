@@ -1,7 +1,7 @@
 """CreatePartitions (key 37), versions 0 to 3.
 
 Adds partitions to a topic. Durable when answered.
-Gaps: assignments are checked only for their number, as there is one copy of each partition.
+Gaps: only the number of assignments is checked, as each partition has one copy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DeleteGroups (key 42), versions 0 to 2.
 
-Removes groups that have no members, with the offsets they committed; share groups with all that they know of records.
+Deletes groups without members, with their committed offsets; share groups with the state of their records.
 Gaps: none.
 """
 

@@ -1,7 +1,7 @@
 """ElectLeaders (key 43), versions 0 to 2.
 
-Every partition has one copy, which leads it: ELECTION_NOT_NEEDED for each that is named, and no results where all are
-meant. Gaps: none.
+Answers ELECTION_NOT_NEEDED for each named partition: its one copy leads it. A request for all partitions gets no
+results. Gaps: none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """IncrementalAlterConfigs (key 44), versions 0 to 1.
 
-Sets or deletes single settings of a topic, a share group or a broker; appends to and subtracts from lists
-(`cleanup.policy`). Of a broker those can be altered that are defaults of its topics. Durable when answered. Sets the
-levels of loggers, until the broker stops.
+Sets or deletes single settings of a topic, a group or a broker; appends to and subtracts from lists (`cleanup.policy`).
+Broker settings can be altered if they are defaults of topic settings. Durable when answered. Sets logger levels until
+the broker stops.
 Gaps: no client metrics; more than 1,000 settings of one resource are refused with INVALID_REQUEST.
 """
 
@@ -71,5 +71,5 @@ def _changed(resource: Message, context: Context) -> dict[str, str]:
 
 
 def _items(text: str) -> list[str]:
-    """Of a list as it may be written: with blanks behind its commas, and an operation may name several at once."""
+    """Splits a list setting or an operation's value; commas may have blanks behind them."""
     return [item.strip() for item in text.split(",") if item.strip()]

@@ -1,7 +1,7 @@
 """AlterPartitionReassignments (key 45), versions 0 to 1.
 
-A partition may be assigned to the broker that it has, which changes nothing; any other assignment is refused, and there
-is nothing to cancel. Gaps: partitions do not move between brokers: those that share a store all serve all of them.
+Accepts an assignment of a partition to its current broker, which changes nothing. Refuses any other assignment; there
+is none to cancel. Gaps: partitions do not move: every broker over a store serves every partition.
 """
 
 from __future__ import annotations

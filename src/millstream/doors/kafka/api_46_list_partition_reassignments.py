@@ -1,6 +1,6 @@
 """ListPartitionReassignments (key 46), version 0.
 
-None are under way: partitions do not move between brokers. Gaps: none.
+Lists none: partitions do not move between brokers. Gaps: none.
 """
 
 from __future__ import annotations

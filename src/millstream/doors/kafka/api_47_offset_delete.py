@@ -1,7 +1,7 @@
 """OffsetDelete (key 47), version 0.
 
-Removes committed offsets of topics that no member of the group subscribes to. Every 1,000 partitions are a transaction
-of their own. Gaps: none.
+Deletes committed offsets of topics that no member of the group subscribes to (KIP-496), in transactions of at most
+1,000 partitions. Gaps: none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSIONS = (0, 0)
 
 
 Asked = tuple[str, list[int]]
-"""A topic's name, and partitions of it."""
+"""A topic's name and its partitions."""
 
 
 async def handle(request: Message, context: Context) -> Fields:
@@ -39,7 +39,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _steps(request: Message) -> AsyncIterator[list[Asked]]:
-    """The request in parts of at most `ITEMS_A_STEP` topics and partitions, and at least one part."""
+    """The request in parts of at most `ITEMS_A_STEP` topics and partitions; at least one part."""
     step: list[Asked] = []
     count = 0
     async for topic in in_turns(request.topics):

@@ -1,6 +1,6 @@
 """DescribeClientQuotas (key 48), versions 0 to 1.
 
-No quota is set. A kind of entity that Kafka does not have is refused. Gaps: no quotas.
+Lists no quotas. Refuses entity types that Kafka does not have. Gaps: no quotas.
 """
 
 from __future__ import annotations

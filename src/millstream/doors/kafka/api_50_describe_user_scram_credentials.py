@@ -1,6 +1,6 @@
 """DescribeUserScramCredentials (key 50), version 0.
 
-No user has credentials: RESOURCE_NOT_FOUND for each that is named, DUPLICATE_RESOURCE for one that is named twice.
+No user has credentials: answers RESOURCE_NOT_FOUND per user, DUPLICATE_RESOURCE for a user that is named twice.
 Gaps: no authentication.
 """
 

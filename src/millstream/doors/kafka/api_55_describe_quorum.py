@@ -1,7 +1,7 @@
 """DescribeQuorum (key 55), versions 0 to 2.
 
-The store decides, whichever broker writes to it. So the quorum has one voter, the broker that clients are told is the
-controller; the other brokers over the store are observers.
+Describes a quorum of one voter, the broker that Metadata names as controller. The other brokers over the store are
+observers. The store orders all metadata writes.
 Gaps: metadata is not a log: its offsets and times are -1.
 """
 

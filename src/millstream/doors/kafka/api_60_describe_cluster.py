@@ -1,6 +1,6 @@
 """DescribeCluster (key 60), versions 0 to 2.
 
-The cluster's id and its brokers; authorized operations, where the client asks for them, are all there are.
+Describes the cluster id and the brokers. On request, lists authorized operations: all are allowed (KIP-430).
 Gaps: none.
 """
 

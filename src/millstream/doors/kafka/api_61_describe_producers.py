@@ -1,7 +1,7 @@
 """DescribeProducers (key 61), version 0.
 
-The idempotent producers that a partition remembers.
-Gaps: no transactions, so none is ever under way.
+Lists the idempotent producers of a partition (KIP-664).
+Gaps: no transactions, so none is ongoing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DescribeTransactions (key 65), version 0.
 
-TRANSACTIONAL_ID_NOT_FOUND for every id. Gaps: no transactions.
+Answers TRANSACTIONAL_ID_NOT_FOUND for every id. Gaps: no transactions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ListTransactions (key 66), versions 0 to 2.
 
-There are none. Gaps: no transactions.
+Lists none. Gaps: no transactions.
 """
 
 from __future__ import annotations

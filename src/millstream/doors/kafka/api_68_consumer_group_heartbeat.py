@@ -1,10 +1,10 @@
 """ConsumerGroupHeartbeat (key 68), versions 0 and 1.
 
-The consumer protocol (KIP-848) in one request: join (epoch 0), live, confirm what was given up, leave (-1, or -2 for a
-static member that will be back). The answer lists partitions when they changed or when the member said everything.
-Patterns are of RE2's kind, with at most 500 states, and at most 50 different ones in a group. The first member that
-joins a classic group converts it to a consumer group, in which its members stay (`group.consumer.migration.policy`).
-Gaps: racks are kept and not used.
+Implements the consumer protocol (KIP-848): join (epoch 0), heartbeat, confirm revoked partitions, leave (-1, or -2 for
+a static member that will return). The answer has the assignment if it changed or if the member sent all its fields.
+Patterns have RE2's syntax, at most 500 states, and at most 50 patterns per group. The first member that joins a classic
+group converts it to a consumer group and keeps its members (`group.consumer.migration.policy`).
+Gaps: racks are stored but not used.
 """
 
 from __future__ import annotations

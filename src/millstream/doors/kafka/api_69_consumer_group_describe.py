@@ -1,7 +1,7 @@
 """ConsumerGroupDescribe (key 69), versions 0 and 1.
 
-State, epochs and members of consumer-protocol groups: what each has and what it should have, and whether it uses the
-classic protocol (from version 1). Gaps: none.
+Describes state, epochs and members of consumer groups: each member's assignment, target, and (from version 1) whether
+it uses the classic protocol. Gaps: none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream.wire.kafka.messages import Fields, Message
 KEY = 69
 VERSIONS = (0, 1)
 _CLASSIC, _CONSUMER = 0, 1
-"""The types of members (from version 1)."""
+"""Member types (from version 1)."""
 
 
 async def handle(request: Message, context: Context) -> Fields:
@@ -75,6 +75,6 @@ def _assignment(partitions: frozenset[Partition], context: Context) -> Fields:
     listed = []
     for topic_id, numbers in by_topic(partitions).items():
         name = context.broker.groups.topic_name(topic_id)
-        if name is not None:  # deleted meanwhile
+        if name is not None:  # skips deleted topics
             listed.append({"topic_id": topic_id, "topic_name": name, "partitions": numbers})
     return {"topic_partitions": listed}

@@ -1,7 +1,7 @@
 """ListConfigResources (key 74), versions 0 to 1.
 
-Everything that has settings: topics, brokers, their loggers, and groups that have settings of their own. Version 0
-lists client metrics, of which there are none. Gaps: no client metrics.
+Lists config resources (KIP-1142): topics, brokers, their loggers, and groups with settings of their own. Version 0
+lists client metrics only, of which there are none. Gaps: no client metrics.
 """
 
 from __future__ import annotations

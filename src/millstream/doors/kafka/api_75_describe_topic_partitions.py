@@ -1,6 +1,6 @@
 """DescribeTopicPartitions (key 75), version 0.
 
-Topics and partitions page by page: at most `response_partition_limit` partitions an answer, and a cursor to go on from.
+Lists topics and partitions in pages of at most `response_partition_limit` partitions, with a cursor (KIP-966).
 Gaps: none.
 """
 

@@ -1,8 +1,8 @@
 """ShareGroupHeartbeat (key 76), version 1.
 
-Membership of a share group (KIP-932) in one request: join (epoch 0), live, leave (-1). Every member is given every
-partition of its topics: records are shared one by one, not partition by partition. The answer lists partitions when
-they changed or when the member named its topics. Gaps: racks are kept and not used.
+Joins (epoch 0), stays in or leaves (-1) a share group (KIP-932). Every member is assigned every partition of its
+topics: the group shares records, not partitions. The answer has the assignment if it changed or if the member named its
+topics. Gaps: racks are stored but not used.
 """
 
 from __future__ import annotations

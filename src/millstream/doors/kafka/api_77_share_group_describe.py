@@ -1,7 +1,7 @@
 """ShareGroupDescribe (key 77), version 1.
 
-State, epochs and members of share groups. Queues that were made through another door are described as well: their
-workers are not members in Kafka's sense and are not listed. Gaps: none.
+Describes state, epochs and members of share groups (KIP-932), and queues created through another door. Workers of other
+doors are not Kafka members and are not listed. Gaps: none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _member(member: ShareMemberView, context: Context) -> Fields:
     assigned = []
     for topic_id, count in member.assigned.items():
         name = context.broker.groups.topic_name(topic_id)
-        if name is not None:  # deleted meanwhile
+        if name is not None:  # skips deleted topics
             assigned.append({"topic_id": topic_id, "topic_name": name, "partitions": list(range(count))})
     return {
         "member_id": member.id,

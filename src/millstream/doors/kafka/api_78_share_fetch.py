@@ -1,14 +1,13 @@
 """ShareFetch (key 78), versions 1 to 2.
 
-Leases records of a queue to a member of a share group, with how often each was delivered; acknowledges others on the
-way, first. Waits up to the client's max.wait.ms for anything to be available; in the meantime the connection is not
-read. With a limit on records the last batch is leased to its end, unless it alone has more than the limit or the client
-wants the limit kept (version 2). Leases can be renewed (version 2). A session ends with its connection; what it has
-leased is then available to others. Of several brokers over one store, the one that is asked passes the request on to
-the group's coordinator.
+Applies acknowledgements, then leases records to a member of a share group (KIP-932), with their delivery counts. A long
+poll waits up to the client's max.wait.ms for an available record; the broker does not read the connection meanwhile.
+Under a record limit the last batch is leased to its end, unless it alone exceeds the limit or the client asks for a
+strict limit (version 2, KIP-1206). Leases can be renewed (version 2, KIP-1222). A session ends with its connection and
+releases its leases. A broker that is not the coordinator relays the request to it.
 A request that names more than 20,000 partitions, the bound of a session, is refused (INVALID_REQUEST).
-Gaps: any record is enough, whatever min.bytes says; the size of batches that the client likes best is not heeded;
-batches are sent whole, however few of their records are leased.
+Gaps: min.bytes and the preferred batch size are ignored: one record is enough; batches are sent whole, even if few of
+their records are leased.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ VERSIONS = (1, 2)
 FLEXIBLE_FROM = 0
 WAIT_MS_MAX = 5 * 60_000
 ANSWER_BYTES_MAX = 1 << 20
-"""Whatever the client allows: these bytes are in memory until they are sent, unlike those of a plain fetch."""
+"""Caps the client's limit: unlike those of a plain fetch, these bytes are in memory until they are sent."""
 
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
@@ -87,7 +86,7 @@ def _session(request: ShareFetchRequest, context: Context) -> ShareSession:
 
 def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) -> ShareFetch:
     if session.fetch is not None:
-        session.fetch.cancel()  # on another connection, which the client gave up
+        session.fetch.cancel()  # of a connection that the client abandoned
     fetches = request.session_epoch != FINAL_EPOCH and not request.is_renewal
     places = list(session.places) if fetches and request.records_max > 0 and request.bytes_max > 0 else []
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, max(context.unread.room, 1))
@@ -98,8 +97,8 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
 async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
     broker, queue, seat = context.broker, session.queue, session.seat
     answers, refusals = await share_answers.read(request.acknowledged, request.is_renewal)
-    # What is acknowledged becomes durable while records are looked for: both are answered together. What is released
-    # may be among those records, and is available only when that is durable.
+    # Acknowledgements become durable while the fetch looks for records. A released record may be leased again here, but
+    # only after its release is durable.
     promises = await share_answers.acknowledge(queue, seat, broker.topics, answers)
     if any(each.verb == Verb.RELEASE for said in answers.values() for each in said):
         await share_answers.settle(promises)
@@ -111,7 +110,7 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
             session.fetch = None
     refusals.update(await share_answers.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
-        session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
+        session.queue.give_back(session.seat)  # leases without an acknowledgement were never processed
         context.shares.close(session)
     session.rotate(each.place for each in leased if each.taken.runs)
     if request.session_epoch != FIRST_EPOCH:

@@ -1,8 +1,8 @@
 """ShareAcknowledge (key 79), versions 1 to 2.
 
-Says what became of leased records: accepted, released to be tried again, rejected, not there, or (version 2) still
-worked on. Durable when answered. The answers for one partition stand together or not at all. Epoch -1 closes the
-session. A request that names more than 20,000 partitions, the bound of a session, is refused (INVALID_REQUEST).
+Acknowledges leased records (KIP-932): accept, release, reject, gap, or (version 2, KIP-1222) renew. Durable when
+answered. Acknowledgements of one partition are atomic. Epoch -1 closes the session. A request that names more than
+20,000 partitions, the bound of a session, is refused (INVALID_REQUEST).
 Gaps: none.
 """
 
@@ -72,7 +72,7 @@ async def _acknowledge(
     promises = await share_answers.acknowledge(session.queue, session.seat, context.broker.topics, answers)
     refusals.update(await share_answers.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
-        session.queue.give_back(session.seat)  # what it looked at it has answered, with this request at the latest
+        session.queue.give_back(session.seat)  # leases without an acknowledgement were never processed
         context.shares.close(session)
     lock_ms = session.lock_ms(context.broker.topics, request.acknowledged)
     if len(refusals) <= LIGHT_ITEMS:

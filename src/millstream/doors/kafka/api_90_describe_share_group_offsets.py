@@ -1,8 +1,8 @@
 """DescribeShareGroupOffsets (key 90), versions 0 to 1.
 
-Where a share group is in each partition: the first offset that is not done, and (version 1) how many records are not
-done yet. All partitions that the group has read, or those that are named; -1 for one that it has not. A group
-that does not exist has read none. Gaps: none.
+Describes a share group's progress: the first offset that is not done, and (version 1) the lag. Covers the named
+partitions, or every partition that the group has read; -1 for a partition that it has not read. A group that does not
+exist has read none. Gaps: none.
 """
 
 from __future__ import annotations

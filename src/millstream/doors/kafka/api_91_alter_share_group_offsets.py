@@ -1,6 +1,6 @@
 """AlterShareGroupOffsets (key 91), version 0.
 
-A share group without members forgets what it knows of a partition and begins at an offset. Durable when answered.
+Seeks a share group without members to an offset, and drops the partition's state. Durable when answered.
 Gaps: none.
 """
 
@@ -44,7 +44,7 @@ async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
 
 
 def _refused(asked: Message, error: RequestError, context: Context) -> Fields:
-    """Kafka's Java client (4.1) looks at the partitions' codes alone: without them a refusal would look done."""
+    """Kafka's Java client (4.1) reads the partitions' error codes only: without them a refusal looks like success."""
     topic = context.broker.topics.get(asked.topic_name)
     return _answered(asked, topic, [_partition(each, error) for each in asked.partitions])
 

@@ -1,6 +1,6 @@
 """DeleteShareGroupOffsets (key 92), version 0.
 
-A share group without members forgets topics altogether; should it read one again, it begins as a new group does.
+Deletes a share group's state of topics; it then reads them as a new group does. The group must have no members.
 Durable when answered. Gaps: none.
 """
 

@@ -1,4 +1,4 @@
-"""The table of served APIs, made of the `api_*` modules in this package. An API is added by adding a file."""
+"""The table of served APIs, built from the `api_*` modules in this package. To add an API, add a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Api:
     text: str
     """The module's docstring: versions, behaviour, gaps."""
     flexible_from: int | None
-    """None: `kio` knows."""
+    """None: ask `kio`."""
     answer: Callable[..., Any] | None
     handle: Callable[..., Any] | None
     is_pure: bool

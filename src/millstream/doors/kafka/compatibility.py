@@ -1,4 +1,4 @@
-"""Writes `docs/compatibility.md` from the handlers, so that the page cannot promise what the code does not do.
+"""Generates `docs/compatibility.md` from the handlers, so that the page matches the code.
 
 python -m millstream.doors.kafka.compatibility            prints the page
 python -m millstream.doors.kafka.compatibility --check F  fails if the file F is not the page

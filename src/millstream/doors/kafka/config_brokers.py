@@ -1,6 +1,6 @@
-"""The broker as a config resource: under Kafka's names, and under those of its own configuration.
+"""The broker as a config resource, under Kafka's setting names and under Millstream's own.
 
-The resource "" is every broker over the store. As in Kafka, describing it lists only what was altered.
+The resource "" means every broker over the store. As in Kafka, its description lists altered settings only.
 """
 
 from __future__ import annotations

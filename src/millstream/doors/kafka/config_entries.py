@@ -1,4 +1,4 @@
-"""One setting as DescribeConfigs and CreateTopics show it: its value, where that comes from, what would count next."""
+"""One setting as DescribeConfigs and CreateTopics return it: value, source and synonyms (KIP-226)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from millstream.wire.kafka.messages import Fields
 
 FROM_TOPIC, FROM_DEFAULT, FROM_LOGGER, FROM_GROUP = 1, 5, 6, 8
-"""Kafka's numbers for where a value comes from; those of brokers are in `broker_settings`."""
+"""Kafka's config sources; those of brokers are in `broker_settings`."""
 
 
 class Synonym(NamedTuple):
-    """A value that counts where those before it are not set."""
+    """A value that applies if no synonym before it is set."""
 
     name: str
     value: str | None
@@ -28,7 +28,7 @@ def entry(
     read_only: bool = False,
     is_sensitive: bool = False,
 ) -> Fields:
-    """Has the value of the first synonym."""
+    """The first synonym gives the value."""
     return {
         "name": name,
         "value": synonyms[0].value,

@@ -1,6 +1,6 @@
-"""The broker's loggers as a config resource (KIP-412): one entry per logger, its value being its level.
+"""The broker's loggers as a config resource (KIP-412): one entry per logger, with its level as the value.
 
-Levels have log4j's names, as tools expect them. A change lasts until the broker stops, as in Kafka.
+Levels have log4j's names, as tools expect. A change lasts until the broker stops, as in Kafka.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def describe(name: str, context: Context) -> list[Fields]:
 
 
 def alter(resource: Message, validate_only: bool, context: Context) -> None:
-    """All of it or, where one level cannot be set, nothing."""
+    """Atomic: if one level is invalid, no level changes."""
     check_node(resource.resource_name, context)
     levels = [(_logger(config.name), _level(config)) for config in resource.configs]
     if not validate_only:
@@ -62,7 +62,7 @@ def _loggers() -> list[str]:
 
 
 def _logger(name: str) -> logging.Logger:
-    """An existing one: a client must not be able to make as many as it likes."""
+    """An existing logger: a client must not create loggers without limit."""
     if name == ROOT:
         return logging.getLogger()
     if name not in _loggers():

@@ -1,9 +1,9 @@
-"""Settings of a group that another broker looks after: asked for, and changed, there.
+"""Relays config requests for a group to its coordinator on another broker.
 
-Kafka's admin clients ask the controller, or whomever they like, whoever has the group. So whoever is asked asks the
-group's coordinator, on a connection for this one question, and gives the answer as its own.
+Kafka's admin clients send these requests to the controller or to any broker, not to the group's coordinator. The
+receiving broker relays the request over a one-off connection and returns the answer.
 
-Nothing is passed on twice: who is asked for another broker, and does not have the group either, refuses it.
+A request is relayed once: a broker that gets a relayed request for a group that it does not own refuses it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NO_TAGS = b"\0"
 async def ask(
     key: int, version: int, resource: Message, about: Fields, more: Fields, context: Context
 ) -> Fields | None:
-    """What another broker says of one group; None where this one is to say it. `version` is a flexible one.
+    """The coordinator's answer for one group; None if this broker answers itself. `version` must be flexible.
 
-    `about` is what the request says of the group besides its name. Raises what the other refuses it with.
+    `about` has the request's fields for the group, except its name. Raises the coordinator's error.
     """
     group_id = resource.resource_name
     if resource.resource_type != GROUP or not group_id or context.via or not _is_elsewhere(group_id, context):
         return None
     node = await context.broker.cluster.find_coordinator(group_id)
-    if node is None:  # it has come here meanwhile
+    if node is None:  # it moved here meanwhile
         return None
     named = {"resource_type": GROUP, "resource_name": group_id, **about}
     body = messages.encode_request(key, version, {"resources": [named], **more})

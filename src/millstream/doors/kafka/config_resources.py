@@ -1,7 +1,7 @@
-"""Topics, groups, the broker and its loggers as "config resources": what the config APIs have in common.
+"""Topics, groups, the broker and its loggers as config resources, shared by the config APIs.
 
-A group has the settings of its queue and of the consumer protocol. Those of a queue may be set before the group exists,
-which makes it a queue.
+A group has the settings of its queue and of the consumer protocol. To set a queue setting before the group exists
+creates the queue.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from millstream.wire.kafka.messages import Fields, Message
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 
 SETTINGS_MAX = 1_000
-"""Of one resource, in one request. Kafka has some sixty for a topic."""
+"""Per resource and request. Kafka has some sixty for a topic."""
 _OF_GROUPS = {**CONSUMER_SETTINGS, **GROUP_SETTINGS}
 _BROKERS_NAMES = {topic: name for name, topic in TOPIC_DEFAULTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What can be set here, and what is."""
+    """Settable names and set values."""
 
     table: Mapping[str, Setting]
     overrides: Mapping[str, str]
@@ -38,7 +38,7 @@ class Configured:
 
 
 def check_count(configs: Sequence[Message]) -> None:
-    """Settings are validated and stored as a whole, which takes too long for the event loop where they are many."""
+    """Settings are validated and stored in one step; too many of them would block the event loop."""
     if len(configs) > SETTINGS_MAX:
         raise RequestError(
             Code.INVALID_REQUEST, f"{len(configs)} settings of one resource: at most {SETTINGS_MAX} are taken"
@@ -46,14 +46,14 @@ def check_count(configs: Sequence[Message]) -> None:
 
 
 def check_names(configs: Sequence[Message]) -> None:
-    """Of a request that alters settings: as in Kafka it names each of them once."""
+    """As in Kafka, a request that alters settings names each of them once."""
     check_count(configs)
     if len({config.name for config in configs}) < len(configs):
         raise RequestError(Code.INVALID_REQUEST, "a setting is named twice for one resource; name each setting once")
 
 
 def name_of(resource: Message, name: str) -> str:
-    """A setting of a group has the broker's name for it as well."""
+    """Group settings are also accepted under the broker's name."""
     return name.removeprefix(PREFIX) if resource.resource_type == GROUP else name
 
 
@@ -84,9 +84,9 @@ def _topic(name: str, context: Context) -> TopicSettings:
 
 
 def describe(resource: Message, context: Context) -> list[Fields]:
-    """Settings that Kafka does not have are among them where they are set, or where the client names them.
+    """Lists settings that Kafka does not have only if they are set or if the client names them.
 
-    A client that names none, be it with null or an empty list, means all (Kafka's `ConfigHelper`).
+    Null and an empty list of names both mean all settings (Kafka's `ConfigHelper`).
     """
     name, keys = resource.resource_name, frozenset(resource.configuration_keys or ())
     if resource.resource_type == BROKER:

@@ -1,19 +1,18 @@
-"""One client's connection: frames in, answers out, in the order of the requests.
+"""One client's connection: frames in, answers out, in request order.
 
-Small requests are handled where they lie in the receive buffer, many at a time; how frames get there is in
-`receiving.py`. Handlers are done with a frame's bytes when they return.
+Small requests are handled in place in the receive buffer, many at a time; `receiving.py` fills that buffer. Handlers do
+not use a frame's bytes after they return.
 
-Every request gets a place in line; answers leave when all before them have left. Produce requests overlap while they
-wait for their sync. Any other answer that is not there at once parks the connection: it is not read until the answer
-is, which is both backpressure and the order that clients expect.
+Every request in flight has a place in line; an answer leaves after all answers before it. Produce requests overlap
+while they wait for a sync. Any other answer that is not ready at once parks the connection: the broker does not read it
+until the answer is ready. That gives backpressure and the order that clients expect.
 
-A client that hangs up while its connection is parked (`hangup.py`) waits for nothing any more: a fetch is answered with
-what is there, a join costs the connection. What it sent before is still handled, records without acknowledgement above
-all. An end of stream that is read closes the connection, as in Kafka.
+If a client hangs up while its connection is parked (`hangup.py`), the wait ends: a fetch returns the available records,
+a join closes the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of
+stream that is read closes the connection, as in Kafka.
 
-The connection is also not read while its answers pile up in the outbox or behind a produce request, while too many
-of its requests wait, while the partitions it produces to have too much unsynced, and while the door's memory is used
-up.
+Backpressure also stops reading while answers accumulate in the outbox or behind a produce request, while too many
+requests are in flight, while the produced partitions have too many unsynced bytes, and while the door is out of memory.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ logger = logging.getLogger(__name__)
 
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
-"""No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
+"""No request is handled while more bytes are unsent: a short request can ask for a long answer."""
 COPIED_BYTES_MAX = 4096
-"""Up to here a produce request that comes alone is taken as a run of one: its batch is copied, and that is cheaper than
-to look at it where it lies.
+"""Up to this size a lone produce request is handled as a run of one: to copy its batch is cheaper than to check it in
+place.
 """
 
 _ANSWER_HEAD = Struct(">ii")
@@ -64,14 +63,14 @@ _API_VERSIONS = api_18_api_versions.KEY
 
 
 class _Place:
-    """A request's place in line: what to send for it, once that is known."""
+    """A request's place in line, and its answer once that is ready."""
 
     __slots__ = ("chunks", "is_write")
 
     def __init__(self, is_write: bool = False) -> None:
         self.chunks: list[Chunk] | None = None
         self.is_write = is_write
-        """Whether records wait for their sync here."""
+        """Whether its records wait for a sync."""
 
 
 class Connection(Receiving):
@@ -86,7 +85,7 @@ class Connection(Receiving):
         self._is_written = False
         self._running: asyncio.Task[None] | None = None
         self.hung_up = False
-        """The client's stream has ended behind what it sent so far."""
+        """The client has closed its sending side."""
         door.loop.add_reader(connected.fileno(), self._on_readable)
         door.hang_ups.watch(connected, self._on_hang_up)
 
@@ -109,7 +108,7 @@ class Connection(Receiving):
             self.close()
 
     def _on_readable_while_parked(self) -> None:
-        """Notices a client that went away; otherwise stops looking until the answer is out."""
+        """Detects a closed connection; otherwise stops reading until the answer is sent."""
         try:
             if not self._socket.recv(1, socket.MSG_PEEK):
                 if not self._backlog:
@@ -135,7 +134,7 @@ class Connection(Receiving):
             self._end_wait()
 
     def _end_wait(self) -> None:
-        """For records or for other clients: the client hung up. A wait for a sync, or for memory, ends by itself."""
+        """Ends a long poll or a wait for other members: the client hung up. Waits for a sync or for memory go on."""
         wait, self._context.wait = self._context.wait, None
         if wait is None:
             return
@@ -146,7 +145,7 @@ class Connection(Receiving):
             wait.finish()
 
     def _take(self, data: memoryview) -> None:
-        """Handles every whole frame in `data`, and keeps what is left over."""
+        """Handles every whole frame in `data`, and keeps the rest."""
         position, end, door = 0, len(data), self._door
         self.last_used = door.now
         while end - position >= 4:
@@ -221,7 +220,7 @@ class Connection(Receiving):
         self._put(_frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer))
 
     def _load_first(self, key: int, version: int, frame: memoryview) -> None:
-        """The first request of its kind is handled when `kio` is imported, and the API's schema: both takes 100 ms."""
+        """Imports `kio` and the API's schema before the first request of a kind. That takes 100 ms."""
         self._backlog = SIZE.pack(len(frame)) + bytes(frame)
         self._park()
         self._running = asyncio.ensure_future(self._load(key, version, self._take_place()))
@@ -246,7 +245,7 @@ class Connection(Receiving):
             histogram.observe(monotonic() - began)
 
     def _handle_known(self, frame: memoryview, version: int, correlation_id: int) -> bool:
-        """The short way for a produce request whose shape is known; False if it is not to be gone."""
+        """The fast path for a produce request of a known shape; False if it does not apply."""
         found = self._door.known.find(frame, version)
         if found is None:
             return False
@@ -254,7 +253,7 @@ class Connection(Receiving):
         try:
             batch, promise = append(known.partition, records, self._context)
         except RequestError:
-            return False  # nothing was written; the general way says what is wrong
+            return False  # nothing was written; the general path reports the error
         self._metrics.requests[_PRODUCE] += 1
         append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else NO_TIMESTAMP
         self._answer_known(known, correlation_id, append_time, promise, self._context.began)
@@ -287,7 +286,7 @@ class Connection(Receiving):
         self._fill(place, [known.settled(correlation_id, append_time, done)])
 
     def _handle_taken(self, requests: list[Request[KnownProduce]], began: float) -> None:
-        """Produce requests whose batches are stored just so: one, or several that arrived together as one append."""
+        """Produce requests whose batches are stored unchanged: one, or a run (`produce_run.py`)."""
         if len(requests) == 1:
             known, correlation_id, part, _, append_time = requests[0]
             promise = append_part(known.partition, part, self._context)
@@ -316,7 +315,7 @@ class Connection(Receiving):
         return place
 
     def _put(self, chunks: list[Chunk]) -> None:
-        """An answer that is there at once: straight into the outbox, unless others are in line before it."""
+        """Puts a ready answer into the outbox, or in line behind earlier requests."""
         if self._in_line:
             self._take_place().chunks = chunks
             self._park()
@@ -350,7 +349,7 @@ class Connection(Receiving):
         if api.is_pure:
             return await aside(api.handle, request, self._context)
         fields: Any = api.handle(request, self._context)
-        if self.hung_up:  # while the request was read
+        if self.hung_up:  # during the decoding
             self._end_wait()
         answer: Fields = await fields if inspect.isawaitable(fields) else fields
         return answer
@@ -402,7 +401,7 @@ class Connection(Receiving):
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def _fill(self, place: _Place, chunks: list[Chunk]) -> None:
-        """An answer that was waited for is there."""
+        """Called when an awaited answer is ready."""
         if self.closed:
             return
         place.chunks = chunks
@@ -414,7 +413,7 @@ class Connection(Receiving):
     def _fill_produce(
         self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk] | None]
     ) -> None:
-        """None: the request is handled and not answered (acks=0)."""
+        """A value of None means no answer (acks=0)."""
         self._observe(_PRODUCE, began)
         if done.error is not None:
             self._fail(done.error)
@@ -425,7 +424,7 @@ class Connection(Receiving):
     def _fill_parked(
         self, place: _Place, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]
     ) -> None:
-        if done.error is not None:  # of a request that was decoded in a thread
+        if done.error is not None:  # of a request decoded in a thread
             self._fail(done.error)
             return
         self._end_parked(place, key, _frame(correlation_id, tags, done.value()))
@@ -439,7 +438,7 @@ class Connection(Receiving):
         self.close()
 
     def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:
-        """The answer that the connection is parked for: nothing was handled since, so the wait and the time are its."""
+        """Ends the parked request. No other was handled since, so the context's wait and start time belong to it."""
         self._context.wait = None
         self._observe(key, self._context.began)
         self._fill(place, chunks)
@@ -456,7 +455,7 @@ class Connection(Receiving):
             self._park()
 
     def _has_sent(self) -> bool:
-        """Sends what there is; whether all of it went."""
+        """Sends the outbox; whether all of it was sent."""
         self._send()
         return not (self._is_written or self.closed)
 
@@ -473,7 +472,7 @@ class Connection(Receiving):
             self.close()
             return
         if self._outbox.size:
-            # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
+            # Backpressure: a slow client's requests wait in the socket until it has read these answers.
             self._is_written = True
             self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
             self.stop_reading()
@@ -505,10 +504,10 @@ class Connection(Receiving):
             self._go_on()
 
     def _go_on(self) -> None:
-        """With what was received before the connection stopped to be read, then with the socket."""
+        """Handles the backlog, then resumes reading."""
         backlog, self._backlog = self._backlog, b""
         if backlog:
-            # In a buffer of its own: this may run while another connection's frame lies in the shared one.
+            # Its own buffer: the shared one may hold another connection's frame now.
             try:
                 self._take(memoryview(bytearray(backlog)))
             except ProtocolError as error:
@@ -534,15 +533,15 @@ class Connection(Receiving):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next step is the client's: to send, to send the rest of a frame for which there may be no memory
-        yet, or to take what it was answered.
+        """Whether the broker waits for the client: for a request, for the rest of a frame (which may wait for memory),
+        or for the client to read its answers.
         """
         return self._is_written or not (self._in_line or (self._is_parked and self._leave_line is None))
 
     @property
     def is_owed(self) -> bool:
-        """Whether writes wait for their answers: produce requests, which stand first in line, or a request that waits
-        for neither records nor other clients. Answers that wait for their reader are the reader's business.
+        """Whether writes are in flight: produce requests, which are first in line, or a request that waits for neither
+        records nor other members. Unread answers do not count.
         """
         return bool(self._in_line) and (self._in_line[0].is_write or self._context.wait is None)
 
@@ -575,7 +574,7 @@ class Connection(Receiving):
 
 
 def _frame(correlation_id: int, tags: bytes, chunks: list[Chunk]) -> list[Chunk]:
-    """The chunks of an answer behind their length and header."""
+    """Puts length and header before the chunks of an answer."""
     if len(chunks) == 1 and isinstance(chunks[0], bytes):
         body = chunks[0]
         return [_ANSWER_HEAD.pack(4 + len(tags) + len(body), correlation_id) + tags + body]

@@ -1,17 +1,17 @@
-"""What a handler knows besides its request, and what makes a module a handler.
+"""The context of a request, and the contract of a handler.
 
-A handler is a module `api_NN_name.py` with a docstring (versions, behaviour, gaps: `docs/compatibility.md` is made from
-it), `KEY`, `VERSIONS` (lowest, highest) and one of two functions:
+A handler is a module `api_NN_name.py` with a docstring (versions, behaviour, gaps; `docs/compatibility.md` is generated
+from it), `KEY`, `VERSIONS` (lowest, highest) and one of two functions:
 
-- `handle(request, context)`, plain or async: is given a `wire.kafka.messages.Message`, answers with `Fields`. For every
-  API that `kio` decodes. The connection handles nothing else until the answer is there.
-- `answer(reader, context)`: reads the body itself and gives chunks to send, a promise of them, or None for no answer.
-  For the hot path, with `FLEXIBLE_FROM` beside it. The body is gone when it returns.
+- `handle(request, context)`, plain or async: takes a `wire.kafka.messages.Message` and returns `Fields`. For every API
+  that `kio` decodes. The connection handles no other request until the answer is ready.
+- `answer(reader, context)`: reads the body itself and returns chunks to send, a promise of them, or None for no answer.
+  For the hot path, with `FLEXIBLE_FROM` beside it. The body is invalid after it returns.
 
-A plain `handle` that looks up single topics and changes nothing says `IS_PURE = True`: large requests are handled in
-the thread that decodes them.
+A plain `handle` that looks up single topics and changes nothing sets `IS_PURE = True`. It then runs in the decoding
+thread for large requests.
 
-Neither raises on purpose: errors go into the answer, where the protocol wants them.
+Neither function raises for an expected error: the error goes into the answer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _nothing() -> None: ...
 
 
 class Wait(NamedTuple):
-    """An answer that waits for records or for other clients, while its connection is parked."""
+    """A long poll, or a wait for other members, while the connection is parked."""
 
     cancel: Callable[[], None] = _nothing
-    """Called if the connection is closed before the answer is there."""
+    """Called if the connection closes before the answer is ready."""
     finish: Callable[[], None] | None = None
-    """Called if the client hung up: answers now, with what is there. Where it is None, the connection is closed."""
+    """Called if the client hung up: answers at once, with the available records. None: the connection is closed."""
 
 
 @dataclass(slots=True)
@@ -51,30 +51,30 @@ class Context:
     sessions: FetchSessions
     client_host: str
     local_host: str
-    """The address on which the client reached us: what is advertised when the door listens on every address."""
+    """The address that the client connected to; advertised if the door listens on every address."""
     local_port: int
     version: int = 0
-    """Of the API, as the client asked for it."""
+    """The request's API version."""
     client_id: str = ""
     wait: Wait | None = None
-    """Set while an answer is parked."""
+    """Set while a request is parked."""
     began: float = 0.0
-    """When the request was taken up, or had its records if it waited for some: its latency counts from here."""
+    """When handling began or, after a long poll, when the records arrived. Latency counts from here."""
     slow_down: bool = False
-    """Set by a handler when what it wrote to has too much waiting: the connection is not read until it is answered."""
+    """Backpressure: set by a handler if a partition has too many unsynced bytes, to park the connection."""
     single: PartitionData | None = None
-    """Set by a produce request for a single partition that is answered: its shape is worth remembering."""
+    """Set by an answered produce request for one partition, so that the door remembers its shape."""
     shares: ShareSessions = field(default_factory=ShareSessions)
-    """Of the door: all connections have the same."""
+    """The door's: all connections share it."""
     unread: Unread = field(default_factory=Unread)
-    """Of the door, too."""
+    """The door's, too."""
     budget: Budget = field(default_factory=partial(Budget, NO_LIMIT))
-    """Of the door: the memory for frames."""
+    """The door's memory for frames."""
     via: str = ""
-    """The number of the broker that passes a client's share requests on through this connection, if one does."""
+    """The node id of the broker that relays a client's requests through this connection, or empty."""
     relays: dict[Node, Relay] = field(default_factory=dict)
-    """The connections to other brokers that go when this one goes."""
+    """Connections to other brokers that close with this one."""
     is_gone: bool = False
     """Whether the client's connection is closed."""
     share_keys: set[Key] = field(default_factory=set)
-    """The share sessions that go when this connection goes."""
+    """Share sessions that close with this connection."""

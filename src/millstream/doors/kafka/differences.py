@@ -1,4 +1,4 @@
-"""Where this broker differs from Kafka on purpose, and why: rows of `docs/compatibility.md`."""
+"""Intended differences from Kafka, with reasons: rows of `docs/compatibility.md`."""
 
 from __future__ import annotations
 

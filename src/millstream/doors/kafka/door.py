@@ -1,7 +1,7 @@
-"""The Kafka door: a listening socket and the connections behind it.
+"""The Kafka door: a listening socket and its connections.
 
-Plain non-blocking sockets on the event loop's readers, not streams or protocols: that halves the work per request,
-and lets a connection decide for itself when it is read.
+It uses plain non-blocking sockets on the event loop's readers, not streams or protocols. That halves the work per
+request, and each connection controls when it is read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SHARED_BYTES = 256 * 1024
 SWEEP_SECONDS = 10
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
-"""How long a client may stop in the middle of a frame."""
+"""How long a client may pause inside a frame."""
 CONTESTED_SECONDS_MAX = 10
-"""How long a client may take for a frame while others wait for the memory that it holds."""
+"""How long a client may take for a frame while other connections wait for memory."""
 CLOSE_SECONDS_MAX = 2.0
 
 
@@ -61,11 +61,11 @@ class KafkaDoor:
         self._sweeper: Timer | None = None
         self._is_looking_for_memory = False
         self.is_closing = False
-        """No connection is read any more."""
+        """Reading has stopped on every connection."""
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
-        """For tests: tags and body of an answer in place of the real one, by key, version and frame of a request."""
+        """For tests: maps key, version and frame of a request to the tags and body of an injected answer."""
         self.now: float = self.clock.monotonic()
-        """The time as of the last sweep or newcomer: exact enough for connections to note when they were last used."""
+        """The time of the last sweep or new connection: exact enough for a connection's `last_used`."""
 
     def start(self, address: Address) -> Address:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
@@ -99,7 +99,7 @@ class KafkaDoor:
             self.budget.give(len(buffer))
 
     def wait_for_reader(self, connection: Connection, size: int) -> None:
-        """A connection does not take its answers: so much is in memory."""
+        """A client does not read its answers; `size` bytes of them are in memory."""
         self.unread.wait(connection, size)
         if self.unread.is_over:
             self.loop.call_soon(self._shed)
@@ -112,13 +112,13 @@ class KafkaDoor:
             connection.close()
 
     def look_for_memory(self) -> None:
-        """Somebody waits for it."""
+        """Called when a connection waits for memory."""
         if not self._is_looking_for_memory:
             self._is_looking_for_memory = True
             self.loop.call_soon(self._take_memory_back)
 
     def _take_memory_back(self) -> None:
-        """From those who have been sending one frame for too long, the longest first, until nobody waits."""
+        """Closes connections with a frame that takes too long, oldest first, until none waits for memory."""
         self._is_looking_for_memory = False
         self.now = self.clock.monotonic()
         slow = [connection for connection in self._connections if connection.holds_memory]
@@ -131,11 +131,11 @@ class KafkaDoor:
             connection.close()
 
     def note_refusal(self, host: str, error: ProtocolError) -> None:
-        """Says why a connection is closed."""
+        """Logs why a connection is closed."""
         refusals.warning("closing the connection from %s: %s", host, error)
 
     def _sweep(self) -> None:
-        """Closes connections that have been idle too long, or stuck in the middle of a frame or of taking an answer."""
+        """Closes connections that were idle, inside a frame or with unread answers for too long."""
         self.now = self.clock.monotonic()
         self.known.note_time()
         for connection in list(self._connections):
@@ -149,7 +149,7 @@ class KafkaDoor:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:
-        """Stops accepting and reading, lets producers have the answers that wait for a sync, then closes everything."""
+        """Stops accepting and reading, answers the writes in flight, then closes every connection."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()
@@ -164,7 +164,7 @@ class KafkaDoor:
         self.hang_ups.close()
 
     def abort(self) -> None:
-        """Closes everything at once, as the end of the process does: nobody is answered."""
+        """Closes everything at once, like the end of the process: no client gets an answer."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()

@@ -1,13 +1,13 @@
-"""Produce requests whose shape is known.
+"""Produce requests of a known shape.
 
-A producer that is not batching sends the same few requests over and over: the same client, topic and partitions, and
-only the correlation id and the batch differ. Decoding the same names again, and encoding them into the same answer,
-is most of what a small request costs (`make bench`, the rows of one-record requests). So the door remembers the
-bytes of produce requests up to the batch, with what they meant. Where a request begins with bytes that are known,
-only the batch is looked at, and the answer is a copy of a template with new numbers in it.
+A producer that does not batch repeats the same few requests: client, topic and partition are the same, only the
+correlation id and the batch differ. To decode these names, and to encode them into the same answer, is most of the cost
+of a small request (`make bench`, the rows of one-record requests). So the door remembers the bytes of produce requests
+up to the batch, with their meaning. If a request begins with known bytes, the door reads only the batch, and copies
+the answer from a template with new numbers.
 
-Nothing is assumed: bytes that differ anywhere, or anything unusual behind the batch, go the general way, and all is
-forgotten whenever the set of topics changes.
+A request whose bytes differ anywhere, or that has anything unusual behind the batch, takes the general path. The door
+drops every shape when the set of topics changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millstream.wire.kafka.runs import Part, Request, Shape, answer, find, take
 
 _I32 = Struct(">i")
 _TAGS_BYTES = 3
-"""Behind the batch in flexible versions: of the partition, the topic, the request."""
+"""Tagged fields behind the batch in flexible versions: partition, topic, request."""
 _ANSWER_HEAD = Struct(">ii")
 
 
@@ -44,7 +44,7 @@ class KnownProduce(Shape):
         body = tags + produce.encode([PartitionAnswer(data.topic, data.partition, 0)], version)
         name = string(data.topic, is_flexible) if isinstance(data.topic, str) else data.topic.bytes
         one = array_length(1, is_flexible)
-        # Behind index (4) and error (2) stand base offset, append time and perhaps the log's start.
+        # Base offset, append time and perhaps log start follow index (4) and error (2).
         numbers_at = len(tags) + len(one) + len(name) + len(one) + 6
         tail_at = numbers_at + (24 if has_log_start else 16)
         super().__init__(
@@ -59,7 +59,7 @@ class KnownProduce(Shape):
 
     @classmethod
     def learn(cls, frame: memoryview, data: PartitionData, context: Context) -> KnownProduce | None:
-        """What a request for one partition teaches about the next one; None if it is not of the simple kind."""
+        """The shape of a request for one partition; None if the request is not simple."""
         topic = context.broker.topics.find(data.topic)
         if topic is None or data.records is None or not 0 <= data.partition < len(topic.partitions):
             return None
@@ -67,26 +67,26 @@ class KnownProduce(Shape):
         length = uvarint(len(data.records) + 1) if flexible else _I32.pack(len(data.records))
         start = len(frame) - (_TAGS_BYTES if flexible else 0) - len(data.records) - len(length)
         if frame[start : start + len(length)] != length:
-            return None  # something follows the batch that is not understood here
+            return None  # unknown bytes follow the batch
         prefix = bytes(frame[header.FIXED_BYTES : start])
         return cls(prefix, data, topic.partitions[data.partition], context.version)
 
     def settled(self, correlation_id: int, append_time: int, promise: Promise[Appended]) -> bytes:
-        """The whole frame of the answer to an append that is settled."""
+        """The whole frame of the answer to a settled append."""
         if promise.error is not None:
             return self.refused(correlation_id, promise.error)
         base_offset, log_start, _ = promise.value()
         return answer(self, correlation_id, base_offset, append_time, log_start)
 
     def refused(self, correlation_id: int, error: BaseException) -> bytes:
-        """The whole frame of the answer to an append that failed."""
+        """The whole frame of the answer to a failed append."""
         tags = b"\0" if self.is_flexible else b""
         body = tags + produce.encode([refused(self._data, error)], self.version)
         return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
 
 
 class KnownProduces:
-    """What the door remembers, for all connections: shapes by version and bytes, and the lengths those bytes have."""
+    """The shapes that all connections of the door share, by version and prefix, and the prefix lengths."""
 
     SHAPES_MAX = 4096
     LENGTHS_MAX = 8
@@ -95,24 +95,24 @@ class KnownProduces:
         self._topics = topics
         self._clock = clock
         self._now_ms = clock.now_ms()
-        self._make_part = self._part_for  # bound once, and not for each request
+        self._make_part = self._part_for  # bound once, not per request
         self._changes = topics.changes
         self._shapes: dict[tuple[int, bytes], KnownProduce] = {}
         self.lengths: dict[int, None] = {}
-        """How long the known bytes are; most producers of a door have one or two lengths between them."""
+        """The lengths of known prefixes; most doors see one or two."""
 
     def shapes(self) -> dict[tuple[int, bytes], KnownProduce]:
-        """Those that are still true."""
+        """The shapes that are still valid."""
         if self._changes != self._topics.changes:
             self._forget()
         return self._shapes
 
     def find(self, frame: memoryview, version: int) -> tuple[KnownProduce, memoryview] | None:
-        """What is known about a request, and its batch."""
+        """The shape of a request, and its batch."""
         return find(frame, header.FIXED_BYTES, version, self.shapes(), self.lengths)
 
     def take(self, data: memoryview, position: int, requests: list[Request[KnownProduce]]) -> int:
-        """Adds the requests whose batches are stored just so, from a position on; answers with where it stopped."""
+        """Adds the requests from a position on whose batches are stored unchanged; returns where it stopped."""
         if self._changes != self._topics.changes:
             self._forget()
         return take(data, position, self._shapes, self.lengths, self._make_part, requests)
@@ -122,8 +122,8 @@ class KnownProduces:
         return None if limits is None else Part(*limits)
 
     def note_time(self) -> None:
-        """Called every few seconds. A bound of timestamps that is so much too early costs nothing: the general way
-        reads the clock, and judges the batches that are later.
+        """Called every few seconds. A timestamp bound that lags by a few seconds is harmless: the general path reads
+        the clock, and checks later batches.
         """
         self._now_ms = self._clock.now_ms()
 

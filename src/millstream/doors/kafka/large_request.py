@@ -1,12 +1,12 @@
-"""Requests with more partitions than the event loop has time for, of the APIs that are otherwise handled at once.
+"""Large requests of the APIs on the hot path, handled without blocking the event loop.
 
-Produce, Fetch and the share requests are decoded where they lie in the receive buffer and answered without a task. That
-is right for up to a thousand partitions. A request with more is copied, because the buffer is reused; it is decoded and
-its answer encoded in the thread of `turns.py`; in between its partitions are handled in slices. The connection is
-parked meanwhile, so the order of its requests holds.
+Produce, Fetch and the share requests are decoded in place in the receive buffer and answered without a task. That works
+for up to a thousand partitions. A larger request is copied, because the buffer is reused. The thread of `turns.py`
+decodes it and encodes its answer; in between, the event loop handles its partitions in slices. The connection is parked
+meanwhile, which keeps the order of its requests.
 
-The copy counts against the door's memory for frames. If there is none left, the connection is closed, as for any other
-frame that does not fit.
+The copy counts against the door's memory for frames. If there is none left, the connection is closed, as for any frame
+that does not fit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from millstream.wire.kafka import header
 from millstream.wire.kafka.primitives import Reader
 
 PARTITIONS_LIGHT = 1_000
-"""Of a request that is handled at once, on the event loop: 10 to 50 ms."""
+"""The most partitions that the event loop handles at once: 10 to 50 ms."""
 BYTES_LIGHT = 32 * 1024
-"""The same for requests that carry no records: 16 to 33 bytes for each partition, less where there is little to do."""
+"""The same for requests without records: 16 to 33 bytes per partition, less for a partition with little to do."""
 
 Answering = Coroutine[Any, Any, list[Chunk] | None]
 
@@ -32,11 +32,11 @@ Answering = Coroutine[Any, Any, list[Chunk] | None]
 def answer(
     reader: Reader, flexible: bool, context: Context, work: Callable[[Reader], Answering]
 ) -> Promise[list[Chunk] | None]:
-    """What `work` answers, given a reader of the copy that stands at the body."""
+    """The result of `work`, which gets a reader of the copy, at the body."""
     size = len(reader.buffer)
     if not context.budget.take(size):
         raise ProtocolError(f"no memory for a copy of a request of {size} bytes while others use it")
-    # Writable: batches are stamped in place.
+    # Writable: append stamps batches in place.
     _, owned = header.skip_client(memoryview(bytearray(reader.buffer)), flexible)
     return promised(_run(work(owned), size, context))
 

@@ -1,11 +1,11 @@
 """Produce requests that arrived together, appended together.
 
-A producer with several small requests in flight has them read in one go. Where their shapes are known, those for the
-same partition become one write and one promise, and all of them one send; each still gets its own answer, in order.
-The bytes are taken apart and put together in `wire/kafka/runs.py`; here is what the broker has to do with them.
+The door reads several small requests in flight at once. If their shapes are known, the requests for one partition
+become one append and one promise, and all answers one send. Each request still gets its own answer, in order.
+`wire/kafka/runs.py` decodes and encodes the bytes; this module appends them.
 
-Only plain batches run: those of idempotent producers are judged one by one, and topics that look into batches
-(compacted, stamped by the broker) are left to the general way, as is everything that is not in order.
+A run takes plain batches only. The general path checks batches of idempotent producers one by one. It also takes topics
+that inspect batches (compacted, stamped by the broker), and every request that is not in order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProduceRun:
         return len(self._requests)
 
     def append(self, context: Context) -> Promise[None]:
-        """Settles when every append of the run is settled, well or badly."""
+        """Settles when every append of the run has succeeded or failed."""
         for part, partition in {part: known.partition for known, _, part, _, _ in self._requests}.items():
             promise = append_part(partition, part, context)
             part.let_go()

@@ -1,10 +1,10 @@
-"""The receiving side of a connection: how frames get from the socket to where they are handled.
+"""The receiving side of a connection: reads frames from the socket and hands them to the handlers.
 
-Small requests are read many at a time into one buffer that all connections share. A frame that is not complete there
-moves into a buffer of its own, which grows with what really arrives, so that a large length in a header costs nothing.
-The bytes of all but the smallest of these buffers are the door's memory; while that is used up the connection waits,
-and is not read. Only a frame that is larger than any batch does not wait for memory: it would hold what it has, and
-with a few others of its kind all would wait for each other. It costs its connection.
+All connections share one buffer, which receives many small requests at once. An incomplete frame moves into its own
+buffer. That buffer grows with the received bytes, so a forged length costs no memory. All but the smallest of these
+buffers count against the door's memory. While that is used up, the connection waits and is not read. A frame that is
+larger than any batch does not wait: it would hold its memory meanwhile, and several such frames would deadlock. Its
+connection is closed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from millstream.doors.kafka.door import KafkaDoor
 
 HEADER_READ_BYTES = 4096
-"""How much is read at once where a large frame is expected: just enough for its header, the rest goes where it
-belongs.
-"""
+"""The first read if a large frame is expected: just its header; the rest goes into the frame's own buffer."""
 LOW_WATER_BYTES_MAX = 256 * 1024
 SIZE = Struct(">i")
 
@@ -53,37 +51,37 @@ class Receiving(ABC):
         self._metrics = door.metrics
         self._socket = connected
         self._buffer: bytearray | None = None
-        """The frame that is being put together, `_filled` of `_expected` bytes, its length prefix included."""
+        """The incomplete frame: `_filled` of `_expected` bytes, including the length prefix."""
         self._filled = 0
         self._expected = 0
         self._frame_is_large = False
         self._sends_large = False
         self._low_water = 1
         self._granted = 0
-        """Bytes of the door's budget that came after waiting, for the frame to come."""
+        """Bytes of the door's budget, granted after a wait, for the next frame."""
         self._leave_line: Callable[[], None] | None = None
-        """Set while this waits for the door's memory."""
+        """Set while the connection waits for memory."""
         self._backlog: bytes = b""
-        """What was received before the connection was parked, and not handled yet."""
+        """Bytes that were received but not handled before the connection was parked."""
         self._is_parked = False
         self.closed = False
         self.last_used = door.now
         self.frame_began = door.now
-        """When the frame that is being put together was begun."""
+        """When the incomplete frame began."""
 
     @abstractmethod
     def _take(self, data: memoryview) -> None:
-        """Handles every whole frame in `data`, and keeps what is left over."""
+        """Handles every whole frame in `data`, and keeps the rest."""
 
     @abstractmethod
     def _handle(self, frame: memoryview) -> None: ...
 
     @abstractmethod
     def _after_handling(self) -> None:
-        """Of all that was received in one go."""
+        """Called once per read."""
 
     def _park(self) -> None:
-        """Nothing more is handled until `_unpark`."""
+        """Stops handling until `_unpark`."""
         self._is_parked = True
 
     @abstractmethod
@@ -107,10 +105,10 @@ class Receiving(ABC):
         self._after_handling()
 
     def _start_frame(self, beginning: memoryview) -> None:
-        """Moves an incomplete frame into a buffer of its own."""
+        """Moves an incomplete frame into its own buffer."""
         size = SIZE.unpack_from(beginning)[0] + 4 if len(beginning) >= 4 else 4
         pool = self._door.pool
-        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
+        # Clients that sent a large frame before get a large buffer at once; other clients, twice the received bytes.
         room = min(size, pool.LARGE if self._sends_large else len(beginning) * 2)
         room = pool.FREE if room <= pool.FREE else pool.size_for(room)
         if room > pool.FREE and not self._reserve(room):
@@ -126,10 +124,10 @@ class Receiving(ABC):
             self._wake_at(size - self._filled)
 
     def _wake_at(self, count: int) -> None:
-        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame.
+        """Has the kernel report `count` bytes (up to a limit) at once, not every piece of a large frame.
 
-        A producer that compresses or makes many small records sends a frame slower than we read it: without this, each
-        megabyte would be a dozen turns of the loop.
+        A producer that compresses, or has many small records, sends a frame slower than the broker reads it. Otherwise
+        each megabyte would take a dozen turns of the loop.
         """
         low_water = min(max(count, 1), LOW_WATER_BYTES_MAX)
         if low_water != self._low_water:
@@ -137,7 +135,7 @@ class Receiving(ABC):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def _reserve(self, size: int) -> bool:
-        """Takes bytes out of the door's budget, or parks until there are some."""
+        """Takes bytes from the door's budget, or parks until they are free."""
         if self._granted == size:
             self._granted = 0
             return True
@@ -168,7 +166,7 @@ class Receiving(ABC):
             self._filled += count
         self.last_used = self._door.now
         if self._filled == end == 4 == self._expected:
-            # Only the length prefix had arrived; now it is known how much follows.
+            # Only the length prefix had arrived. Now the size of the frame is known.
             (size,) = SIZE.unpack_from(buffer)
             if size <= 0 or size > self._door.frame_bytes_max:
                 raise self._out_of_bounds(size)
@@ -194,7 +192,7 @@ class Receiving(ABC):
         self._after_handling()
 
     def _grow(self, buffer: bytearray) -> None:
-        """At least doubles the buffer: memory follows what arrives, not what a header claims."""
+        """At least doubles the buffer: memory follows the received bytes, not the claimed length."""
         room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
         if room > self._door.pool.LARGE and not self._door.budget.take(room):
             raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
@@ -211,14 +209,14 @@ class Receiving(ABC):
 
     @property
     def holds_memory(self) -> bool:
-        """Whether the door's memory is kept for a frame that the client has yet to send the rest of."""
+        """Whether an incomplete frame of this client holds the door's memory."""
         return self._buffer is not None and len(self._buffer) > self._door.pool.FREE and self._leave_line is None
 
     def _out_of_bounds(self, size: int) -> ProtocolError:
         return ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
 
     def _drop_frame(self) -> None:
-        """Gives back what the door has lent."""
+        """Returns the door's buffer and memory."""
         if self._buffer is not None:
             self._door.give_buffer(self._buffer)
             self._buffer = None

@@ -1,11 +1,11 @@
-"""Fetch sessions (KIP-227): the broker remembers what a consumer reads, so that it need not say it with every fetch.
+"""Fetch sessions (KIP-227): the broker remembers a consumer's partitions, so that a fetch need not repeat them.
 
-A session is a set of partitions with their positions. A full request (epoch 0) starts one; an incremental request
-names only what changed, and its answer holds only partitions with news: records, an error, or a moved start or end.
-Epochs count the requests; one out of line means that an answer was lost, and the client starts over.
+A session is a set of partitions with their positions. A full request (epoch 0) starts a session. An incremental request
+names only changes, and its answer has only changed partitions: with records, an error, or a new log start or high
+watermark. Epochs count the requests. A wrong epoch means that an answer was lost; the client starts a new session.
 
-The number of sessions is bounded, and so is the number of partitions in all of them. At the bound the longest unused
-one goes, and its client starts over.
+The number of sessions and the number of their partitions are bounded. At a bound the broker evicts the least recently
+used session, and its client starts a new one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.wire.kafka.fetch import FetchRequest
 SESSIONS_MAX = 1000
 SESSION_PARTITIONS_MAX = 20_000
 PARTITIONS_MAX = 200_000
-"""Over all sessions: some 80 MB."""
+"""Of all sessions: some 80 MB."""
 NO_SESSION = 0
 FINAL_EPOCH = -1
 FULL_EPOCH = 0
@@ -40,9 +40,9 @@ class FetchSession:
         self.epoch = 1
         self.wanted: dict[Place, Wanted] = {}
         self.known: dict[Place, tuple[int, int]] = {}
-        """High watermark and log start as the client was last told."""
+        """High watermark and log start in the last answer."""
         self.counted = 0
-        """How many of its partitions the table of sessions has counted."""
+        """The number of partitions that `FetchSessions` counts for it."""
 
     def update(self, request: FetchRequest) -> None:
         for topic, partitions in request.forgotten:
@@ -55,7 +55,7 @@ class FetchSession:
             raise RequestError(Code.INVALID_REQUEST, f"a session may hold {SESSION_PARTITIONS_MAX} partitions")
 
     def news(self, fetched: Sequence[Fetched]) -> list[Fetched]:
-        """What of a read is worth telling. Partitions with records go to the end of the line, so that none starves."""
+        """The changed partitions of a read. Partitions with records go last in the next fetch, so that none starves."""
         told = []
         for one in fetched:
             place = (one.wanted.topic, one.wanted.partition)
@@ -75,7 +75,7 @@ class FetchSessions:
         self._partitions = 0
 
     def open(self, request: FetchRequest) -> FetchSession | None:
-        """The session that a request belongs to, brought up to date; None if the client wants none."""
+        """The updated session of a request; None if the client wants no session."""
         if request.session_epoch == FINAL_EPOCH:
             self._drop(request.session_id)
             return None
@@ -100,13 +100,13 @@ class FetchSessions:
         return session
 
     def add(self, session: FetchSession, part: FetchRequest) -> None:
-        """A part of a request that is too large to be taken at once; `open` was given one without partitions."""
+        """Adds a part of a large request, whose partitions `open` did not get."""
         try:
             session.update(part)
         except RequestError:
             self._drop(session.id)
             raise
-        if self._sessions.get(session.id) is session:  # another may have taken its room meanwhile
+        if self._sessions.get(session.id) is session:  # it may have been evicted meanwhile
             self._count(session)
 
     def _count(self, session: FetchSession) -> None:
@@ -130,7 +130,7 @@ class FetchSessions:
 
 
 def in_parts(request: FetchRequest, size: int) -> Iterator[FetchRequest]:
-    """Requests of about so many partitions each that change a session as this one does, one after the other."""
+    """Splits a request into requests of about `size` partitions that together change a session in the same way."""
     for forgotten in _parts(request.forgotten, size):
         yield request._replace(topics=[], forgotten=forgotten)
     for topics in _parts(request.topics, size):

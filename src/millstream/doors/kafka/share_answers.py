@@ -1,7 +1,7 @@
-"""What a client acknowledges, as the queue understands it.
+"""Converts a client's acknowledgements for the queue.
 
-A request may acknowledge 20,000 partitions and many more batches. Those are read in a thread, and the queue is told of
-a few partitions at a time. Requests of a usual size are read and told in one step, without a turn of the event loop.
+A request may acknowledge 20,000 partitions and many more batches. A thread converts these, and the queue gets them in
+slices. A request of usual size is converted and applied in one step, without a turn of the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Refusals = dict[Place, RequestError | None]
 async def read(
     acknowledged: Mapping[Place, Sequence[Acknowledged]], is_renewal: bool
 ) -> tuple[dict[Place, list[Answer]], Refusals]:
-    """The answers for each partition, and the partitions whose acknowledgements make no sense."""
+    """The acknowledgements of each partition, and the partitions whose acknowledgements are invalid."""
     if len(acknowledged) + sum(map(len, acknowledged.values())) <= ITEMS_A_STEP:
         return _read(acknowledged, is_renewal)
     return await aside(_read, acknowledged, is_renewal)
@@ -34,7 +34,7 @@ async def read(
 async def acknowledge(
     queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
 ) -> dict[Place, Promise[None]]:
-    """As `share_fetch.acknowledge`, for any number of partitions."""
+    """Like `share_fetch.acknowledge`, for any number of partitions."""
     if len(answers) <= ITEMS_A_STEP:
         return share_fetch.acknowledge(queue, member, topics, answers)
     promises: dict[Place, Promise[None]] = {}
@@ -44,7 +44,7 @@ async def acknowledge(
 
 
 async def settle(promises: Mapping[Place, Promise[None]]) -> Refusals:
-    """As `share_fetch.settle`, for any number of partitions."""
+    """Like `share_fetch.settle`, for any number of partitions."""
     if len(promises) <= ITEMS_A_STEP:
         return await share_fetch.settle(promises)
     errors: Refusals = {}

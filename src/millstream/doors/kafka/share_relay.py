@@ -1,19 +1,19 @@
-"""Share requests for a group that another broker looks after, passed on to that one.
+"""Relays share requests to the group's coordinator on another broker.
 
-Share consumers fetch from whoever leads a partition, but only the group's coordinator knows what is leased to whom.
-Where brokers share a store the two may differ. Then the leader passes the request on as it came, and the answer back:
+Share consumers fetch from the partition's leader (KIP-932), but only the group's coordinator holds the leases. If
+brokers share a store, the two may differ. Then the leader relays the request unchanged, and returns the answer:
 
     member --ShareFetch--> leader --the same bytes--> coordinator
 
 Rules
 -----
-1. A client's connection has one of its own to each coordinator of its groups. It ends with the client's, and with it
-   end the session and the leases there.
-2. It says in its ApiVersions request whose it is. So what a member fetches through this broker and what it fetches
-   from the coordinator itself are two sessions, as the member believes, and its leases in one stand beside the other's.
-3. Nothing is passed on twice: who gets a passed-on request for a group that is not its own refuses it.
-4. While there is no coordinator, or it cannot be reached, the session is not found: clients open another, and the
-   answer takes its time so that they do not ask a thousand times a second.
+1. Each client connection has its own relay connection per coordinator. The relay closes with the client's connection;
+   that ends the session and its leases on the coordinator.
+2. The relay sends its broker's node id in its ApiVersions request. So a member's fetches through this broker and its
+   fetches from the coordinator are two sessions, as the member expects, with separate leases.
+3. A request is relayed once: a broker refuses a relayed request for a group that it does not coordinate.
+4. Without a reachable coordinator the answer is SHARE_SESSION_NOT_FOUND, and clients open a new session. The answer is
+   delayed, so that clients do not retry a thousand times a second.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 10.0
-"""Behind the time that the request itself may wait."""
+"""In addition to the request's own wait."""
 PAUSE_SECONDS = 0.1
 _SIZE = Struct(">i")
 _ANSWER_HEAD = Struct(">ib")
-"""Correlation id, and no tags."""
+"""Correlation id, no tagged fields."""
 
 
 class Relay:
-    """One client's connection to one coordinator; one request at a time, since the client's waits for its answer."""
+    """One client's connection to one coordinator; one request in flight, because the client's connection is parked."""
 
     def __init__(self, node: Node, own_id: int, answer_bytes_max: int) -> None:
         self._node = node
@@ -55,7 +55,7 @@ class Relay:
         self.is_closed = False
 
     async def ask(self, frame: bytes, wait_ms: int) -> bytes:
-        """The body of the answer; raises `OSError` if there is none, and is then of no more use."""
+        """The body of the answer. Without an answer it closes itself and raises `OSError`."""
         try:
             if self._streams is None:
                 async with asyncio.timeout(CONNECT_SECONDS_MAX):
@@ -95,7 +95,7 @@ class Relay:
 def pass_on(
     group_id: str | None, reader: Reader, wait_ms: int, context: Context, refuse: Callable[[RequestError], list[Chunk]]
 ) -> Promise[list[Chunk]] | None:
-    """The coordinator's answer to a request; None if there is nobody to ask but this broker."""
+    """The coordinator's answer to a request; None if this broker answers itself."""
     if context.via or not group_id:
         return None
     try:
@@ -121,7 +121,7 @@ async def _asked(group_id: str, frame: bytes, wait_ms: int, context: Context) ->
 
 
 def _relay_to(node: Node, context: Context) -> Relay:
-    if context.is_gone:  # while the coordinator was looked for: nobody would close the connection to it
+    if context.is_gone:  # disconnected during the lookup: the relay would be orphaned
         raise ConnectionAbortedError("the client has gone")
     relay = context.relays.get(node)
     if relay is None or relay.is_closed:
@@ -131,7 +131,7 @@ def _relay_to(node: Node, context: Context) -> Relay:
 
 
 def recognise(reader: Reader, context: Context) -> None:
-    """Notes from an ApiVersions request whether the client is another broker of the cluster, and which."""
+    """Notes the node id if an ApiVersions request comes from another broker's relay."""
     with suppress(ProtocolError):
         name, number = reader.string(compact=True), reader.string(compact=True)
         if name == api_versions.RELAY:

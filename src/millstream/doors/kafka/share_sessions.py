@@ -1,14 +1,14 @@
 """Share sessions (KIP-932): the partitions that a member of a share group fetches from, and its seat in the queue.
 
-    epoch 0       opens a session with the partitions that are named; one that the member had before is closed
-    epoch 1, 2…   counts the requests; partitions are added by naming them, and forgotten on demand
-    epoch -1      acknowledges what there is to acknowledge, and closes the session
+    epoch 0       opens a session with the named partitions, and closes the member's previous session
+    epoch 1, 2…   counts the requests; a request may add and forget partitions
+    epoch -1      applies the last acknowledgements, and closes the session
 
-Closing a session releases what it has leased. So does the end of the connection that used it last: a worker that dies
-holds nobody up for longer than its sockets.
+A session releases its leases when it closes, or when the connection that used it last closes. So a dead worker blocks
+its records no longer than its sockets live.
 
-Bounded: sessions, sessions of one connection, partitions of a session and of all of them. At a bound a new session is
-refused, and the old ones live on: theirs are leases that somebody works on.
+Sessions, sessions per connection, partitions per session and all partitions are bounded. At a bound the broker refuses
+the new session and keeps the old ones, because workers hold their leases.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_EPOCH = 0
 FINAL_EPOCH = -1
 
 Key = tuple[str, str, str]
-"""Group, member, and the broker that passes its requests on, if one does (`share_relay.py`)."""
+"""Group, member, and the node id of the relaying broker, or empty (`share_relay.py`)."""
 
 
 class ShareSession:
@@ -56,19 +56,19 @@ class ShareSession:
         """The connection that used it last."""
         self.epoch = 1
         self.places: dict[Place, None] = {}
-        """In the order in which they are looked at."""
+        """In fetch order."""
         self.fetch: ShareFetch | None = None
-        """The one that is under way."""
+        """The fetch in progress."""
 
     def rotate(self, served: Iterable[Place]) -> None:
-        """Partitions that gave something go to the end of the line, so that none starves."""
+        """Moves partitions that gave records to the end, so that none starves."""
         for place in served:
             if place in self.places:
                 del self.places[place]
                 self.places[place] = None
 
     def lock_ms(self, topics: Topics, places: Iterable[Place]) -> int:
-        """The shortest lease there: what its client has from before is renewed by it, though nothing new was leased."""
+        """The shortest lease of these partitions. Renewals last as long, so an answer without new leases has it too."""
         found = (topics.by_id(topic_id) for topic_id in {topic_id for topic_id, _ in places})
         return lease_ms(self.queue.overrides, (topic.settings for topic in found if topic is not None))
 
@@ -91,15 +91,15 @@ class ShareSessions:
         return session
 
     def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
-        """The session that a request belongs to, if it is the next one of it."""
+        """The session of a request that has its next epoch."""
         key = _key(group_id, member_id, context)
         try:
             context.broker.cluster.check(key[0])
-        except RequestError as error:  # in the words that share consumers know: they begin anew
+        except RequestError as error:  # share consumers know this code, and start over
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
         session = self._sessions.get(key)
         if session is not None and not session.group.has_seat(session.key[1], session.seat, session.key[2]):
-            self.close(session)  # its member left the group, or was silent too long
+            self.close(session)  # its member left the group or timed out
             session = None
         if session is None:
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND)
@@ -116,7 +116,7 @@ class ShareSessions:
         return session
 
     def change(self, session: ShareSession, added: Iterable[Place], forgotten: Iterable[Place]) -> None:
-        """A partition that is named in both goes: its last records are acknowledged, and that is all."""
+        """Forgets a partition that is in both lists: the request only acknowledges its last records."""
         before = len(session.places)
         for place in added:
             session.places.setdefault(place)
@@ -147,7 +147,7 @@ class ShareSessions:
     def answer(
         self, work: Coroutine[Any, Any, list[Chunk]], refuse: Callable[[RequestError], list[Chunk]]
     ) -> Promise[list[Chunk]]:
-        """Runs on beside other connections; whatever happens, there is an answer."""
+        """Runs `work` in a task; answers in any case."""
         promise: Promise[list[Chunk]] = Promise()
 
         async def run() -> None:

@@ -1,9 +1,9 @@
-"""Requests about many things, without holding up the event loop.
+"""Handles requests with many items without blocking the event loop.
 
-One request may name a hundred thousand topics, groups or partitions. To read it, to look each of them up and to write
-the answer takes a few microseconds per item: seconds in which no other client would be served. So handlers go through
-such lists with `in_turns`, and what is pure computation (`messages`) runs in a thread if it is more than a little
-(`is_large`). The thread and the event loop share the interpreter's lock, in slices of a few milliseconds.
+One request may name a hundred thousand topics, groups or partitions. To decode it, look up each item and encode the
+answer takes a few microseconds per item, and would block other clients for seconds. So handlers iterate over such lists
+with `in_turns`. Large encoding and decoding (`messages`, `is_large`) runs in a thread. The thread and the event loop
+share the interpreter's lock, in slices of a few milliseconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 SLICE_SECONDS = 0.01
 LIGHT_BYTES = 4096
-"""Of a request that is read on the event loop: some hundred items, a millisecond or two."""
+"""The largest request that the event loop decodes: some hundred items, a millisecond or two."""
 LIGHT_ITEMS = 500
-"""Of an answer that is written there."""
+"""The largest answer that it encodes."""
 ITEMS_A_STEP = 1_000
-"""Of a list that the broker takes as a whole: a millisecond or two."""
+"""The longest list that the broker takes in one step: a millisecond or two."""
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """Each of them; other clients have their turn after every `SLICE_SECONDS`."""
+    """Yields each item; the event loop runs after every `SLICE_SECONDS`."""
     since = monotonic()
     for item in items:
         yield item
@@ -41,7 +41,7 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """The result of a handler that yields for long lists only: a short request costs neither a task nor a turn."""
+    """Runs a handler that waits for long lists only. A short request costs neither a task nor a turn."""
     promise = begin(work)
     return promise.value() if promise.done else promise
 
@@ -53,7 +53,7 @@ def in_steps(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def is_large(fields: Any) -> bool:
-    """Whether an answer has more items in its lists, those inside others included, than the event loop has time for."""
+    """Whether an answer has more items, including nested lists, than the event loop encodes."""
     count, left = 0, [fields]
     while left:
         value = left.pop()
@@ -68,9 +68,9 @@ def is_large(fields: Any) -> bool:
 
 
 def let_go(*lists: list[Any]) -> None:
-    """Empties the lists of a large request step by step; to be run in the thread.
+    """Empties the lists of a large request step by step. Runs in the thread.
 
-    Python frees 100,000 items in 20 to 100 ms, and the interpreter is held all the time if they go at once.
+    Python frees 100,000 items in 20 to 100 ms, and holds the interpreter's lock if they are freed at once.
     """
     for items in lists:
         while items:
@@ -89,5 +89,5 @@ async def aside(work: Callable[..., T], *args: Any) -> T:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """One, so that any number of clients hold one such answer in the making between them."""
+    """A single thread, so that only one large answer is encoded at a time."""
     return ThreadPoolExecutor(1, "millstream-messages")

@@ -1,8 +1,8 @@
-"""Answers that lie in memory because their clients do not take them, over all connections of the door.
+"""Unread answers in memory, over all connections of the door.
 
-Records out of segment files are sent from there and cost nothing while they wait. Those of the other stores, and of
-share groups, are copies: the less room there is, the fewer are put into the next answer. Where that is not enough, the
-connection goes that has taken nothing for longest.
+Records are sent from segment files without using memory while they wait. Records of other stores and of share groups
+are copies. The less memory is left, the fewer records the next answer gets. If that is not enough, the door closes the
+connection that has read nothing for longest.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Unread:
         self.limit = limit
         self._size = 0
         self._waiting: dict[Connection, int] = {}
-        """The bytes of each, the one that has taken nothing for longest first."""
+        """Bytes per connection; the one that has read nothing for longest is first."""
 
     @property
     def room(self) -> int:
-        """For the next answer; a part of what is left, because others are being made."""
+        """The next answer's limit: half of the free bytes, as others are in progress."""
         return max(self.limit - self._size, 0) // 2
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody has to go. A single one never does: its answer may be one large batch."""
+        """Whether a connection must be closed. A single one never is: its answer may be one large batch."""
         return self._size > self.limit and len(self._waiting) > 1
 
     @property

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""Produce requests that arrived together, compiled. `pure_runs.py` is the twin and holds the rules.
+"""Produce requests that arrived together, compiled. `pure_runs.py` is the twin and states the rules.
 
-How it stays within its bytes
------------------------------
-1. `take` holds the buffer (`PyObject_GetBuffer`) while pointers into it live, so it can be neither freed nor resized,
-   whatever the callback does.
-2. A frame is looked at when all of it is there. `matches` leaves at least five bytes behind the known ones,
-   `batch_behind` finds only a batch that ends inside its frame, and `Part.add` looks into it when it has all of a header.
-3. Shapes and requests are the door's own objects. Their types are checked all the same.
+Memory safety
+-------------
+1. `take` holds the buffer (`PyObject_GetBuffer`) while pointers into it live, so the callback can neither free nor
+   resize it.
+2. Only complete frames are read. `matches` leaves at least five bytes behind the known ones, `batch_behind` finds only
+   a batch that ends inside its frame, and `Part.add` reads a batch only if it has a whole header.
+3. Shapes and requests are the door's own objects. Their types are checked nevertheless.
 """
 
 cimport cython
@@ -27,10 +27,10 @@ cdef extern from "Python.h":
         PyBUF_READ
 
 cdef enum:
-    # Of the head of a frame: its size, API key, version, correlation id.
+    # The head of a frame: size, API key, version, correlation id.
     HEAD_BYTES = 12
     PRODUCE = 0
-    # Of a batch, as the table in `records/batch.py` has it.
+    # A batch, as in the table in `records/batch.py`.
     LENGTH_AT = 8
     EPOCH_AT = 12
     MAGIC_AT = 16
@@ -42,7 +42,7 @@ cdef enum:
     PRODUCER_AT = 43
     COUNT_AT = 57
     HEADER_BYTES = 61
-    # Behind a batch in flexible versions: no tags on the partition, the topic, the request.
+    # Behind a batch in flexible versions: no tagged fields of partition, topic, request.
     TAGS_BYTES = 3
 
 cdef int ORDINARY = _batch.ORDINARY
@@ -51,7 +51,7 @@ cdef int CODEC_MAX = _batch.CODEC_MAX
 cdef int LOG_APPEND_TIME = _batch.LOG_APPEND_TIME
 
 
-# -- numbers, most significant byte first ------------------------------------------------------------------------------
+# -- big-endian numbers ------------------------------------------------------------------------------------------------
 
 
 cdef inline uint64_t get(const uint8_t *at, int size) noexcept:
@@ -129,7 +129,7 @@ cdef class Part:
         self.timestamp_max = timestamp_max
 
     cdef bint add(self, const uint8_t *batch, Py_ssize_t size) except -1:
-        """Takes a batch behind the others; False if it is not one to be stored just so."""
+        """Adds a batch; False if it cannot be stored unchanged."""
         cdef int32_t count
         cdef int64_t max_timestamp
         cdef Py_ssize_t position
@@ -197,7 +197,7 @@ cdef struct Batch:
 
 
 cdef bint batch_behind(Shape shape, const uint8_t *at, Py_ssize_t left, Batch *batch) noexcept:
-    """Finds the batch of a request that begins with the known bytes; False if something unusual surrounds it."""
+    """Finds the batch of a request that begins with the known bytes; False if anything unusual surrounds it."""
     cdef uint64_t size = 0
     cdef int shift = 0
     cdef uint8_t byte
@@ -319,7 +319,7 @@ def find(frame, Py_ssize_t position, int version, dict shapes not None, lengths)
 
 
 cdef inline Py_ssize_t answer_bytes(Shape shape) noexcept:
-    """Of a whole frame: size and correlation id, head, two or three numbers, tail."""
+    """The bytes of a whole frame: size, correlation id, head, two or three numbers, tail."""
     return 8 + PyBytes_GET_SIZE(shape.head) + (24 if shape.has_log_start else 16) + PyBytes_GET_SIZE(shape.tail)
 
 
@@ -356,7 +356,7 @@ def answers(list requests not None):
     cdef int32_t correlation_id
     cdef int64_t append_time
     cdef uint8_t *at
-    # What becomes a number below may be anything, and may change the list: so it is another one that is measured.
+    # A conversion to a number below may run Python code that changes the list, so this measures a copy.
     cdef tuple measured = tuple(requests)
     for request in measured:
         if len(request) != 5:

@@ -1,4 +1,4 @@
-"""ApiVersions (key 18), by hand: it is the first thing every client asks, and must be answered whatever the version."""
+"""ApiVersions (key 18), by hand: every client sends it first, and every version of it gets an answer (KIP-511)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from millstream.wire.kafka.primitives import array_length, string, uvarint
 KEY = 18
 FLEXIBLE_FROM = 3
 RELAY = "millstream-relay"
-"""The name under which a broker introduces itself to another one, with its number as the version."""
+"""The client software name of a broker's relay, with the node id as the version."""
 _RANGE = Struct(">hhh")
 _LEVELS = Struct(">hh")
 
 
 def introduce(name: str, version: str) -> bytes:
-    """A request (version 3) that says which client this is, and in which version."""
+    """A request (version 3) with the client's software name and version (KIP-511)."""
     return header.fixed(KEY, 3, 0) + string(name, False) + b"\0" + string(name, True) + string(version, True) + b"\0"
 
 
 class Feature(NamedTuple):
-    """KIP-584: the levels of a feature that are supported, the highest being the one in use."""
+    """The supported levels of a feature (KIP-584); the highest is in use."""
 
     name: str
     low: int
@@ -31,7 +31,7 @@ class Feature(NamedTuple):
 
 
 def encode(version: int, error: int, ranges: list[tuple[int, int, int]], features: Sequence[Feature] = ()) -> bytes:
-    """API keys with their lowest and highest version. An unknown request version is answered in version 0."""
+    """API keys with their lowest and highest version. An unknown request version gets version 0 (KIP-511)."""
     compact = version >= FLEXIBLE_FROM
     tags = b"\0" if compact else b""
     parts = [error.to_bytes(2, "big", signed=True), array_length(len(ranges), compact)]
@@ -43,8 +43,8 @@ def encode(version: int, error: int, ranges: list[tuple[int, int, int]], feature
 
 
 def _features(version: int, features: Sequence[Feature]) -> bytes:
-    """Three tagged fields: supported, the epoch of what is in use, in use. Up to version 3 clients fail on a lowest
-    level of 0, so that such a feature is not among the supported ones.
+    """Three tagged fields: supported, the epoch of the finalized features, finalized. Clients up to version 3 fail on a
+    lowest level of 0 (KAFKA-17011), so such a feature is omitted.
     """
     shown = [feature for feature in features if feature.low > 0 or version >= 4]
     supported = b"".join(string(name, True) + _LEVELS.pack(low, high) + b"\0" for name, low, high in shown)

@@ -1,4 +1,4 @@
-"""Fetch (key 1), decoded and encoded by hand: the answer's records are file ranges between pieces of bytes."""
+"""Fetch (key 1), decoded and encoded by hand: the answer's records are file ranges between byte strings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FetchRequest(NamedTuple):
 
 
 class PartitionRead(NamedTuple):
-    """What is answered for one partition; the records follow in `size` bytes that the caller puts in between."""
+    """The answer for one partition. The caller adds `size` bytes of records behind it."""
 
     partition: int
     error: int
@@ -71,7 +71,7 @@ def _decode_partition(reader: Reader, version: int, compact: bool) -> PartitionF
     leader_epoch = reader.i32() if version >= 9 else -1
     offset = reader.i64()
     if version >= 12:
-        reader.i32()  # the epoch of the last record fetched: this broker's epochs never diverge
+        reader.i32()  # the last fetched epoch: this broker's epochs never diverge
     if version >= 5:
         reader.i64()  # the follower's log start
     bytes_max = reader.i32()
@@ -99,14 +99,14 @@ def encode_topic(version: int, topic: str | UUID, partition_count: int) -> bytes
 
 
 def encode_partition(version: int, read: PartitionRead) -> bytes:
-    """Everything of a partition's answer up to its records."""
+    """A partition's answer up to its records."""
     compact = version >= FLEXIBLE_FROM
     partition, error, high_watermark, log_start, size = read
     if version >= 5:
         fields = _READ_V5.pack(partition, error, high_watermark, high_watermark, log_start)
     else:
         fields = _READ_V4.pack(partition, error, high_watermark, high_watermark)
-    # No transactions are aborted; no other replica is preferred.
+    # No aborted transactions; no preferred read replica.
     fields += array_length(0, compact)
     if version >= 11:
         fields += b"\xff\xff\xff\xff"

@@ -1,4 +1,4 @@
-"""The header in front of every request."""
+"""The request header."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIXED_BYTES = _FIXED.size
 
 
 def peek(frame: memoryview) -> tuple[int, int, int]:
-    """API key, version and correlation id: enough to know how to go on."""
+    """API key, version and correlation id."""
     try:
         return _FIXED.unpack_from(frame)
     except error:
@@ -20,14 +20,14 @@ def peek(frame: memoryview) -> tuple[int, int, int]:
 
 
 def fixed(key: int, version: int, correlation_id: int) -> bytes:
-    """What every request begins with."""
+    """The first fields of every request."""
     return _FIXED.pack(key, version, correlation_id)
 
 
 def skip_client(frame: memoryview, flexible: bool) -> tuple[str, Reader]:
-    """The client id, and a reader that stands at the request's body."""
+    """The client id, and a reader at the request's body."""
     reader = Reader(frame, FIXED_BYTES)
-    # Even in flexible versions the client id keeps its old form, so that any broker can read any header.
+    # Even in flexible versions the client id is not compact, so that any broker can read any header.
     client_id = reader.string(compact=False) or ""
     if flexible:
         reader.skip_tags()

@@ -1,6 +1,6 @@
-"""Kafka's messages, decoded and encoded by `kio`'s schemas for every API that is not on the hot path.
+"""Kafka's messages, decoded and encoded with `kio`'s schemas for every API that is not on the hot path.
 
-`kio` has one class per message and version. Handlers should not care, so this module gives them one shape per API:
+`kio` has one class per message and version. This module gives handlers one shape per API:
 
 - A request becomes a `Message`: attributes are the protocol's field names (snake case); durations are integers of
   milliseconds under `kio`'s name (`session_timeout`), and a field that the client's version lacks is None. A name
@@ -8,12 +8,12 @@
 - A response is given as `Fields`, plain nested dictionaries. Fields that the client's version lacks are left out,
   fields with a default may be omitted.
 
-Only the schemas are `kio`'s when a request is decoded, not its compiled parser: that one believes what it reads. An
-array that claims to have 2^31 items makes it ask for all their memory at once, which ends the process. It also
-refuses tagged fields that it does not know, and newer clients may send some.
+Requests are decoded with `kio`'s schemas, but not with its compiled parser, which trusts its input. An array that
+claims 2^31 items makes that parser allocate memory for all of them, which kills the process. It also refuses unknown
+tagged fields (KIP-482), which newer clients may send.
 
-`kio` is imported on first use: a broker that only produces and fetches never pays for it. It takes some 100 ms, and the
-schemas of an API up to 50 ms more, so the door has a thread do it (`load`).
+`kio` is imported on first use: a broker that only produces and fetches never imports it. The import takes some 100 ms,
+and the schemas of an API up to 50 ms more, so the door runs it in a thread (`load`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millstream.wire.kafka.primitives import Reader, error_text
 
 Fields = dict[str, Any]
 REQUEST_BYTES_MAX = 5 << 20
-"""A member's subscription may have 4 MiB; nothing else that comes this way is anywhere near as large."""
+"""A member's subscription may have 4 MiB; no other request of these APIs is nearly as large."""
 NO_ID = UUID(int=0)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -58,14 +58,14 @@ class Message:
             raise AttributeError(f"no version of this message has a field {name!r}") from None
 
     def get(self, name: str) -> Any:
-        """The field, or None where this version of the message has none of that name."""
+        """The field, or None if this version of the message does not have it."""
         return self._values.get(name)
 
     def arrays(self) -> dict[str, list[Any]]:
         return {name: value for name, value in self._values.items() if isinstance(value, list)}
 
     def fields(self) -> Fields:
-        """The same as it is encoded from."""
+        """The message as `Fields`, for encoding."""
         return {name: _plain(value) for name, value in self._values.items()}
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ def encode_response(key: int, version: int, fields: Fields) -> bytes:
 
 
 def encode_request(key: int, version: int, fields: Fields) -> bytes:
-    """The client's side: a request's body."""
+    """For clients: the body of a request."""
     entity = _load(key, version, "request")
     from kio.serial import entity_writer
 
@@ -106,7 +106,7 @@ def encode_request(key: int, version: int, fields: Fields) -> bytes:
 
 
 def decode_response(key: int, version: int, reader: Reader) -> Message:
-    """The client's side: an answer, from behind its correlation id."""
+    """For clients: an answer, read from behind its correlation id."""
     message = _response_reader(key, version)(reader)
     assert isinstance(message, Message)
     return message
@@ -125,12 +125,12 @@ class Planned(typing.NamedTuple):
 
 
 def response_plan(key: int, version: int) -> list[Planned]:
-    """The fields of an answer, structures inside it included: for whoever makes one without knowing the API."""
+    """The fields of an answer, with nested structures, for generic code (`refusal.py`)."""
     return _planned(_load(key, version, "response"))
 
 
 def _planned(entity: Any) -> list[Planned]:
-    """Without tagged fields, which say nothing when they are left out."""
+    """Without tagged fields, which are optional (KIP-482)."""
     return [
         Planned(name, kind, None if inner is None else _planned(inner), is_array)
         for field, (name, kind, inner, is_array) in zip(dataclasses.fields(entity), _plan(entity), strict=True)
@@ -147,12 +147,12 @@ def nothing(field: Planned) -> Any:
 
 
 def is_flexible(key: int, version: int) -> bool:
-    """Whether this version has tagged fields, in its header too."""
+    """Whether this version is flexible (KIP-482), including its header."""
     return bool(_load(key, version, "request").__flexible__)
 
 
 def require(key: int, version: int) -> None:
-    """Raises `ProtocolError` where no schema is known: such a request can be neither read nor answered."""
+    """Raises `ProtocolError` without a schema: such a request can be neither decoded nor answered."""
     _import_kio()
     from kio.index import KioIndexError
 
@@ -163,7 +163,7 @@ def require(key: int, version: int) -> None:
 
 
 def load(key: int, version: int) -> None:
-    """Imports what requests and answers of this version need; runs in any thread."""
+    """Imports the schemas of this version's requests and answers. Runs in any thread."""
     _request_reader(key, version)
     entity = _load(key, version, "response")
     from kio.serial import entity_writer
@@ -190,7 +190,7 @@ def _load(key: int, version: int, kind: str) -> Any:
 
 @functools.cache
 def _import_kio() -> None:
-    """Loads `kio` without `hypothesis`, which it would import wherever that is installed, for 2 s of a fresh broker."""
+    """Imports `kio` without `hypothesis`, which `kio` imports if it is installed: 2 s for a new broker."""
     if "hypothesis" in sys.modules:
         import kio.serial
     else:
@@ -203,7 +203,7 @@ def _import_kio() -> None:
 
 @functools.cache
 def _known_names(key: int, kind: str) -> frozenset[str]:
-    """Every field name of any version of a message, structures inside it included."""
+    """Every field name of every version of a message, with nested structures."""
     from kio.schema.index import api_key_map, schema_name_map
 
     names: set[str] = set()
@@ -339,7 +339,7 @@ def _build(entity: Any, fields: Fields) -> Any:
 
 @functools.cache
 def _plan(entity: Any) -> list[tuple[str, str, Any, bool]]:
-    """For each field: its name, Kafka type, the structure inside it if any, and whether it is an array."""
+    """For each field: name, Kafka type, nested structure if any, and whether it is an array."""
     return [
         (
             field.name,

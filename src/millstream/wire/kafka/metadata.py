@@ -1,4 +1,4 @@
-"""Metadata (key 3), by hand: clients ask for it often, and with a thousand partitions its answer is long."""
+"""Metadata (key 3), by hand: clients request it often, and with a thousand partitions the answer is long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.wire.kafka.primitives import Reader, array_length, i32_array, st
 
 FLEXIBLE_FROM = 9
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-"""As in Kafka: listings and patterns of clients pass over these, and over no other topic."""
+"""As in Kafka: clients skip these topics, and no others, in listings and patterns."""
 _NO_ID = UUID(int=0)
 
 
@@ -32,7 +32,7 @@ class BrokerEntry(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Who has a partition."""
+    """A partition's brokers."""
 
     leader: int
     epoch: int
@@ -46,7 +46,7 @@ class TopicEntry(NamedTuple):
     topic_id: UUID
     partition_count: int
     leads: Sequence[Leads] = ()
-    """The first is of the first partition, and so on, over again where they are fewer."""
+    """One per partition, in order; repeated cyclically if they are fewer."""
 
 
 def decode(reader: Reader, version: int) -> MetadataRequest:
@@ -106,7 +106,7 @@ def encode(
 
 def _encode_topic(version: int, topic: TopicEntry, compact: bool, end: bytes) -> bytes:
     tags = b"\0" if compact else b""
-    # An unknown topic id has no name, but only versions 12 and newer can say so.
+    # An unknown topic id has no name; only version 12 and newer allow null.
     name = topic.name if topic.name is not None or version >= 12 else ""
     parts = [_I16.pack(topic.error), string(name, compact)]
     if version >= 10:

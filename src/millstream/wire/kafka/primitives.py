@@ -1,8 +1,8 @@
 """Kafka's primitive types, for the few messages that are decoded and encoded by hand.
 
-Decoding goes through a `Reader`, which checks every length against the bytes that are left before it uses it. "Compact"
-types belong to the flexible versions of a message: lengths are unsigned varints of the length plus one (0 is null), and
-every structure ends with tagged fields.
+A `Reader` decodes, and checks every length against the remaining bytes before it uses it. Compact types belong to
+flexible versions (KIP-482): a length is an unsigned varint of the length plus one (0 is null), and every structure ends
+with tagged fields.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from uuid import UUID
 from millstream.core.errors import ProtocolError
 
 STRING_BYTES_MAX = 0x7FFF
-"""Compact strings could be longer; Kafka's own readers refuse that too, so that any version can carry any string."""
+"""Compact strings could be longer. Kafka's readers refuse that too, so that any version can carry any string."""
 ITEMS_MAX = 100_000
-"""Over all arrays of one request: a few bytes each on the wire, some hundred in memory, and as many again to answer."""
+"""Per request, over all arrays. An item has a few bytes on the wire, some hundred in memory, and as many to answer."""
 ERROR_TEXT_CHARS_MAX = 1000
 
 _I8 = Struct(">b")
@@ -28,7 +28,7 @@ _F64 = Struct(">d")
 
 
 class ManyItems(Exception):
-    """A request has more items than its caller decodes at once. Nothing is wrong with it so far."""
+    """A request has more items than its caller decodes at once. It is valid so far."""
 
 
 class Reader:
@@ -39,7 +39,7 @@ class Reader:
         self.position = position
         self.end = len(buffer)
         self.items = 0
-        """How many items the arrays so far have, all in all."""
+        """The number of items of all arrays so far."""
 
     def unpack(self, layout: Struct) -> tuple[int, ...]:
         position = self._advance(layout.size)
@@ -109,7 +109,7 @@ class Reader:
             raise ProtocolError(f"a string is not UTF-8: {error}") from error
 
     def text(self, compact: bool) -> str:
-        """A string that may not be null."""
+        """A string that is not nullable."""
         value = self.string(compact)
         if value is None:
             raise ProtocolError("a string is null where it may not be")
@@ -120,7 +120,7 @@ class Reader:
         return None if size < 0 else self.raw(size)
 
     def count(self, compact: bool, item_bytes_min: int) -> int:
-        """The length of an array, -1 for null; refused if the bytes that are left cannot hold so many items."""
+        """The length of an array, -1 for null. Raises if the remaining bytes cannot hold so many items."""
         count = self.uvarint() - 1 if compact else self.i32()
         if count * item_bytes_min > self.end - self.position:
             raise ProtocolError(f"an array claims {count} items, which do not fit into the message")
@@ -131,7 +131,7 @@ class Reader:
         return count
 
     def tags(self) -> Iterator[tuple[int, int]]:
-        """Each tagged field's number and where it ends; the caller reads it or not, and skips to that end."""
+        """Tag and end of each tagged field. The caller may read the field, then skips to its end."""
         for _ in range(self.uvarint()):
             tag, size = self.uvarint(), self.uvarint()
             end = self._advance(size) + size
@@ -168,7 +168,7 @@ def string(value: str | None, compact: bool) -> bytes:
 
 
 def error_text(text: str | None) -> str | None:
-    """A sentence for people may quote what the client sent, which may be as long as a string can be."""
+    """Truncates an error message, which may quote a long string of the client's."""
     return text if text is None or len(text) <= ERROR_TEXT_CHARS_MAX else text[: ERROR_TEXT_CHARS_MAX - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""Produce (key 0), decoded and encoded by hand: the request's batches stay views of the frame they arrived in."""
+"""Produce (key 0), decoded and encoded by hand: the request's batches stay views of the received frame."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class PartitionAnswer(NamedTuple):
     log_start: int = -1
     message: str | None = None
     records: tuple[tuple[int, str], ...] = ()
-    """Places in the batch of the records that are to blame, and why (KIP-467)."""
+    """Indexes in the batch of invalid records, with reasons (KIP-467)."""
 
 
 def decode(reader: Reader, version: int, items_max: int = ITEMS_MAX) -> ProduceRequest:
-    """Raises `ManyItems` as soon as the arrays have more than `items_max`."""
+    """Raises `ManyItems` if the arrays have more than `items_max` items."""
     compact = version >= FLEXIBLE_FROM
     by_id = version >= TOPIC_IDS_FROM
     transactional_id = reader.string(compact)
@@ -75,7 +75,7 @@ _V5 = Struct(">ihqqq")
 
 
 def encode(answers: list[PartitionAnswer], version: int) -> bytes:
-    """The body of the answer. Answers of one topic stand together, as the request had them."""
+    """The body of the answer, grouped by topic like the request."""
     compact = version >= FLEXIBLE_FROM
     by_topic: dict[str | UUID, list[PartitionAnswer]] = {}
     for answer in answers:

@@ -1,19 +1,19 @@
-"""Produce requests that arrived together: their batches out of the bytes, and their answers into bytes.
+"""Produce requests that arrived together: extracts their batches and encodes their answers.
 
-A request of known shape is told by its first bytes, so nothing of it needs decoding but its batch. `take` walks the
-frames of a receive buffer, judges each batch by its header and its checksum, and copies it behind the others for its
-partition, so that one write stores them all. `answers` makes all answers of a run at once.
+A request of a known shape is recognised by its first bytes, so that only its batch is decoded. `take` walks the frames
+of a receive buffer, checks each batch's header and checksum, and copies it behind the partition's other batches, so
+that one write stores them all. `answers` encodes all answers of a run at once.
 
 Rules
 -----
-1. `take` stops in front of the first frame that is not exactly as known and in order: incomplete, of another API or
-   another shape, with anything unusual around the batch, or with a batch that the gate (`broker/partition.py`) would
-   refuse or that belongs to an idempotent producer. It does not say what is wrong; the general way does.
-2. What it took is as if each request had come alone.
-3. Every length is compared with what is there before it is used. The buffer is only read.
+1. `take` stops before the first frame that is not exactly as known: an incomplete frame, another API or shape, anything
+   unusual around the batch, a batch that the gate (`broker/partition.py`) would refuse, or a batch of an idempotent
+   producer. It does not report the reason; the general path does.
+2. The result is the same as if each request had arrived alone.
+3. Every length is checked against the available bytes before it is used. The buffer is only read.
 
-This is done for every small request, and in Python it was most of what one costs. So it is compiled, in `_runs.pyx`;
-this is the twin, and `runs.py` chooses.
+This code runs for every small request, and in Python it was most of the request's cost. `_runs.pyx` is the compiled
+version, this module is its twin, and `runs.py` selects one.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from millstream.records.run import split
 
 TIMESTAMP_MAX = 2**63 - 1
 OFFSETS_MAX = 2**31 - 1
-"""Of one run, so that every batch can be named by its distance from the start of its segment."""
+"""Per run, so that a batch's distance from the start of its segment fits into 32 bits."""
 _PRODUCE = 0
 _HEAD = Struct(">ihhi")
 """Size of the frame, API key, version, correlation id."""
 _SIZE = Struct(">i")
 _TAGS = b"\0\0\0"
-"""Behind the batch in flexible versions: no tags on the partition, the topic, the request."""
+"""Behind the batch in flexible versions: no tagged fields of partition, topic, request."""
 _ANSWER_HEAD = Struct(">ii")
 _OFFSET_AND_TIME = Struct(">qq")
 _OFFSET_TIME_AND_START = Struct(">qqq")
 
 
 class Shape:
-    """What is the same in all requests of a kind, and in their answers."""
+    """The constant bytes of similar requests and their answers."""
 
     __slots__ = ("has_log_start", "head", "is_flexible", "partition", "prefix", "tail", "version")
 
@@ -75,11 +75,11 @@ class Shape:
         self.tail = tail
         self.has_log_start = has_log_start
         self.partition = partition
-        """Where the batches go, as the door knows it."""
+        """The door's object for the partition."""
 
 
 class Part:
-    """What of a run goes to one partition: a `records.run.BatchRun`, and where the log put it."""
+    """A run's batches for one partition: a `records.run.BatchRun`, with its offsets in the log."""
 
     __slots__ = (
         "_batch_bytes_max", "_room", "_timestamp_max", "base_offset", "count", "data", "log_start", "max_timestamp",
@@ -87,7 +87,7 @@ class Part:
     )  # fmt: skip
 
     def __init__(self, batch_bytes_max: int, bytes_max: int, timestamp_max: int = TIMESTAMP_MAX) -> None:
-        """An empty part, for batches and all in all of so many bytes at most, and no later than a timestamp."""
+        """An empty part, with limits for a batch's bytes, the part's bytes and a batch's timestamps."""
         self._batch_bytes_max = batch_bytes_max
         self._room = bytes_max
         self._timestamp_max = timestamp_max
@@ -97,7 +97,7 @@ class Part:
         self.base_offset = self.log_start = -1
 
     def add(self, batch: memoryview) -> BatchHeader | None:
-        """Takes a batch behind the others; None if it is not one to be stored just so."""
+        """Adds a batch; None if it cannot be stored unchanged."""
         size = len(batch)
         if size > self._batch_bytes_max or size > self._room:
             return None
@@ -125,18 +125,18 @@ class Part:
             base_offset += header.count
 
     def settle(self, base_offset: int, log_start: int) -> None:
-        """Notes what the log answered."""
+        """Stores the log's answer."""
         self.base_offset = base_offset
         self.log_start = log_start
 
     def let_go(self) -> None:
-        """Frees the bytes, which the log has by now."""
+        """Frees the bytes, which the log holds by now."""
         self.data = bytearray()
 
 
 S = TypeVar("S", bound=Shape)
 Request = tuple[S, int, Part, int, int]
-"""Shape and correlation id; the part, how many offsets of it come before this batch, and the log append time or -1."""
+"""Shape, correlation id, part, number of the part's offsets before this batch, and log append time or -1."""
 
 
 def take(
@@ -147,10 +147,10 @@ def take(
     part_of: Callable[[Any], Part | None],
     requests: list[Request[S]],
 ) -> int:
-    """Adds the requests from a position on, while they are in order; answers with where it stopped.
+    """Adds valid requests from a position on; returns where it stopped.
 
-    Shapes are found by version and prefix; `lengths` are those of all prefixes. `part_of` makes the part for a
-    partition, or gives None if that does not take runs.
+    Shapes are found by version and prefix; `lengths` has the lengths of all prefixes. `part_of` creates the part of a
+    partition, or returns None if the partition takes no runs.
     """
     if position < 0:
         raise ValueError("a position before the first byte")
@@ -198,7 +198,7 @@ def _shape_of(
 
 
 def _batch_behind(shape: Shape, frame: memoryview) -> memoryview | None:
-    """The batch of a request that begins with the known bytes; None if something unusual surrounds it."""
+    """The batch of a request that begins with the known bytes; None if anything unusual surrounds it."""
     start = len(shape.prefix)
     if not shape.is_flexible:
         begin = start + _SIZE.size
@@ -216,7 +216,7 @@ def _batch_behind(shape: Shape, frame: memoryview) -> memoryview | None:
 def find(
     frame: memoryview, position: int, version: int, shapes: Mapping[tuple[int, bytes], S], lengths: Iterable[int]
 ) -> tuple[S, memoryview] | None:
-    """The shape of a single request, known bytes from a position on, and its batch; None if it is not in order."""
+    """The shape of a request whose known bytes begin at a position, and its batch; None if it is not valid."""
     rest = frame[position:]
     shape = _shape_of(rest, version, shapes, lengths)
     batch = _batch_behind(shape, rest) if shape is not None else None
@@ -224,7 +224,7 @@ def find(
 
 
 def answer(shape: Shape, correlation_id: int, base_offset: int, append_time: int, log_start: int) -> bytes:
-    """The whole frame of the answer to an append that went well."""
+    """The whole frame of the answer to a successful append."""
     if shape.has_log_start:
         numbers = _OFFSET_TIME_AND_START.pack(base_offset, append_time, log_start)
     else:
@@ -234,7 +234,7 @@ def answer(shape: Shape, correlation_id: int, base_offset: int, append_time: int
 
 
 def answers(requests: Sequence[Request[S]]) -> bytes:
-    """The answers to requests whose parts are all settled, one behind the other."""
+    """The concatenated answers to requests whose parts are all settled."""
     return b"".join(
         answer(shape, correlation_id, part.base_offset + behind, append_time, part.log_start)
         for shape, correlation_id, part, behind, append_time in requests

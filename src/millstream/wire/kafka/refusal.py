@@ -1,7 +1,7 @@
-"""An answer that is an error, made from the API's schema alone.
+"""An error answer for any API, built from its schema alone.
 
-Its error codes are all the same; names, ids and numbers of topics and partitions are those of the request, everything
-else is empty. For requests that are not carried out, whichever API they are of.
+All its error codes are the same. Names, ids and numbers of topics and partitions come from the request; every other
+field is empty.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from millstream.wire.kafka import messages
 from millstream.wire.kafka.messages import Fields, Message
 
 _SAME = {"index": "partition_index", "partition_index": "index", "partition": "partition_index", "group_id": "group_id"}
-"""Fields of answers that have another name in some request."""
+"""Answer fields that have another name in some request."""
 
 
 def answer(key: int, version: int, body: memoryview, code: Code) -> bytes:
-    """The request may not even be readable, if the answer has room for an error that is not about a part of it."""
+    """The request may be malformed if the answer has a top-level error code."""
     try:
         request = messages.decode_request(key, version, body)
     except ProtocolError:
@@ -55,14 +55,14 @@ def _value(field: messages.Planned, request: Any, code: Code) -> Any:
 def _find(request: Any, name: str) -> Any:
     if isinstance(request, Message):
         return request.get(name)
-    # A request that lists bare names or numbers: the answer has a structure for each.
+    # The request lists bare names or numbers; the answer has a structure for each.
     if isinstance(request, str):
         return request if name in ("group_id", "key", "name") else None
     return request if name in ("index", "partition", "partition_index") else None
 
 
 def _parts(field: messages.Planned, request: Any) -> list[Any]:
-    """The request's array that one of the answer speaks about: of that name; else its first, if errors go there."""
+    """The request's array for an array of the answer: by name, else the first one, if the answer's has errors."""
     if not isinstance(request, Message):
         return []
     arrays = request.arrays()

@@ -1,7 +1,7 @@
 """The client's side of the protocol: the few requests that our own readers and writers send, and their answers.
 
-Every request is in the newest version before the flexible ones. Kafka 4 still serves all of them, so do the brokers
-of the last eight years, and they need nothing but fixed-width fields.
+Every request has the newest version before the flexible ones. Kafka 4 still serves these versions, and so do brokers of
+the last eight years. They need only fixed-width fields.
 
 Answers are decoded into plain tuples. Records stay views of the answer.
 """
@@ -27,7 +27,7 @@ VERSIONS: Mapping[int, tuple[int, int]] = {
     API_VERSIONS: (0, 0),
     INIT_PRODUCER_ID: (0, 1),
 }
-"""The lowest and highest version of each that is spoken here; a link picks the highest that the broker has too."""
+"""The lowest and highest supported version; a link picks the highest that the broker supports too."""
 
 Place = tuple[str, int]
 """A topic and a partition."""
@@ -78,14 +78,14 @@ class Node(NamedTuple):
 class Metadata(NamedTuple):
     nodes: dict[int, Node]
     leaders: dict[str, dict[int, int]]
-    """For each topic, the leader of each partition; -1 where there is none."""
+    """For each topic, the leader of each partition, or -1."""
     errors: dict[str, int]
-    """Topics that cannot be read, with the error's code."""
+    """Error codes of topics that cannot be read."""
 
 
 def encode_metadata(topics: Sequence[str] | None, version: int) -> bytes:
     names = _I32.pack(-1) if topics is None else _array([_text(topic) for topic in topics])
-    return names + (b"\0" if version >= 4 else b"")  # topics are not created by looking at them
+    return names + (b"\0" if version >= 4 else b"")  # no auto-creation of topics
 
 
 def decode_metadata(reader: Reader, version: int) -> Metadata:
@@ -127,11 +127,11 @@ class FoundOffset(NamedTuple):
     error: int
     timestamp: int
     offset: int
-    """-1 where no record is at or after the time."""
+    """-1 if no record is at or after the timestamp."""
 
 
 def encode_list_offsets(times: Mapping[Place, int], version: int) -> bytes:
-    """As Fetch reads: only what is committed counts, so that the end is not behind a transaction under way."""
+    """With isolation level read_committed, like Fetch, so that the end is not behind an ongoing transaction."""
     topics = [
         _text(topic) + _array([_PARTITION_AND_TIME.pack(index, times[topic, index]) for index in partitions])
         for topic, partitions in _by_topic(times).items()
@@ -160,13 +160,13 @@ class Fetched(NamedTuple):
     log_start: int
     records: memoryview
     aborted: list[tuple[int, int]]
-    """Producer ids with the first offset of the transaction they aborted."""
+    """Producer id and first offset of aborted transactions."""
 
 
 def encode_fetch(
     topic: str, partition: int, offset: int, bytes_max: int, wait_ms_max: int, version: int, committed: bool = True
 ) -> bytes:
-    """One partition, from an offset on."""
+    """Fetches one partition from an offset on."""
     fields = [_I32.pack(-1), _I32.pack(wait_ms_max), _I32.pack(1), _I32.pack(bytes_max), b"\1" if committed else b"\0"]
     if version >= 7:
         fields += [_I32.pack(0), _I32.pack(-1)]
@@ -212,7 +212,7 @@ class Produced(NamedTuple):
 
 
 def encode_produce_head(topic: str, partition: int, records_bytes: int, timeout_ms: int) -> bytes:
-    """Everything in front of the batch, which is sent from where it lies. Acknowledged by all replicas."""
+    """The request up to the batch, which is sent without a copy. Asks for acks=all."""
     return b"".join(
         (
             _I16.pack(-1),
@@ -262,7 +262,7 @@ def decode_find_coordinator(reader: Reader) -> tuple[int, Node]:
 
 
 def encode_offset_commit(group: str, offsets: Mapping[Place, int]) -> bytes:
-    """As nobody in particular: such commits are taken while a group has no members."""
+    """Commits without a member id. Brokers accept that while the group has no members."""
     topics = [
         _text(topic) + _array([_I32.pack(index) + _I64.pack(offsets[topic, index]) + _text("") for index in partitions])
         for topic, partitions in _by_topic(offsets).items()

@@ -1,6 +1,6 @@
-"""Produce requests that arrived together: the compiled kernel where it imports, else its twin in Python.
+"""Produce requests that arrived together: the compiled kernel if it imports, else its twin in Python.
 
-`pure_runs.py` is the twin and holds the rules. `MILLSTREAM_PURE=1` in the environment forces it, as for records.
+`pure_runs.py` is the twin and states the rules. `MILLSTREAM_PURE=1` in the environment selects it, as for records.
 """
 
 from __future__ import annotations

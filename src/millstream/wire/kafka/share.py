@@ -1,9 +1,8 @@
-"""ShareFetch (key 78) and ShareAcknowledge (key 79), decoded and encoded by hand: a worker sends one of them for every
-few records, and the answer to a fetch carries their bytes.
+"""ShareFetch (key 78) and ShareAcknowledge (key 79, KIP-932), decoded and encoded by hand: a worker sends one of them
+for every few records, and the answer to a fetch carries record bytes.
 
-Every version of both is flexible. So there is room for two fields of our own, in the tags of an acknowledged batch: how
-long a released record is kept back, and why it was released or rejected. Brokers and clients that do not know them skip
-them.
+Every version of both is flexible. So an acknowledged batch has two tagged fields of our own: the delay of a released
+record, and the reason of a release or reject. Brokers and clients that do not know them skip them (KIP-482).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Place = tuple[UUID, int]
 
 
 class Acknowledged(NamedTuple):
-    """What a client says about the records from `first` to `last`: one type for all of them, or one for each."""
+    """An acknowledgement of the records from `first` to `last`: one type for all, or one type for each."""
 
     first: int
     last: int
@@ -38,10 +37,10 @@ class ShareFetchRequest(NamedTuple):
     bytes_max: int
     records_max: int
     is_record_limit: bool
-    """Not a record more than asked for, whatever the batches are."""
+    """Whether the record limit is strict (KIP-1206)."""
     is_renewal: bool
     acknowledged: dict[Place, list[Acknowledged]]
-    """For every partition that is named, though it may be nothing."""
+    """For every named partition; may be an empty list."""
     forgotten: list[Place]
 
 
@@ -54,7 +53,7 @@ class ShareAcknowledgeRequest(NamedTuple):
 
 
 class PartitionAnswer(NamedTuple):
-    """What is answered for one partition; the records follow in `size` bytes that the caller puts in between."""
+    """The answer for one partition. The caller adds `size` bytes of records behind it."""
 
     partition: int
     error: int
@@ -66,7 +65,7 @@ class PartitionAnswer(NamedTuple):
 
 DELAY_TAG, REASON_TAG = 10_000, 10_001
 DELAY_MS_MAX = (1 << 35) - 1
-"""What fits into a varint of five bytes: a year."""
+"""The largest varint of five bytes: a year."""
 REASON_BYTES_MAX = 1024
 _FETCH_HEAD = Struct(">iiiiii")
 _OFFSETS = Struct(">qq")
@@ -205,9 +204,9 @@ _LEADER = Struct(">iib")
 _ACQUIRED = Struct(">qqhb")
 _COUNT_MAX = 0x7FFF
 END = b"\0"
-"""Of a structure: it has no tagged fields."""
+"""The end of a structure: no tagged fields."""
 END_OF_ANSWER = b"\1\0"
-"""No other nodes are named."""
+"""No node endpoints, no tagged fields."""
 
 
 def encode_fetch_head(error: int, message: str | None, lock_ms: int, topic_count: int) -> bytes:
@@ -228,7 +227,7 @@ def encode_topic(topic: UUID, partition_count: int) -> bytes:
 
 
 def encode_fetched(answer: PartitionAnswer, leader_id: int) -> bytes:
-    """Everything of a partition's answer up to its records."""
+    """A partition's answer up to its records."""
     partition, error, message, acknowledge_error, acknowledge_message, size = answer
     return b"".join(
         (
@@ -243,9 +242,9 @@ def encode_fetched(answer: PartitionAnswer, leader_id: int) -> bytes:
 
 
 def encode_acquired(runs: Iterable[tuple[int, int, int]]) -> bytes:
-    """First offset, last offset and delivery count of neighbouring records; behind a partition's records.
+    """First offset, last offset and delivery count of each run of records; follows a partition's records.
 
-    Runs that meet become one: batches of a single record are common, and clients keep a list of what they are told.
+    Adjacent runs are merged: batches of a single record are common, and clients keep a list of these runs.
     """
     merged: list[tuple[int, int, int]] = []
     for run in runs:
