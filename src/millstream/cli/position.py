@@ -1,8 +1,8 @@
 """A position in a partition, as users write it: `start`, `end`, an offset, a time, or a number of records from here.
 
-        start  end          the oldest record, or after the newest
+    start  end          the oldest record, or after the newest
     1500                an offset
-        2025-11-04T14:00    a time (local unless it names a zone); the first record at or after it
+    2025-11-04T14:00    a time (local unless it names a zone); the first record at or after it
     @1762264800000      the same in milliseconds since the epoch
     -100  +100          relative: to the end when consuming, to the committed offset when a group seeks
 

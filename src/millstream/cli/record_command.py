@@ -1,9 +1,9 @@
 """One record, passed to a command: the value on standard input, the rest in the environment.
 
-        MILLSTREAM_RECORD_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP      its position, and its time (milliseconds)
-        MILLSTREAM_RECORD_GROUP, _ATTEMPT                             the queue, and the number of the attempt (from 1)
-        MILLSTREAM_RECORD_KEY                                         not set if there is no key
-        MILLSTREAM_RECORD_HEADERS                                     all headers, as JSON: [[name, value], ...]
+    MILLSTREAM_RECORD_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP      its position, and its time (milliseconds)
+    MILLSTREAM_RECORD_GROUP, _ATTEMPT                             the queue, and the number of the attempt (from 1)
+    MILLSTREAM_RECORD_KEY                                         not set if there is no key
+    MILLSTREAM_RECORD_HEADERS                                     all headers, as JSON: [[name, value], ...]
     MILLSTREAM_RECORD_HEADER_<NAME>                               each: the name in capitals, with _ for all but A-Z 0-9
 
 A variable cannot hold a zero byte: a header with one is only in the JSON, a key only in `MILLSTREAM_RECORD_KEY_BASE64`.
