@@ -88,7 +88,7 @@ class Streams(Generic[V]):
 
 
 class Queue(Consuming[Job[V]]):
-    """From `Millstream.queue`: jobs to acknowledge. Closing releases the others."""
+    """From `Millstream.queue`: leased jobs. Closing releases unacknowledged ones."""
 
 
 class Exclusive(Consuming[Event[V]]):

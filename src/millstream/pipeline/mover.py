@@ -28,7 +28,7 @@ from millstream.spark.stream import StreamReader
 FORMAT = "millstream-mover"
 MOVE = "move"
 ROWS_PER_BATCH = 4_000_000
-"""The pipeline's default: as no row reaches Spark, a batch costs no memory, and planning and committing one
+"""The default: as no row reaches Spark, a batch costs no memory, and planning and committing one
 costs as much as moving some hundred thousand records.
 """
 ROWS_PER_TASK_MIN, ROWS_PER_TASK_MAX = 500_000, 1_000_000

@@ -51,7 +51,7 @@ OTHER_STATE = re.compile(r"\[((?:STATE_STORE|STREAMING_STATEFUL|STATEFUL)_\w+|ST
 BUSY = " The machine is too busy to start Python within Spark's ten seconds; nothing is lost, run the pipeline again."
 POLL_SECONDS = 0.1
 ROWS_PER_BATCH = 1_000_000
-"""The pipeline's default."""
+"""The default."""
 
 
 class PipelineFailed(MillstreamError):
