@@ -4,7 +4,7 @@
     millstream.connect("127.0.0.1:9092")    a server, or any Kafka cluster for what Kafka has
     millstream.sync                         the same verbs without async, for scripts and notebooks
 
-What is asked for is loaded when it is asked for: importing this costs nothing.
+Attributes are loaded at first use: importing this package costs nothing.
 """
 
 from __future__ import annotations

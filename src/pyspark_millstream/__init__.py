@@ -1,4 +1,4 @@
-"""Found by Spark by its name: makes `format("millstream")` known to every session, without a JAR and without
+"""Spark finds this package by its name: every session knows `format("millstream")` without a JAR or
 registering.
 """
 

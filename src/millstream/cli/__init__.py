@@ -1,11 +1,11 @@
-"""The command line: one module per noun, and here what all of them share, how a command ends.
+"""The command line: one module per noun, and here the exit codes of all commands.
 
     0    done
-    1    it could not be done; one sentence on standard error says why and what to do next
+    1    it failed; one sentence on standard error says why and what to do next
     2    the command was not understood
     130  interrupted with Ctrl-C
 
-A traceback is for us, not for users: MILLSTREAM_DEBUG=1 shows it.
+Users do not see tracebacks: MILLSTREAM_DEBUG=1 shows them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _run(arguments: list[str]) -> None:
 
 
 def hush() -> None:
-    """Points standard output at nothing, so that the flush at exit does not stumble over the closed pipe again."""
+    """Redirects standard output to the null device, so that the flush at exit does not fail on the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(sentence: str, code: int) -> None:
     if sentence:
         print(sentence, file=sys.stderr)
-    interrupt = sys.modules.get("millstream.cli.interrupt")  # where librdkafka was used
+    interrupt = sys.modules.get("millstream.cli.interrupt")  # if librdkafka was used
     if interrupt is not None:
         interrupt.leave(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The `millstream` command, put together from the nouns.
+"""The `millstream` command, assembled from the nouns.
 
 Nothing here or in the nouns imports `confluent_kafka`, `rich`, `pyspark` or the broker at import: `--help` and `serve`
 start fast.

@@ -1,4 +1,4 @@
-"""`millstream config`: the settings that `serve` would use here, and where each comes from."""
+"""`millstream config`: the settings that `serve` would use here, and their sources."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The command line's way to a broker: clients that are made when first needed, quiet, and quick to give up.
+"""The command line's connection to a broker: its clients are created at first use, quiet, and fail quickly.
 
-librdkafka retries for ever and writes its troubles to standard error. That is right for a service and wrong for a
-command: here its log goes nowhere (with MILLSTREAM_DEBUG=1, to standard error), and an address where nothing listens is
-found out with one plain connect before librdkafka is asked.
+librdkafka retries for ever and logs its errors to standard error. That is right for a service and wrong for a
+command: here its log is discarded (with MILLSTREAM_DEBUG=1, it goes to standard error), and one plain connect checks
+the address before librdkafka uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONNECT_SECONDS = 3.0
 REQUEST_SECONDS = 15.0
 
 INT32_MAX = 0x7FFF_FFFF
-"""What a number of partitions, or the number of one, can be on the wire."""
+"""The largest partition count or partition number on the wire."""
 BrokerOption = Annotated[
     str,
     typer.Option(
@@ -71,13 +71,13 @@ class Connection:
         return InterruptibleConsumer(self._settings(error_cb=self._on_error) | checked, logger=self._logger)
 
     def link(self) -> Link:
-        """For what librdkafka does not do."""
+        """For requests that librdkafka lacks."""
         from millstream.client.link import Link
 
         return Link(*self._reach(), "millstream-cli", REQUEST_SECONDS)
 
     def coordinator_link(self, group: str) -> Link:
-        """To the broker that looks after a group; raises `LinkBroken` while none does."""
+        """To the coordinator of a group; raises `LinkBroken` while there is none."""
         from millstream.client.link import Link, LinkBroken
         from millstream.wire.kafka import requests
 
@@ -90,7 +90,7 @@ class Connection:
         return Link(node.host, node.port, "millstream-cli", REQUEST_SECONDS)
 
     def settings(self, resource: ConfigResource) -> list[ConfigEntry]:
-        """Of a topic, a group or a broker, by name."""
+        """The settings of a topic, a group or a broker, by name."""
         entries = self.settle(self.admin.describe_configs([resource])[resource], resource.name)
         return sorted(entries.values(), key=lambda entry: entry.name)
 
@@ -103,7 +103,7 @@ class Connection:
             raise explain(error.args[0], self.address) from error
 
     def topic(self, name: str) -> TopicMetadata:
-        """Looked up among all topics, because asking for one by name may create it."""
+        """Searches all topics, because a request for one by name may create it."""
         topic = self.metadata().topics.get(name)
         if topic is None:
             raise Failure(f"there is no topic {name}; `millstream topic list` shows the topics there are")
@@ -112,7 +112,7 @@ class Connection:
         return topic
 
     def settle(self, future: concurrent.futures.Future[T], subject: str = "") -> T:
-        """The result of an admin request, or the sentence about why there is none."""
+        """The result of an admin request; raises a sentence about its failure."""
         from confluent_kafka import KafkaException
 
         try:
@@ -144,4 +144,4 @@ class Connection:
 
 
 def _ignore(error: KafkaError) -> None:
-    """librdkafka prints errors that nobody takes."""
+    """librdkafka prints errors that have no callback."""

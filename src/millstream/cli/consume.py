@@ -1,8 +1,8 @@
 """`millstream consume`: records of one or more topics, to standard output.
 
-Without a group the partitions are read directly from the position asked for, and nothing is remembered. With a group
-the partitions are shared with its other members, reading goes on where the group left off, and a record counts as read
-(its offset is committed) only after it was written to standard output.
+Without a group the partitions are read directly from the requested position, and nothing is committed. With a group
+the partitions are shared with its other members, reading continues at the committed offsets, and the offset of a record
+is committed only after the record was written to standard output.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def render_json(message: Message) -> bytes:
 
 
 def text_of(value: bytes | None) -> object:
-    """JSON has no bytes: what is not UTF-8 is given as base64, marked so that it cannot be taken for text."""
+    """JSON has no bytes: a value that is not UTF-8 is base64, marked so that it cannot be taken for text."""
     if value is None:
         return None
     try:
@@ -130,7 +130,7 @@ class Reading:
     until_end: bool
     left_bytes: int | None = None
     assigned: set[Partition] | None = None
-    """None: the group has not said yet."""
+    """None: no assignment yet."""
     finished: set[Partition] = field(default_factory=set)
     grouped: bool = False
     has_written: bool = False
@@ -190,7 +190,7 @@ class Reading:
                 "enable.partition.eof": self.until_end,
                 "session.timeout.ms": 10_000,
                 "fetch.queue.backoff.ms": 20,
-                # The end of a partition is an empty answer, and the broker holds those back for so long.
+                # The end of a partition is an empty response, which the broker delays by this time.
                 "fetch.wait.max.ms": 20 if self.until_end else 500,
             }
         )
@@ -210,7 +210,7 @@ class Reading:
         return True
 
     def _within_bytes(self, records: list[Message]) -> list[Message]:
-        """Those that still fit into --max-bytes; the very first always does."""
+        """The records that fit into --max-bytes; the first always does."""
         if self.left_bytes is None:
             return records
         for at, message in enumerate(records):
@@ -242,7 +242,7 @@ class Reading:
             try:
                 self.consumer.store_offsets(offsets=[TopicPartition(topic, partition, offset)])
             except KafkaException:
-                # Taken away by a rebalance in between: its new owner reads these records again.
+                # A rebalance revoked the partition: its new owner reads these records again.
                 continue
 
     def _explain(self, error: KafkaError) -> Failure:
@@ -250,7 +250,7 @@ class Reading:
 
 
 def _reader_left() -> bool:
-    """Whether whoever read our output is gone. Without records to write, nothing else would tell."""
+    """Whether the reader of our output is gone. Without records to write, no write error reveals it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,4 +1,4 @@
-"""`millstream doors`: what clients of the other protocols need to know."""
+"""`millstream doors`: how clients of the other protocols connect."""
 
 from __future__ import annotations
 

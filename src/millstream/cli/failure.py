@@ -1,4 +1,4 @@
-"""Why a command could not do its work, as one sentence with what to do next."""
+"""The failure of a command, as one sentence with the next step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unreachable(address: str) -> Failure:
 
 
 def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
-    """The sentence for an error of librdkafka's: what the broker said, or what its code means, and the next step."""
+    """The sentence for an error of librdkafka: the broker's text, or the meaning of its code, and the next step."""
     if error.code() in (
         error._TRANSPORT,
         error._ALL_BROKERS_DOWN,
@@ -43,20 +43,20 @@ def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
         error._TIMED_OUT,
     ):
         return unreachable(address)
-    if error.code() == error._MSG_TIMED_OUT:  # it was there when the command began, and perhaps still is
+    if error.code() == error._MSG_TIMED_OUT:  # it answered when the command began, and perhaps still does
         return Failure(f"the broker at {address} did not store them in time; see whether it runs, and what it logs")
     text = error.str().removeprefix("Local: ")
     code = CODES.get(error.code())
     if error.code() in (error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
         code = Code.UNKNOWN_TOPIC_OR_PARTITION
     if code is not None and (error.code() < 0 or text.startswith("Broker: ")):
-        text = code.text  # librdkafka's words for the code; the broker gave none of its own
+        text = code.text  # librdkafka's text for the code; the broker gave none
     step = NEXT_STEPS.get(code) if code is not None else None
     return Failure(f"{subject + ': ' if subject else ''}{text}{'; ' + step if step else ''}")
 
 
 def refused(error: ShareError, subject: str) -> Failure:
-    """The same for what a broker refused of our own client's."""
+    """The same for a broker's refusal to our own client."""
     code = CODES.get(error.code)
     step = NEXT_STEPS.get(code) if code is not None else None
     return Failure(f"{subject}: {error}{'; ' + step if step else ''}")

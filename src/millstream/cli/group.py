@@ -167,7 +167,7 @@ def delete(
 
 def _description(connection: Connection, name: str) -> ConsumerGroupDescription:
     listing = connection.settle(connection.admin.list_consumer_groups())
-    # A broker describes a group that does not exist as a dead one; people who mistyped its name want to hear that.
+    # A broker describes a missing group as dead; a user who mistyped the name needs to know that.
     if name not in {group.group_id for group in listing.valid}:
         raise Failure(f"there is no group {name}; `millstream group list` shows the groups there are")
     group: ConsumerGroupDescription = connection.settle(connection.admin.describe_consumer_groups([name])[name], name)
@@ -183,6 +183,6 @@ def _committed(connection: Connection, name: str) -> dict[Partition, int]:
 
 
 def _existing(connection: Connection, partitions: list[Partition]) -> list[Partition]:
-    """Without those whose topic was deleted while the group still remembers an offset."""
+    """Without partitions of deleted topics, for which the group may still have offsets."""
     topics = connection.metadata().topics
     return [where for where in partitions if where[0] in topics and where[1] in topics[where[0]].partitions]

@@ -1,11 +1,11 @@
-"""How a command that uses librdkafka ends, whatever the broker does.
+"""The end of a command that uses librdkafka, even if the broker does not respond.
 
-Ctrl-C is held back during calls: an exception that a signal raises inside one of librdkafka's callbacks may be lost on
-the way out of C, and the command then goes on, or ends with a SystemError. It is raised behind the call.
+Ctrl-C is deferred during calls: an exception that a signal raises inside one of librdkafka's callbacks may be lost on
+the way out of C, and the command then goes on, or ends with a SystemError. It is raised after the call.
 
-A consumer that closes commits and leaves its group first, and waits for a broker that does not answer for a minute and
-more. It has `CLOSE_SECONDS`; whoever presses Ctrl-C again does not wait for them either. What is stuck then must not
-hold up the end of the process (`leave`).
+A consumer that closes first commits and leaves its group. If the broker does not respond, that takes over a minute.
+The close may take `CLOSE_SECONDS`, or until a second Ctrl-C. A thread that is stuck then must not delay the end of the
+process (`leave`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Interrupts:
         self._is_held = self._has_come = False
 
     def take(self) -> None:
-        """From here on, unless somebody has taken the signal who knows better."""
+        """Installs the handler, unless the program has its own."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
 
@@ -39,7 +39,7 @@ class _Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """For a call that ends soon by itself."""
+        """For a short call."""
         self._is_held = True
         try:
             yield
@@ -55,7 +55,7 @@ _closing = 0
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process, also where something hangs that Python would wait for."""
+    """Ends the process, even if a thread hangs that Python would wait for."""
     if _closing:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`millstream log`: what segment files hold, and whether stored data is sound."""
+"""`millstream log`: the contents of segment files, and checks of stored data."""
 
 from __future__ import annotations
 

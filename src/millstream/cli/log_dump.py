@@ -1,7 +1,7 @@
-"""`millstream log dump`: what a segment or index file holds, read straight from the file.
+"""`millstream log dump`: the contents of a segment or index file, read straight from the file.
 
-The words are those of `kafka-dump-log`, so that what one knows from there, and scripts that look for `isvalid: false`,
-work here too. A broker may have the file open meanwhile: nothing is written.
+The words are those of `kafka-dump-log`: its users know them, and scripts that search for `isvalid: false` work. A
+broker may have the file open meanwhile: nothing is written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _show_records(found: Found, batch: memoryview, output: Format) -> int:
     try:
         records = codec.decode(batch, check_crc=False)
     except CorruptBatch as error:
-        if not found.problem:  # else the batch is counted, and its line says why
+        if not found.problem:  # else the batch is counted, and its line gives the reason
             print(f"| the records cannot be decoded: {error.detail}")
         return int(not found.problem)
     sequence = found.header.base_sequence
@@ -164,7 +164,7 @@ def _text(value: bytes) -> str:
 
 
 def _name(name: str) -> str:
-    """Header names that are not UTF-8 hold their bytes as lone surrogates, which no terminal takes."""
+    """Header names that are not UTF-8 hold their bytes as lone surrogates, which a terminal cannot print."""
     return _text(name.encode("utf-8", "surrogateescape"))
 
 

@@ -1,6 +1,6 @@
-"""`millstream log verify`: the broker checks what it has stored, now, and says what is damaged.
+"""`millstream log verify`: the broker checks its stored data now, and reports damage.
 
-The broker reads, because it alone knows its store; this asks how far it is, and shows that.
+The broker reads, because only it can access its store; this command polls and shows its progress.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times as people write them: a duration (`10m`), or a moment (`2026-01-31T12:00`, `@1769857200000`)."""
+"""Times as users write them: a duration (`10m`), or a moment (`2026-01-31T12:00`, `@1769857200000`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def duration_ms(text: str, option: str) -> int:
 
 
 def moment_ms(text: str, option: str) -> int:
-    """Local time unless it says otherwise."""
+    """Local time unless it has a zone."""
     if re.fullmatch(r"@[0-9]+", text):
         moment = int(text[1:])
     else:
@@ -41,7 +41,7 @@ def moment_ms(text: str, option: str) -> int:
 
 
 def past_ms(text: str, option: str, now_ms: int) -> int:
-    """A moment, or so long ago."""
+    """A moment, or a duration ago."""
     if _PART.match(text) and re.search("[smhd]$", text):
         return now_ms - duration_ms(text, option)
     try:

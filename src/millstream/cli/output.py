@@ -1,4 +1,4 @@
-"""How lists and descriptions are shown: a table for people, JSON for programs."""
+"""The format of lists and descriptions: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show_json(value: object) -> None:
 
 
 def show_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, object]], empty: str) -> None:
-    """`columns` maps a row's keys to headings; `empty` is said when there is no row, and hints at what to do."""
+    """`columns` maps a row's keys to headings; `empty` is printed if there is no row, and hints at the next step."""
     if not rows:
         print(empty, file=sys.stderr)
         return
@@ -37,9 +37,9 @@ def show_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, object]],
         numeric = all(isinstance(row[key], int) or row[key] is None for row in rows)
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
     for row in rows:
-        # Text, not markup: a topic may be called `[red]` as far as Rich is concerned.
+        # Text, not markup: Rich would interpret a topic named `[red]`.
         table.add_row(*(Text(_cell(row[key])) for key in columns))
-    # Without a terminal there is no width to fit: cutting names would break the scripts that read them.
+    # Without a terminal there is no width limit: truncated names would break scripts.
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     console.print(table)
 

@@ -1,7 +1,7 @@
-"""The broker's HTTP pages, for what Kafka's protocol has no words for.
+"""The broker's HTTP pages, for requests that Kafka's protocol lacks.
 
-Where they are is the broker's own word: `http` among its settings, which any Kafka client can ask for. So there is no
-second address to configure, and no way to be shown the figures of another cluster than the one that was named.
+The broker gives their address itself: `http` among its settings, which any Kafka client can read. So there is no
+second address to configure, and the figures always belong to the named cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Refusal(Failure):
-    """A page that answered with an error."""
+    """A page that returned an error."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -28,18 +28,18 @@ class Refusal(Failure):
 
 
 def queues(connection: Connection) -> list[dict[str, Any]]:
-    """Every queue and its figures; of those that one broker looks after as of one moment."""
+    """Every queue and its figures; those of one coordinator are of one moment."""
     return [queue for node in sorted(connection.metadata().brokers) for queue in _rows_of(node, "queues", connection)]
 
 
 def reasons(connection: Connection) -> list[str]:
-    """Why brokers do not take records now, a sentence each."""
+    """The reasons why brokers refuse records now, a sentence each."""
     nodes = sorted(connection.metadata().brokers)
     return [reason for node in nodes for reason in ask(node, "healthz", connection)["reasons"]]
 
 
 def damage(connection: Connection, topic: str) -> list[dict[str, Any]] | None:
-    """The damaged ranges of a topic by partition and offset; None where the broker has no open pages to say so."""
+    """The damaged ranges of a topic by partition and offset; None if the broker's pages are closed."""
     places: dict[tuple[int, int], dict[str, Any]] = {}
     try:
         for node in sorted(connection.metadata().brokers):
@@ -58,16 +58,16 @@ def _rows_of(node: int, page: str, connection: Connection) -> list[dict[str, Any
 
 
 def ask(node: int, page: str, connection: Connection, *, method: str = "GET") -> Any:
-    """What a page of one broker answers, as JSON; raises `Refusal` where that is an error."""
+    """The JSON of one broker's page; raises `Refusal` for an error status."""
     address = _address(node, connection)
     try:
-        # Straight there: a proxy for the web has no business between two programs.
+        # Without a proxy: web proxies do not serve brokers.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(f"http://{address}/{page}", method=method)
         with opener.open(request, timeout=PAGE_SECONDS) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it has something to say all the same
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # the body holds the reasons
             return json.loads(error.read())
         raise Refusal(
             error.code, f"the broker's page {page} at {address} answered {error.code} {error.reason}"

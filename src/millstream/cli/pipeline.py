@@ -1,6 +1,6 @@
 """`millstream pipeline`: check, run, list, show, reset, replay.
 
-Only `run` starts Spark. The others read files, the broker and Spark's checkpoint, and answer at once.
+Only `run` starts Spark. The others read files, the broker and Spark's checkpoint, and return at once.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def replay(
 
 
 def _forget_group(broker: str, group: str) -> None:
-    """Its offsets only tell other tools how far the sink is, so a broker that is away is no failure."""
+    """Its offsets only show the sink's progress to other tools, so an unreachable broker is no failure."""
     try:
         connection = Connection(broker)
     except Failure as failure:
@@ -298,7 +298,7 @@ def _time(text: str | None, option: str) -> datetime | None:
     return datetime.fromtimestamp(moment_ms(text, option) / 1000, UTC)
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 def _listed(entry: Any) -> dict[str, Any]:

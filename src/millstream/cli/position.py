@@ -1,12 +1,12 @@
-"""A place in a partition, as a person says it: `start`, `end`, an offset, a time, or so many records from here.
+"""A position in a partition, as users write it: `start`, `end`, an offset, a time, or a number of records from here.
 
-    start  end          the oldest record, or behind the newest
+    start  end          the oldest record, or after the newest
     1500                an offset
-    2025-11-04T14:00    a time (local unless it says otherwise); the first record at or after it
+    2025-11-04T14:00    a time (local unless it names a zone); the first record at or after it
     @1762264800000      the same in milliseconds since the epoch
     -100  +100          relative: to the end when consuming, to the committed offset when a group seeks
 
-Offsets outside of what a partition holds are moved to its nearest end.
+Offsets outside a partition's range are moved to its nearest end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Position:
 
 
 def spans(connection: Connection, partitions: Iterable[Partition]) -> dict[Partition, tuple[int, int]]:
-    """The first offset and the one behind the last, of each partition."""
+    """The first offset and the one after the last, of each partition."""
     from confluent_kafka.admin import OffsetSpec
 
     wanted = list(partitions)
@@ -82,7 +82,7 @@ def resolve(
     partitions: Iterable[Partition],
     base: Mapping[Partition, int] | None = None,
 ) -> dict[Partition, int]:
-    """The offset that `position` means in each partition; `base` is what a relative one starts from (the end)."""
+    """The offset of `position` in each partition; a relative one is added to `base` (default: the end)."""
     from confluent_kafka.admin import OffsetSpec
 
     held = spans(connection, partitions)

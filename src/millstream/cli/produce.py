@@ -1,17 +1,17 @@
-"""`millstream produce`: records from arguments, or a line a record from standard input or a file.
+"""`millstream produce`: records from arguments, or one record per line from standard input or a file.
 
-Lines are read in whatever chunks the input gives (a pipe's 64 KiB, a terminal's one line) and handed to librdkafka a
-chunk at a time. Deliveries are counted by their failures: librdkafka calls back only for those, and once its queue is
-empty everything else was acknowledged. So a record costs no Python call of its own, and a million small lines take
+Input is read in chunks of any size (a pipe's 64 KiB, a terminal's one line), and each chunk is handed to librdkafka as
+a whole. Deliveries are counted by their failures: librdkafka calls back only for those, and once its queue is empty
+all other records are acknowledged. So a record costs no Python call of its own, and a million small lines take
 little over a second.
 
-Order is kept: a chunk is queued only where there is room for all of it, because a record refused in the middle of a
-chunk would otherwise be overtaken by those behind it.
+Order is kept: a chunk is queued only if there is room for all of it. Otherwise later records could overtake a record
+that is refused in the middle of a chunk.
 
-A delay is a header with the time at which queues may deliver the record; those who read the topic as a stream see it
-at once. It counts from when a line was read, not from when the command began.
+A delay is a header with the time at which queues may deliver the record; stream consumers see the record at once. The
+delay counts from the reading of the line, not from the start of the command.
 
-Records that wait for longer than a moment are explained by the broker's own words (`stall.py`).
+If records wait for longer than a moment, the broker's reason is shown (`stall.py`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def produce(
     producer = connection.producer(
         {
             "acks": acks.value,
-            # A retry after a lost answer must not store the record twice.
+            # A retry after a lost response must not store the record twice.
             "enable.idempotence": acks is Acks.ALL,
             "compression.type": compression.value,
             "linger.ms": 0 if values else 20,
@@ -96,7 +96,7 @@ def produce(
             "queue.buffering.max.messages": 2 * QUEUED_RECORDS_MAX,
             "queue.buffering.max.kbytes": 1 << 20,
             "message.timeout.ms": 30_000,
-            # How long a topic that does not exist may take to be created by itself.
+            # The time limit for the automatic creation of a missing topic.
             "topic.metadata.propagation.max.ms": 3000,
             "delivery.report.only.error": not values,
         }
@@ -116,7 +116,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 Due = Callable[[], int]
-"""When records that are sent now may be delivered, in milliseconds since 1970."""
+"""The delivery time of records that are sent now, in milliseconds since 1970."""
 
 
 def _due(delay: str | None, at: str | None) -> Due | None:
@@ -246,7 +246,7 @@ class Sender:
             self._producer.poll(0.05)
 
     def _drain(self) -> None:
-        # In slices, so that Ctrl-C is heard; message.timeout.ms bounds the whole.
+        # In slices, so that Ctrl-C takes effect; message.timeout.ms bounds the whole.
         while waiting := self._producer.flush(0.25):
             self._stall.look(waiting)
 
@@ -279,7 +279,7 @@ def _open(path: Path | None) -> int:
 
 
 def _size(descriptor: int) -> int | None:
-    """Known for a file, so that the bar can show how much is left."""
+    """Known for a file, so that the bar can show the rest."""
     status = os.fstat(descriptor)
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 

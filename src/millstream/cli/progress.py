@@ -1,4 +1,4 @@
-"""A progress bar on standard error, when that is a terminal; nothing at all otherwise."""
+"""A progress bar on standard error, if that is a terminal; nothing otherwise."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class Progress:
             self._bar.stop()
 
     def update(self, records: int, size_bytes: int, seconds: float) -> None:
-        """Cheap enough for each chunk of input: Rich draws ten times a second whatever is said here."""
+        """Cheap enough for each chunk of input: Rich draws only ten times a second."""
         if self._bar is not None:
             self._bar.update(self._task, completed=size_bytes, records=records, rate=records / max(seconds, 1e-9))

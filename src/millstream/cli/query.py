@@ -1,4 +1,4 @@
-"""`millstream query`: one SQL question over topics, answered on a local Spark."""
+"""`millstream query`: one SQL query over topics, on a local Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TABLE_ROWS_MAX = 1000
-"""A table is laid out as a whole, so without --limit it has an end; JSON and CSV have none."""
+"""A table is laid out as a whole, so without --limit it is bounded; JSON and CSV are not."""
 
 
 class Values(enum.StrEnum):
@@ -60,7 +60,7 @@ def query(
     need_spark("millstream query")
     if schema is not None and values in (Values.TEXT, Values.BYTES):
         raise typer.BadParameter(f"--schema is for JSON values, not for --format {values}")
-    Connection(broker)  # whether one answers there
+    Connection(broker)  # checks that a broker responds there
     from millstream.pipeline.question import Question, as_json, rows
     from millstream.spark import session
 
@@ -86,7 +86,7 @@ def query(
 
 
 def _begun(found: Iterator[Any]) -> Iterator[Any]:
-    """Computed up to the first row: what Spark has to wait for comes before it."""
+    """Computes the first row: Spark's waits come before it."""
     first = list(itertools.islice(found, 1))
     return itertools.chain(first, found)
 
@@ -112,12 +112,12 @@ def _show_table(found: Iterator[Any], names: list[str], limit: int | None) -> No
 
 
 def _cell(value: object) -> object:
-    """Whole numbers stay what they are, so that they stand at the right."""
+    """Integers stay integers, for right alignment."""
     return value if value is None or type(value) is int else _text(value, "-")
 
 
 def _text(value: object, null: str) -> str:
-    """Nested values as Python has them would show its own words; these are Spark's."""
+    """Nested values in Spark's notation, not in Python's."""
     match value:
         case None:
             return null
@@ -141,7 +141,7 @@ def _joined(opening: str, parts: Iterable[str], closing: str) -> str:
 
 
 def _decoded(value: bytes) -> str:
-    """Text where it is, else hexadecimal."""
+    """Text if it is UTF-8, else hexadecimal."""
     try:
         return value.decode()
     except UnicodeDecodeError:

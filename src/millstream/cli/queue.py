@@ -1,9 +1,9 @@
 """`millstream queue`: list, describe, create, set, seek, purge, peek, delete; and consume and redrive.
 
-A queue is a group whose members share a topic record by record. What changes one goes through Kafka's protocol, under
-its rules: a queue that has members is neither moved nor deleted. What it holds (available, leased, waiting, done,
-dead, and since when) has no place in that protocol, so `list`, `describe` and `peek` read it from the broker's page
-`/queues`: all figures from one place and of one moment, rather than a few from each side that do not add up.
+A queue is a group whose members share a topic record by record. Changes go through Kafka's protocol, under its rules:
+a queue with members is neither moved nor deleted. That protocol has no fields for a queue's contents (available,
+leased, waiting, done, dead, and since when), so `list`, `describe` and `peek` read them from the broker's page
+`/queues`: all figures are from one place and of one moment, and add up.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _move(
 
 
 def _settings(connection: Connection, name: str) -> dict[str, str]:
-    """Those that were set."""
+    """Those set explicitly."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     entries = connection.settings(ConfigResource(ResourceType.GROUP, name))

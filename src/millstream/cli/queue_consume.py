@@ -1,11 +1,11 @@
-"""`millstream queue consume`: a command per record, many at a time.
+"""`millstream queue consume`: runs a command per record, many at a time.
 
-As many records are leased as there are hands free (`--jobs`), and each lease is renewed while its command runs: what
-waits is available to other workers, and a command may take hours. When the broker goes away commands go on; their
-leases are gone, so their records come again, to whoever is there (at least once).
+Records are leased only for free slots (`--jobs`), and each lease is renewed while its command runs: other records are
+available to other workers, and a command may take hours. If the connection breaks, commands go on; their leases are
+lost, so their records are delivered again (at least once).
 
-SIGTERM and Ctrl-C: nothing new is leased, what runs is finished and answered, then the member leaves. A second one asks
-the commands to end. SIGTERM ends with 0, Ctrl-C with 130.
+SIGTERM and Ctrl-C: nothing new is leased, running commands end and are acknowledged, then the member leaves. A second
+signal stops the commands. SIGTERM ends with 0, Ctrl-C with 130.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 JOBS_MAX = 1000
 BUSY_WAIT_MS = 100
-"""Of a fetch while commands run: their answers wait for it."""
+"""Of a fetch while commands run: acknowledgements wait for it."""
 IDLE_WAIT_MS = 500
 RECONNECT_SECONDS = 1.0
 
@@ -88,7 +88,7 @@ class Work:
     tally: Counter[str] = field(default_factory=Counter)
     _finished: queue.SimpleQueue[tuple[RecordCommand, Reply]] = field(default_factory=queue.SimpleQueue)
     _unconfirmed: dict[Lease, Reply] = field(default_factory=dict)
-    """Answers that are on their way to the broker."""
+    """Acknowledgements in flight to the broker."""
     _member: ShareMember | None = None
     _member_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _renewed_at: float = 0.0
@@ -105,7 +105,7 @@ class Work:
                     self._lose()
             if self._member is not None:
                 self._member.leave()
-        except LinkBroken:  # it notices by itself that we are gone
+        except LinkBroken:  # the broker detects the lost connection
             return
         except ShareError as error:
             self.stop_commands()
@@ -139,7 +139,7 @@ class Work:
         return self._member
 
     def _turn(self, member: ShareMember) -> None:
-        """One round: say what is done, keep what is not, take what there is room for."""
+        """One round: renews leases, acknowledges finished records, leases new ones."""
         from millstream.client.share import PartitionRefused
 
         member.beat()
@@ -158,7 +158,7 @@ class Work:
         except PartitionRefused:
             if not self.running:
                 raise
-            self._wait_for_one(wait_ms / 1000)  # they have records of other partitions, and keep them
+            self._wait_for_one(wait_ms / 1000)  # running commands keep their records of other partitions
             return
         self._settle(answers, late)
         for delivery in taken:
@@ -225,7 +225,7 @@ class Work:
             return
 
     def _lose(self) -> None:
-        """The broker is away, or was: whatever runs has lost its lease."""
+        """After a broken connection: running commands lose their leases."""
         if self._member is not None:
             print(f"millstream: lost the broker at {self.connection.address}; trying until it is back", file=sys.stderr)
         self._member = None
@@ -238,7 +238,7 @@ class Work:
 
 
 class Signals:
-    """SIGTERM and Ctrl-C, while work goes on."""
+    """Handles SIGTERM and Ctrl-C during the work."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""A queue as a group that is there, or is made: what several commands of `millstream queue` begin with."""
+"""Finds or creates a queue's group: the first step of several `millstream queue` commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Begin(enum.StrEnum):
 
 
 def ensure(connection: Connection, group: str, begin: Begin) -> None:
-    """Makes the queue if it is new. Where it is to begin has to be known before it has read anything."""
+    """Creates the queue if it is new. Its start must be set before its first read."""
     if group not in ShareGroups(connection).states():
         from confluent_kafka.admin import ResourceType
 

@@ -1,6 +1,6 @@
-"""`millstream queue peek`: what a queue would give out next, without taking it.
+"""`millstream queue peek`: the records that a queue delivers next, without leasing them.
 
-The broker says which records those are (its page `/queues`); they are read from the log as any reader would.
+The broker lists those records (its page `/queues`); they are read from the log like any records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def peek(
 
 
 def _read(connection: Connection, topic: str, partition: dict[str, Any], count: int) -> Iterator[Message]:
-    """Records of the runs that are next, in order of offset."""
+    """Records of the next runs, in order of offset."""
     from confluent_kafka import TopicPartition
 
     runs = partition["ahead"]
@@ -94,7 +94,7 @@ def _read(connection: Connection, topic: str, partition: dict[str, Any], count: 
 
 
 def _is_delayed(message: Message) -> bool:
-    """The queue has not looked at it yet, so it does not know."""
+    """The queue has not read it yet and does not know its delay."""
     headers: Any = message.headers() or []
     due: bytes = dict(headers).get(DELIVER_AT) or b""
     return due.isdigit() and int(due) > time.time() * 1000

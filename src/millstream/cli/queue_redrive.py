@@ -1,12 +1,12 @@
-"""`millstream queue redrive`: dead letters, sent back to where they came from.
+"""`millstream queue redrive`: sends dead letters back to their original topics.
 
 A redriven record is a new one, at the end of its old partition, with its key, value and headers, but
 
-- without what the queue wrote when it gave up (`millstream-dead-...`) and without a delay, which is over;
-- with `millstream-redriven`, how often it was sent back, and `millstream-redriven-from`, which dead letter it was.
+- without the headers of its death (`millstream-dead-...`) and without a delay, which is over;
+- with `millstream-redriven`, the number of its redrives, and `millstream-redriven-from`, the dead letter's position.
 
-Each dead letter is sent back once, however often the command is run and however it ends: see `redriven.py`. The record
-goes to the topic, so every group that reads the topic gets it, not only the queue that gave it up.
+Each dead letter is sent back once, however often the command runs and however it ends: see `redriven.py`. The record
+goes to the topic, so every group of the topic gets it, not only the queue in which it died.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEAD = "millstream-dead-"
 REDRIVEN = "millstream-redriven"
 DROPPED = (REDRIVEN, FROM_HEADER, "millstream-deliver-at")
 CHUNK = 100
-"""Dead letters between two entries in the ledger."""
+"""Dead letters per ledger entry."""
 
 
 def redrive(
@@ -91,12 +91,12 @@ def parse_rate(text: str) -> float:
 
 
 class Wish(NamedTuple):
-    """Which dead letters are meant."""
+    """The selection of dead letters."""
 
     topic: str | None = None
     group: str | None = None
     reason: str | None = None
-    """In small letters."""
+    """In lower case."""
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -111,7 +111,7 @@ class Wish(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A dead letter, as its headers tell."""
+    """A dead letter, parsed from its headers."""
 
     topic: str
     partition: int
@@ -119,14 +119,14 @@ class Letter(NamedTuple):
     reason: str
     at_ms: int
     headers: list[tuple[str, bytes]]
-    """Those that its record had."""
+    """The headers of the original record."""
     redriven: int
     is_unreadable: bool = False
     """The record was damaged: there is nothing to send back."""
 
     @classmethod
     def read(cls, message: Message) -> Letter | None:
-        """None if it does not say where it came from: another program wrote it."""
+        """None if it does not name its origin: another program wrote it."""
         headers = headers_of(message)
         said = {name: value.decode("utf-8", "replace") for name, value in headers}
         topic, partition = said.get(DEAD + "topic"), said.get(DEAD + "partition", "")
@@ -168,7 +168,7 @@ class Redrive:
     error: KafkaError | None = None
     _looked_at: int = 0
     _started: float = 0.0
-    """When the first one was sent."""
+    """The time of the first send."""
     _producer: Any = None
     _partitions: dict[str, int] = field(default_factory=dict)
 
@@ -234,7 +234,7 @@ class Redrive:
         return None
 
     def _send(self, chunk: list[tuple[Message, Letter]]) -> None:
-        """Begun in the ledger, sent, ended in the ledger."""
+        """Writes `sending` to the ledger, sends, writes `sent`."""
         letters: dict[int, Runs] = {}
         for message, _ in chunk:
             letters.setdefault(message.partition() or 0, Runs()).add(message.offset() or 0, message.offset() or 0)
@@ -247,11 +247,11 @@ class Redrive:
             self._produce(message, letter, taken)
         while self._producer.flush(0.5):
             pass
-        if self.error is None:  # else the next redrive has a look at which of them are there after all
+        if self.error is None:  # else the next redrive checks which of them were stored
             self.ledger.end(taken)
 
     def _target(self, letter: Letter) -> Partition:
-        """Where it was; a topic that was made anew with fewer partitions has another place for it."""
+        """Its original partition; a topic recreated with fewer partitions gets another."""
         return letter.topic, letter.partition % self._partitions[letter.topic]
 
     def _produce(self, message: Message, letter: Letter, taken: dict[int, Runs]) -> None:

@@ -1,15 +1,15 @@
-"""One record, given to a command: the value on standard input, the rest in the environment.
+"""One record, passed to a command: the value on standard input, the rest in the environment.
 
-    MILLSTREAM_RECORD_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP      where it is and when it was made (milliseconds)
-    MILLSTREAM_RECORD_GROUP, _ATTEMPT                             whose delivery this is, and which (from 1)
-    MILLSTREAM_RECORD_KEY                                         not set if it has none
-    MILLSTREAM_RECORD_HEADERS                                     all of them, as JSON: [[name, value], ...]
+    MILLSTREAM_RECORD_TOPIC, _PARTITION, _OFFSET, _TIMESTAMP      its position, and its time (milliseconds)
+    MILLSTREAM_RECORD_GROUP, _ATTEMPT                             the queue, and the number of the attempt (from 1)
+    MILLSTREAM_RECORD_KEY                                         not set if there is no key
+    MILLSTREAM_RECORD_HEADERS                                     all headers, as JSON: [[name, value], ...]
     MILLSTREAM_RECORD_HEADER_<NAME>                               each: the name in capitals, with _ for all but A-Z 0-9
 
 A variable cannot hold a zero byte: a header with one is only in the JSON, a key only in `MILLSTREAM_RECORD_KEY_BASE64`.
 
-The command's exit code is the answer: 0 accepts the record, 2 rejects it, anything else releases it. It is also the
-reason that a dead letter of the record has.
+The command's exit code is the acknowledgement: 0 accepts the record, 2 rejects it, anything else releases it. It is
+also the reason in the record's dead letter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millstream.config import RECORD_PREFIX
 
 ANSWERS = {0: ACCEPT, 1: RELEASE, 2: REJECT}
 KILL_SECONDS = 5.0
-"""Between asking a command to end and ending it."""
+"""Between the request to end and the kill."""
 
 
 def variables(delivery: Delivery, topic: str, group: str) -> dict[bytes, bytes]:
@@ -57,23 +57,23 @@ def variables(delivery: Delivery, topic: str, group: str) -> dict[bytes, bytes]:
 
 
 class RecordCommand:
-    """A command at work on one record. Runs in a thread of its own."""
+    """A command that processes one record. Runs in a thread of its own."""
 
     def __init__(self, command: Sequence[str], delivery: Delivery, topic: str, group: str) -> None:
         self.delivery = delivery
         self.has_lease = True
-        """Until it turns out that others may get the record meanwhile."""
+        """Until another worker may get the record."""
         self._command = command
         self._topic = topic
         self._group = group
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, timeout_seconds: float | None) -> Reply:
-        """What to answer for the record."""
+        """The acknowledgement of the record."""
         where = f"{self._topic} partition {self.delivery.partition} offset {self.delivery.record.offset}"
         inherited = {name: value for name, value in os.environb.items() if not name.startswith(RECORD_PREFIX.encode())}
         try:
-            # In a process group of its own: Ctrl-C asks us to finish, and what runs should get the time for that.
+            # In a process group of its own: Ctrl-C asks us to finish, and running commands need time for that.
             process = self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ class RecordCommand:
         return Reply(verb, reason="" if verb == ACCEPT else f"{done} by {self._command[0]} ({how})")
 
     def stop(self) -> None:
-        """Asks it to end, with all that it has started."""
+        """Asks it to end, with all its child processes."""
         if self._process is not None:
             self._signal(self._process, signal.SIGTERM)
 

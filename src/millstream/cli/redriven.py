@@ -1,18 +1,18 @@
-"""The ledger of dead letters that were sent back: a topic of its own, `__redriven__`, so that none goes twice.
+"""The ledger of redriven dead letters: a topic of its own, `__redriven__`, so that none is sent twice.
 
-    {"of": ID, "sending": {"0": [[5, 8]]}, "ends": {"jobs/2": 100}}     before some are sent: which, and to behind what
+    {"of": ID, "sending": {"0": [[5, 8]]}, "ends": {"jobs/2": 100}}     before a send: which letters, the target's end
     {"of": ID, "sent": {"0": [[5, 8]]}}                                 when they are durable
 
-ID is the dead-letter topic's (a topic made anew under its name is another one), "0" its partition, 5 to 8 the offsets.
+ID is the dead-letter topic's (a recreated topic has another id), "0" its partition, 5 to 8 the offsets.
 
 Rules
 -----
 1. Nothing is sent before it is in the ledger as `sending`, and nothing else is begun before it is there as `sent`.
-2. A redrive that was cut short leaves a `sending` at the end. The next one looks for those records where they were
-   going, from where that topic ended then: each carries, in a header, which dead letter it was. What is found there is
-   `sent`, the rest is not. So a crash repeats nothing and forgets nothing.
-3. One redrive at a time: the ledger has one partition, and whoever its consumer group has given it to may write.
-4. Entries about dead letters that retention has removed are removed too.
+2. An interrupted redrive leaves a `sending` at the end. The next redrive searches the target topic for those records,
+   from its end at that time: a header of each names its dead letter. The records that it finds count as
+   `sent`, the others do not. So a crash repeats nothing and forgets nothing.
+3. One redrive at a time: the ledger has one partition, and only its owner in the consumer group may write.
+4. Entries about dead letters that retention has deleted are deleted too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FROM_HEADER = "millstream-redriven-from"
 
 
 class Runs:
-    """A set of offsets, kept as runs of neighbours."""
+    """A set of offsets, stored as runs of consecutive numbers."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs: list[tuple[int, int]] = []
@@ -98,7 +98,7 @@ class Ledger:
             self._consumer.close()
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and the ledger stays ours."""
+        """Waits, and keeps the ledger's partition."""
         assert self._consumer is not None
         deadline = time.monotonic() + seconds
         while True:
@@ -108,7 +108,7 @@ class Ledger:
             if time.monotonic() >= deadline:
                 return
 
-    # What is written
+    # Writing
 
     def begin(self, letters: Letters, ends: Mapping[Partition, int]) -> None:
         places = {f"{topic}/{partition}": end for (topic, partition), end in ends.items()}
@@ -119,7 +119,7 @@ class Ledger:
         self._note(letters)
 
     def recover(self) -> int:
-        """Finds out what a redrive that was cut short has sent; how many those were."""
+        """Finds the records that an interrupted redrive has sent; returns their number."""
         if self._open is None:
             return 0
         wanted = {
@@ -143,7 +143,7 @@ class Ledger:
         return sum(last - first + 1 for runs in found.values() for first, last in runs)
 
     def tidy(self) -> None:
-        """Removes entries from the front that no dead letter needs any more."""
+        """Deletes entries from the front that no dead letter needs any more."""
         from confluent_kafka import TopicPartition
 
         numbers = self._connection.topic(self._dlq).partitions
@@ -168,7 +168,7 @@ class Ledger:
         if failed[0] is not None:
             raise explain(failed[0], self._connection.address, TOPIC)
 
-    # What is read
+    # Reading
 
     def _look(self) -> None:
         """Without the right to write."""
@@ -183,7 +183,7 @@ class Ledger:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "session.timeout.ms": SESSION_MS,
-                # Who has the ledger keeps it when others ask.
+                # The owner of the ledger keeps it when other members join.
                 "partition.assignment.strategy": "cooperative-sticky",
             }
         )
@@ -225,7 +225,7 @@ class Ledger:
 
 
 def read(connection: Connection, starts: Mapping[Partition, int]) -> Iterator[Message]:
-    """Everything from some offsets on that is there now."""
+    """All current records from some offsets on."""
     from confluent_kafka import TopicPartition
 
     held = spans(connection, starts)
@@ -245,7 +245,7 @@ def read(connection: Connection, starts: Mapping[Partition, int]) -> Iterator[Me
         consumer.assign([TopicPartition(*place, max(starts[place], held[place][0])) for place in left])
         heard = time.monotonic()
         while left:
-            first = consumer.poll(0.5)  # `consume` would wait so long for more than there is
+            first = consumer.poll(0.5)  # `consume` would wait this long for a full count
             for message in () if first is None else (first, *consumer.consume(500, 0)):
                 heard = time.monotonic()
                 place = (message.topic() or "", message.partition() or 0)
@@ -296,5 +296,5 @@ def _ensure(connection: Connection) -> None:
     try:
         connection.settle(future, TOPIC)
     except Failure:
-        if TOPIC not in connection.metadata().topics:  # somebody else may have made it meanwhile
+        if TOPIC not in connection.metadata().topics:  # another redrive may have created it meanwhile
             raise

@@ -1,12 +1,12 @@
-"""What `millstream pipeline run` does once the file is known to be right.
+"""`millstream pipeline run`, after the check of its file.
 
 How it ends
 -----------
-SIGTERM and Ctrl-C ask the pipeline to stop: batches that are on their way may end, for a while, and nothing is lost
+SIGTERM and Ctrl-C ask the pipeline to stop: running batches get some time to end, and nothing is lost
 either way. A second Ctrl-C does not wait. SIGTERM ends with 0, Ctrl-C with 130, a failure with 1 and one sentence.
 
-Ctrl-C reaches every process of the terminal. Spark's Java process ignores it, so that it is there for a clean stop. A
-supervisor may send SIGTERM to all processes; then Java is gone first, and what Spark says about that is not a failure.
+Ctrl-C reaches every process of the terminal. Spark's Java process ignores it, so that it can stop cleanly. A
+supervisor may send SIGTERM to all processes; then Java ends first, and Spark's errors about that are not a failure.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from millstream.pipeline.spec import PipelineSpec, SourceSpec
 from millstream.spark import session
 
 LOCAL = "local[*,4]"
-"""All cores, and as many tries for a task as a cluster gives it."""
+"""All cores, and as many attempts per task as on a cluster."""
 RECORD_BYTES, LETTER_BYTES_MORE = 1 << 20, 64 << 10
-"""What a topic takes by default, and what headers add that say what is wrong with a dead letter."""
+"""A topic's default record limit, and the size of a dead letter's error headers."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     once: bool
     master: str | None
@@ -54,10 +54,10 @@ class Wish:
 
 
 class Stop:
-    """Signals, remembered. From then on standard error is closed to what Java says about its own end."""
+    """Records signals. After a signal, Java's messages about its own end no longer reach standard error."""
 
     def __init__(self) -> None:
-        self.is_asked = False  # no Event: its lock may be held by the very thread that a handler interrupts
+        self.is_asked = False  # no Event: the thread that a handler interrupts may hold its lock
         self.is_interrupted = False
         self._stderr = sys.stderr
 
@@ -71,7 +71,7 @@ class Stop:
         sys.stderr = self._stderr
 
     def take_interrupts(self) -> None:
-        """After Spark has started: it takes Ctrl-C for itself then."""
+        """After the start of Spark, which installs its own Ctrl-C handler."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_term(self, number: int, frame: Any) -> None:
@@ -129,21 +129,21 @@ def _run(pipeline: Pipeline, once: bool, stop: Stop, view: View, gauges: Gauges)
         view.say("stopping")
     finally:
         pipeline.stop()
-    for report in pipeline.news():  # batches that ended meanwhile
+    for report in pipeline.news():  # batches that ended in the meantime
         _tell(report, view, gauges)
 
 
 def _tell(report: BatchReport, view: View, gauges: Gauges) -> None:
-    gauges.take(report)  # first: a program that reads the line may ask for the metrics at once
+    gauges.take(report)  # first: a reader of the line may request the metrics at once
     view.take(report)
 
 
 @contextmanager
 def _as_sentence(stop: Stop) -> Iterator[None]:
-    """What Spark throws as one sentence; after a stop was asked for, nothing: it may be gone already."""
+    """Raises Spark's errors as one sentence; after a stop request, none: Spark may be gone already."""
     try:
         yield
-    except BrokenPipeError:  # of standard output, and nothing of Spark's
+    except BrokenPipeError:  # of standard output, not of Spark
         raise
     except (PySparkException, Py4JError, ConnectionError, MillstreamError) as error:
         if stop.is_asked:
@@ -165,7 +165,7 @@ def _gauges(pipeline: str, sinks: list[str], address: str | None) -> Iterator[Ga
 
 
 def _create_missing(broker: str, topic: str, source: SourceSpec) -> None:
-    """Dead letters must have somewhere to go before the first one comes, however large what is read may be."""
+    """Creates the dead-letter topic before the first dead letter, with room for the largest record."""
     connection = Connection(broker)
     if topic in connection.metadata().topics:
         return
@@ -177,12 +177,12 @@ def _create_missing(broker: str, topic: str, source: SourceSpec) -> None:
     try:
         connection.settle(future, topic)
     except Failure:
-        if topic not in connection.metadata().topics:  # another pipeline may have made it meanwhile
+        if topic not in connection.metadata().topics:  # another pipeline may have created it meanwhile
             raise
 
 
 def _record_bytes_max(connection: Connection, source: SourceSpec) -> int:
-    """What the topics that are read take. A broker that does not say so has Kafka's default."""
+    """The record limit of the source topics. Kafka's default if the broker does not report it."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     found = [RECORD_BYTES]

@@ -1,8 +1,8 @@
-"""What `millstream serve` does, apart from how its flags are declared.
+"""The work of `millstream serve`, apart from the declaration of its flags.
 
-A broker runs for months with whatever its command line imported. The library behind the commands (Typer, and
-pydantic under it) costs 10 MB and 0.1 s at start, so `main` asks `plain_flags` first: a command line of known flags
-with values needs no library. Anything else, `--help` and mistakes included, goes through Typer.
+A broker keeps the imports of its command line for months. The library behind the commands (Typer, and
+pydantic under it) costs 10 MB and 0.1 s at start, so `main` calls `plain_flags` first: a command line of known flags
+with values needs no library. Anything else, including `--help` and mistakes, goes through Typer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SWITCHES = ("allow_unauthenticated",)
 
 
 def plain_flags(arguments: Sequence[str]) -> dict[str, object] | None:
-    """The flags of `serve`, if the arguments are nothing but those; None otherwise."""
+    """The flags of `serve`, if there are no other arguments; else None."""
     flags: dict[str, object] = {}
     rest = list(arguments)
     while rest:

@@ -1,4 +1,4 @@
-"""Settings of topics and queues, as the command line takes and changes them."""
+"""Settings of topics and queues: parsing and changing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _check_names(connection: Connection, kind: ResourceType, name: str, unset: S
     resource = ConfigResource(kind, name)
     known = connection.settle(connection.admin.describe_configs([resource])[resource], name)
     for key in unset:
-        if key not in known and key not in SETTINGS:  # a topic's settings that Kafka does not have are not listed
+        if key not in known and key not in SETTINGS:  # topic settings unknown to Kafka are not listed
             likely = difflib.get_close_matches(key, known, n=1)
             raise Failure(
                 f"{name} has no setting {key}; "
@@ -64,7 +64,7 @@ def _check_names(connection: Connection, kind: ResourceType, name: str, unset: S
 def alter_settings(
     connection: Connection, kind: ResourceType, name: str, changes: Mapping[str, str], unset: Sequence[str]
 ) -> None:
-    """The same, and says so. Kafka puts a name that it does not know back to its default without a word."""
+    """The same, and prints it. Kafka silently resets an unknown name to its default."""
     if unset:
         _check_names(connection, kind, name, unset)
     change_settings(connection, kind, name, changes, unset)

@@ -1,7 +1,7 @@
-"""Share groups as `millstream group` sees them.
+"""Share groups for `millstream group`.
 
-librdkafka's admin client does not list or describe them yet, so every broker of the cluster is asked with plain
-requests: whoever lists a group looks after it.
+librdkafka's admin client does not list or describe them yet, so plain requests go to every broker of the cluster:
+the broker that lists a group is its coordinator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ShareGroups:
             try:
                 link = Link(str(broker.host), broker.port, "millstream-cli", CONNECT_SECONDS)
                 answer = link.ask(LIST_GROUPS, 5, 5, {"states_filter": [], "types_filter": ["share"]})
-            except LinkBroken:  # older than share groups, or just gone: librdkafka says so where it matters
+            except LinkBroken:  # older than share groups, or just gone: librdkafka reports it where it matters
                 continue
             found.update((each.group_id, (each.group_state.lower(), link)) for each in answer.groups)
         return found
@@ -56,7 +56,7 @@ class ShareGroup:
         return described
 
     def offsets(self) -> dict[Partition, tuple[int, int | None]]:
-        """Of each partition it has read: the first offset that is not done, and how many records are not."""
+        """For each partition read: the first offset that is not done, and the number of records that are not."""
         answer = self._link.ask(DESCRIBE_OFFSETS, 0, 1, {"groups": [{"group_id": self.name, "topics": None}]})
         [group] = answer.groups
         _check(group.error_code, group.error_message)

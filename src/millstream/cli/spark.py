@@ -1,4 +1,4 @@
-"""What commands on Spark share: whether it is there, how a local one is set, and a sign of life while it starts."""
+"""Shared by commands on Spark: a check for Spark, local settings, and a spinner during the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("pyspark", "pyarrow", "deltalake", "sqlglot", "fastavro")
 
 
 def need_spark(command: str) -> None:
-    """The base install has none of it; asked before anything is imported that would stumble over that."""
+    """The base install lacks Spark; checked before any import that would fail."""
     if any(importlib.util.find_spec(part) is None for part in PARTS):
         raise Failure(f"{command} needs pip install 'millstream[spark]'")
 
@@ -31,7 +31,7 @@ def local_settings(master: str | None) -> dict[str, str]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A turning wheel on standard error, when that is a terminal."""
+    """A spinner on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

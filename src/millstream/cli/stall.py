@@ -1,7 +1,7 @@
-"""Says why records wait, while a command goes on trying.
+"""Shows why records wait, while a command retries.
 
-A full disk is a retriable error to Kafka's clients (KAFKA_STORAGE_ERROR): librdkafka tries again without a word until
-the records time out. So a command that made no progress for a second asks the broker's pages for the reason.
+A full disk is a retriable error to Kafka's clients (KAFKA_STORAGE_ERROR): librdkafka retries silently until
+the records time out. So a command without progress for a second reads the reason from the broker's pages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from millstream.cli.connection import Connection
 from millstream.core.errors import MillstreamError
 
 ASK_SECONDS = 1.0
-"""Without progress, before the broker is asked."""
+"""Without progress, before the pages are read."""
 SILENT_SECONDS_MAX = 5.0
-"""Without progress or a reason, before that is said."""
+"""Without progress or a reason, before the warning."""
 
 
 class Stall:
-    """One warning for each time that nothing moves."""
+    """One warning for each stall."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
@@ -32,10 +32,10 @@ class Stall:
         self._asking: threading.Thread | None = None
         self._is_told = False
         self.reason = ""
-        """What the broker said last."""
+        """The broker's last reason."""
 
     def look(self, waiting: int) -> None:
-        """Called every moment with how many records wait for their answer."""
+        """Called often, with the number of unacknowledged records."""
         now = time.monotonic()
         if waiting < self._waiting or not waiting:
             self._since, self._is_told = now, False
@@ -46,9 +46,9 @@ class Stall:
         self._asking.start()
 
     def _ask(self, seconds: float) -> None:
-        """In a thread: sending goes on while the broker is asked."""
+        """In a thread: sending goes on during the request."""
         reasons: list[str] = []
-        with suppress(MillstreamError):  # it is away, which is told elsewhere, or its pages are closed
+        with suppress(MillstreamError):  # it is unreachable, which is reported elsewhere, or its pages are closed
             reasons = pages.reasons(self._connection)
         if reasons or seconds > SILENT_SECONDS_MAX:
             self._is_told = True

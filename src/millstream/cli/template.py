@@ -1,7 +1,7 @@
 """The format of `consume -f`, in kcat's letters.
 
 %t topic   %p partition   %o offset   %T timestamp in milliseconds   %h headers (k=v,k=v)
-%k key     %K its length  %v or %s value  %S its length  (a length is -1 where there is nothing)  %% a percent sign
+%k key     %K its length  %v or %s value  %S its length  (a length is -1 if there is none)  %% a percent sign
 \\n \\t \\r \\0 \\\\ and \\xHH as usual
 
 `luxun-pack` instead of letters shows the messages in packs that Luxun's clients wrote.
@@ -65,11 +65,11 @@ def _unpacked(message: Message) -> bytes:
 
 
 NAMED: dict[str, Render] = {"luxun-pack": _unpacked}
-"""Formats that are words: the messages of a Luxun client's pack, a line each."""
+"""Named formats: the messages of a Luxun client's pack, a line each."""
 
 
 def compile_template(text: str) -> Render:
-    """Read once, so that a record costs a call per letter."""
+    """Parsed once, so that a record costs a call per letter."""
     if text in NAMED:
         return NAMED[text]
     parts: list[bytes | Render] = []

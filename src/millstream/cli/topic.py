@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True)
 
 PARTITIONS_MAX = 100_000
-"""The client takes no more."""
+"""The client's limit."""
 MISSING_DIRECTORY = "missing directory"
-"""The cause of damage by which the broker tells that all of a partition is lost."""
+"""The broker's cause of damage for a partition that is lost as a whole."""
 
 Name = Annotated[str, typer.Argument(show_default=False)]
 

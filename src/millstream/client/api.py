@@ -1,24 +1,24 @@
-"""The verbs, the same whether the broker is in this process (`millstream.open`) or elsewhere (`millstream.connect`).
+"""The verbs, the same for a broker in this process (`millstream.open`) and a server (`millstream.connect`).
 
     async with millstream.open("memory:") as ms:
         await ms.send("orders", b"one widget", key=b"user-1")
         async for record in ms.read("orders", follow=False):
             print(record.offset, record.key, record.value)
 
-What a verb promises
+What each verb promises
 
-    send        returns when the record is durable, with where it went
+    send        returns when the record is durable, with its partition and offset
     send_many   records of one partition are one batch: all of them or none. Across partitions and topics that holds
-                where the store has transactions over all of its logs (see `atomic_across`); elsewhere all are checked
-                before any is written, and a failure of the store in between can leave a part
-    read        no group: from a position or a time, as often as one likes
+                if the store has transactions over all of its logs (see `atomic_across`). Other stores check all
+                records before the first write, and a store failure between writes can leave a part
+    read        no group: from a position or a time, any number of times
     stream      the members of a group share the partitions; progress is committed as records are processed
-    queue       any worker of a group gets any record; each is answered on its own
-    exclusive   one member of a group reads all of a topic in order, the others stand by
+    queue       any worker of a group gets any record; each record is acknowledged on its own
+    exclusive   one member of a group reads all of a topic in order, the other members are standbys
 
-Errors are those of `millstream.core.errors`, the same both ways: a broker's refusal is a `RequestError` with its code.
+Both kinds raise the errors of `millstream.core.errors`: a broker's refusal is a `RequestError` with its code.
 
-A send that is cancelled may or may not have happened. Everything else that is cancelled can be called again.
+A cancelled send may or may not have happened. Repeat any other cancelled call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Encoder = Callable[[X], bytes]
 HEARTBEAT_SECONDS = 28.0
 TAKEOVER_SECONDS = 60.0
 Row = tuple[int, int | None, bytes | None, bytes | None, Headers]
-"""As the codec takes them: offset (unused), timestamp (None: now), key, value, headers."""
+"""The codec's fields: offset (unused), timestamp (None: now), key, value, headers."""
 
 
 class Batch(NamedTuple):
@@ -106,7 +106,7 @@ class Millstream(abc.ABC):
         await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
-        """Ends all that is open, sends what senders still hold, and lets go of the broker."""
+        """Ends all iterators, flushes the senders and disconnects from the broker."""
         if not self._is_open and not self._closing.is_begun:
             return
         if not self._closing.is_begun:
@@ -123,7 +123,7 @@ class Millstream(abc.ABC):
             await self._disconnect()
 
     def opened(self, consuming: Consuming[object]) -> None:
-        if self._closing.is_begun:  # those that it ends are counted
+        if self._closing.is_begun:  # the closing has already listed its iterators
             raise Closed("it is being closed")
         self._consuming.add(consuming)
 
@@ -172,7 +172,7 @@ class Millstream(abc.ABC):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> Sent:
-        """Stores one record; returns when it is durable, with where it is.
+        """Stores one record; returns its partition and offset when it is durable.
 
         sent = await ms.send("orders", b"one widget", key=b"user-1")
         sent = await ms.send("orders", {"item": "widget"}, encode=lambda order: json.dumps(order).encode())
@@ -189,11 +189,11 @@ class Millstream(abc.ABC):
     async def send_many(
         self, messages: Iterable[Message | tuple[Any, ...]], *, encode: Encoder[Any] | None = None
     ) -> list[Sent]:
-        """Stores several records in one call, in order; returns when all are durable, with where each is.
+        """Stores several records in one call, in order; returns their positions when all are durable.
 
         await ms.send_many([("orders", b"a"), ("audit", b"b", b"key"), Message("audit", b"c", headers=(("h", b"1"),))])
 
-        Records without a key that go to one topic go to one partition of it, and so stay together.
+        Records without a key go to one partition of their topic, and so stay together.
         """
         self.check_open()
         batches: dict[tuple[str, int], Batch] = {}
@@ -246,14 +246,14 @@ class Millstream(abc.ABC):
         encode: Encoder[Any] | None = None,
         on_sent: Callable[[Message, Sent | BaseException], None] | None = None,
     ) -> Sender:
-        """Buffered sending: records leave in batches, by count, bytes or time, whichever comes first.
+        """Buffered sending: a batch leaves when it reaches a limit of count, bytes or time.
 
         async with ms.sender("clicks", compression="zstd") as out:
             for click in clicks:
                 await out.send(click)          # returns when buffered; waits while the buffer is full
-        # here all of them are durable, or an error said which are not
+        # here all records are durable, or an error named those that are not
 
-        `on_sent` is called for each record, with where it went or with why it did not. What it raises is logged.
+        `on_sent` is called for each record, with its position or its error. Exceptions that it raises are logged.
         """
         sender = Sender(
             self,
@@ -312,7 +312,7 @@ class Millstream(abc.ABC):
         async for record in ms.read("orders", partition=2, offset=1_000): ...
         async for record in ms.read("orders", time=datetime.now(UTC) - timedelta(hours=1), follow=False): ...
 
-        Without `follow` it ends where the partition ended when it was opened.
+        Without `follow` it ends at the offset where the partition ended at opening.
         """
         check_topic(topic)
         time = checked_time(time, offset)
@@ -349,13 +349,13 @@ class Millstream(abc.ABC):
         start: Start = "earliest",
         commit_every: float = 1.0,
     ) -> Stream[Any]:
-        """One member of a group: it gets a share of the partitions, and goes on where the group stopped.
+        """One member of a group: it reads a share of the partitions, from the group's committed offsets.
 
         async with ms.stream("orders", group="analytics") as orders:
             async for record in orders:
                 await store(record)
 
-        `start` is for partitions of which the group has committed nothing.
+        `start` applies to partitions without a committed offset.
         """
         return self._stream(checked_topics(topics), checked_group(group), checked_start(start), commit_every, decode)
 
@@ -368,7 +368,7 @@ class Millstream(abc.ABC):
         start: Start = "earliest",
         commit_every: float = 1.0,
     ) -> Streams[Any]:
-        """Several members of one group at once, as many per topic as asked for."""
+        """Several members of one group at once: for each topic the number asked for."""
         for topic, count in counts.items():
             if count < 1:
                 raise MillstreamError(f"{topic} needs at least one stream, not {count}")
@@ -413,7 +413,7 @@ class Millstream(abc.ABC):
         prefetch: int = 1,
         settings: Mapping[str, str] | None = None,
     ) -> Queue[Any]:
-        """One worker of a queue: every record goes to one worker, which answers for it.
+        """One worker of a queue: each record goes to one worker, which acknowledges it.
 
         async with ms.queue("jobs", group="workers") as jobs:
             async for job in jobs:
@@ -425,8 +425,8 @@ class Millstream(abc.ABC):
                 except Exception as error:
                     await job.reject(reason=str(error))
 
-        `prefetch` jobs are leased at a time; `start` and `settings` (Kafka's names for share groups) are for a group
-        that is new. Jobs that come back count as delivered, so `prefetch` stays small where a delivery is dear.
+        `prefetch` jobs are leased at a time; `start` and `settings` (Kafka's share-group names) are for new groups.
+        A job that comes back counts as delivered: keep `prefetch` small if a delivery is costly.
         """
         if prefetch < 1:
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
@@ -470,14 +470,14 @@ class Millstream(abc.ABC):
         takeover: float | None = None,
         on_change: Callable[[bool], None] | None = None,
     ) -> Exclusive[Any]:
-        """One member of a group of which one is active at a time and reads all of the topic in order.
+        """One member of an exclusive group: the active member reads all of the topic in order.
 
         async with ms.exclusive("ledger", group="projector") as ledger:
             async for event in ledger:
                 await project(event)
                 await event.commit()
 
-        `heartbeat` and `takeover` are seconds since the group's last change (28 and 60); a server has times of its own.
+        `heartbeat` and `takeover` are seconds since the group's last change (28 and 60); a server sets its own times.
         """
         first = HEARTBEAT_SECONDS if heartbeat is None else heartbeat
         last = TAKEOVER_SECONDS if takeover is None else takeover
@@ -497,13 +497,13 @@ class Millstream(abc.ABC):
     async def create_topic(
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
-        """Raises `TopicExists` if it is there. Topics also come into being with the first record sent to them."""
+        """Raises `TopicExists` if the topic exists. The first record sent to a topic also creates it."""
 
     @abc.abstractmethod
     async def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic` if it is not there."""
+        """Raises `UnknownTopic` if the topic does not exist."""
 
-    # -- what the two kinds do differently ---------------------------------------------------------------------------
+    # -- what embedded and remote do differently ---------------------------------------------------------------------
 
     @abc.abstractmethod
     async def _connect(self) -> None: ...
@@ -513,18 +513,18 @@ class Millstream(abc.ABC):
 
     @abc.abstractmethod
     async def partition_count(self, topic: str) -> int:
-        """Of a topic that is about to be written to; makes it where that is allowed."""
+        """The partition count of a topic before a write; creates the topic where that is allowed."""
 
     @abc.abstractmethod
     async def _append(self, topic: str, partition: int, row: Row) -> int: ...
 
     @abc.abstractmethod
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        """Stores batches, each as a whole; the offsets of their records. What is called first is stored first."""
+        """Stores batches, each as a whole; returns their records' offsets. Calls are stored in order."""
 
     @abc.abstractmethod
     def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
-        """Stores records of one partition in order, each for itself: its offset, or why it is not stored."""
+        """Stores records of one partition in order, each on its own: its offset, or its error."""
 
     @abc.abstractmethod
     def _reading(

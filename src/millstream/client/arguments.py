@@ -1,6 +1,6 @@
-"""What the verbs take, checked where it is taken: later it would stand among others, and cost them too.
+"""Checks of the verbs' arguments, at the call: a bad record found later would fail other records with it.
 
-Each returns what it was given as it can be used, or raises a `MillstreamError` that says what was expected.
+Each function returns a usable value, or raises a `MillstreamError` that says what was expected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.records.record import Headers
 
 Start = Literal["earliest", "latest"]
 GROUP_BYTES_MAX = 512
-"""As a broker has it (`group_id_bytes_max`)."""
+"""The broker's limit (`group_id_bytes_max`)."""
 TIMESTAMP_MAX = 1 << 62
 DELAY_SECONDS_MAX = 100 * 366 * 24 * 3600
 
@@ -23,7 +23,7 @@ DELAY_SECONDS_MAX = 100 * 366 * 24 * 3600
 def checked(
     timestamp: Any, key: Any, value: Any, headers: Any
 ) -> tuple[int | None, bytes | None, bytes | None, Headers]:
-    """A record's parts as they can be stored; raises `MillstreamError` for one that cannot."""
+    """A record's parts in storable form; raises `MillstreamError` for an invalid part."""
     if key is not None and type(key) is not bytes:
         key = _bytes(key, "a key is bytes or None")
     if value is not None and type(value) is not bytes:
@@ -44,7 +44,7 @@ def check_partition(partition: Any) -> None:
 
 
 def checked_time(time: Any, offset: Any) -> int | None:
-    """In milliseconds, if that is where to begin, and not at an offset."""
+    """The start time in milliseconds; None if the start is an offset."""
     if isinstance(time, datetime):
         time = round(time.timestamp() * 1000)
     if time is not None and (type(time) is not int or not 0 <= time < TIMESTAMP_MAX):
@@ -63,7 +63,7 @@ def checked_delay(delay: Any) -> float:
 
 
 def checked_reason(reason: Any) -> str:
-    """As it can be stored: what UTF-8 cannot say, as in names of files, is said with escapes."""
+    """In storable form: characters that UTF-8 cannot encode, as in file names, are escaped."""
     if not isinstance(reason, str):
         raise MillstreamError(f"a reason is text, not {type(reason).__name__}: give str(...) of it")
     return reason if reason.isascii() else reason.encode(errors="backslashreplace").decode()
@@ -106,7 +106,7 @@ def checked_topics(topics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_group(group: str) -> str:
-    """Checked here once: librdkafka ends the process for a group without a name."""
+    """librdkafka ends the process for an empty group name."""
     if not isinstance(group, str):
         raise MillstreamError(f"a group's name is a str, not {type(group).__name__}")
     try:
@@ -119,7 +119,7 @@ def checked_group(group: str) -> str:
 
 
 def setting_texts(settings: Mapping[str, str] | None) -> dict[str, str]:
-    """Settings as they are stored and sent, which is as text; numbers and truths are taken as well."""
+    """Settings as text, the form that is stored and sent; numbers and booleans are accepted too."""
     texts = {}
     for name, value in (settings or {}).items():
         if not isinstance(name, str) or not isinstance(value, str | int | float):

@@ -1,11 +1,11 @@
-"""Ends that happen once, whoever asks for them and however often; and what comes out of an `async with`.
+"""Closing that runs once for any number of callers, and the error that leaves an `async with`.
 
 Rules
 -----
-1. Whoever closes waits for the one closing that is under way. It is a task of its own: a closer that is cancelled
-   leaves nothing half closed.
-2. What went wrong inside an `async with` counts more than what goes wrong at its end: the first comes out, the second
-   is logged and added to it as a note.
+1. Every caller of close waits for the same closing. The closing is a task of its own: a cancelled caller leaves
+   nothing half closed.
+2. An error inside an `async with` takes precedence over an error at its end: the first is raised, the second is
+   logged and added to it as a note.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Once:
-    """Work that is done once, for all who want it done."""
+    """Work that runs once for all its callers."""
 
     __slots__ = ("_task", "_work")
 
@@ -38,24 +38,24 @@ class Once:
         return self._task
 
     async def done(self) -> None:
-        """Raises what the work raised, to everybody who waits for it."""
+        """Raises the work's error to every caller."""
         await asyncio.shield(self.begin())
 
 
 def look(task: asyncio.Future[Any]) -> None:
-    """So that the loop does not complain of an error that nobody was left to wait for."""
+    """Retrieves the error, so that the loop does not log it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 async def close_after(error: BaseException | None, close: Coroutine[Any, Any, None]) -> None:
-    """The end of an `async with` that was left with this error, or with none."""
+    """Closes at the end of an `async with` that raised this error, or none."""
     try:
         await close
     except Exception as failure:
         if error is None:
             raise
-        if failure is error:  # it was closed inside, and that is what went wrong
+        if failure is error:  # a close inside the block raised it
             return
         text = f"closing failed, too: {type(failure).__name__}: {failure}"
         logger.warning("%s", text)
@@ -63,7 +63,7 @@ async def close_after(error: BaseException | None, close: Coroutine[Any, Any, No
 
 
 async def close_all(closes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Each is closed, whatever the others do; then the first error is raised."""
+    """Closes each, despite errors of the others; then raises the first error."""
     results = await asyncio.gather(*closes, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

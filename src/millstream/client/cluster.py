@@ -1,7 +1,7 @@
-"""A Kafka cluster as our own readers and writers see it: who leads what, and the calls that go to the leader.
+"""A Kafka cluster for our own readers and writers: partition leaders, and the calls that go to them.
 
-Errors that a broker calls retriable, and broken links, are answered with fresh metadata and another try, until
-`timeout_seconds` are over. Everything else, and the end of the time, is a `ClusterError` that says what was asked.
+After a retriable error or a broken link, a call refreshes the metadata and retries, until `timeout_seconds` are over.
+Every other error, and the timeout, is a `ClusterError` that names the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSE_SECONDS_MAX = 1.0
 
 
 class ClusterError(MillstreamError):
-    """A call that could not be done. `code` is the broker's, None if none was reached."""
+    """A call that failed. `code` is the broker's; None if no broker was reached."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class ClusterError(MillstreamError):
 
 
 class _Retry(Exception):
-    """Another try may help."""
+    """A retry may help."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -54,18 +54,18 @@ class Cluster:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Every topic that is not the cluster's own."""
+        """Every topic that is not internal."""
         metadata = self._persist("list the topics", lambda: self._fetch_metadata(None))
         return sorted(name for name in metadata.leaders if name not in INTERNAL_TOPICS)
 
     def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """The partitions of each topic that there is; a topic that does not exist is not in the answer."""
+        """The partitions of each topic that exists; other topics are missing from the result."""
         wanted = sorted(set(topics))
         metadata = self._persist(f"find {', '.join(wanted)}", lambda: self._fetch_metadata(wanted))
         return {topic: sorted(leaders) for topic, leaders in metadata.leaders.items()}
 
     def offsets(self, times: Mapping[Place, int]) -> dict[Place, int]:
-        """The offset of the first record at or after each time; the end where there is none."""
+        """The offset of the first record at or after each time; the end if there is none."""
         found: dict[Place, int] = {}
 
         def ask() -> dict[Place, int]:
@@ -96,7 +96,7 @@ class Cluster:
         return self.offsets(dict.fromkeys(places, LATEST))
 
     def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
-        """Batches from the one that holds `offset`. OFFSET_OUT_OF_RANGE is the caller's to judge and is not raised."""
+        """Batches from the one that holds `offset`. OFFSET_OUT_OF_RANGE is not raised: the caller decides."""
 
         def ask() -> Fetched:
             link = self._link(self._leader(place))
@@ -112,7 +112,7 @@ class Cluster:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def init_producer(self) -> tuple[int, int]:
-        """A producer id and epoch of one's own."""
+        """A new producer id and epoch."""
 
         def ask() -> tuple[int, int]:
             link = self._any_link()
@@ -128,7 +128,7 @@ class Cluster:
         return self._persist("get a producer id", ask)
 
     def produce(self, place: Place, batch: bytearray | memoryview) -> int:
-        """Stores one batch, acknowledged by all replicas; answers with its offset. Idempotent batches may be
+        """Stores one batch, acknowledged by all replicas; returns its offset. Idempotent batches may be
         repeated.
         """
 
@@ -145,7 +145,7 @@ class Cluster:
         return self._persist(f"write to {_name(place)}", ask)
 
     def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
-        """Says how far a group has read, as nobody in particular."""
+        """Commits a group's offsets, without a member id."""
 
         def ask() -> None:
             node = self._coordinators.get(group) or self._find_coordinator(group)
@@ -158,7 +158,7 @@ class Cluster:
         self._persist(f"commit the offsets of group {group}", ask)
 
     def coordinator(self, group: str) -> Link:
-        """A link of its own to the broker that looks after a group; the caller closes it."""
+        """A new link to the coordinator of a group; the caller closes it."""
 
         def ask() -> Link:
             node = self._find_coordinator(group)
@@ -167,7 +167,7 @@ class Cluster:
         return self._persist(f"find who looks after {group}", ask)
 
     def share_groups(self, group: str) -> set[str]:
-        """Those that the broker lists who looks after a group."""
+        """The share groups that the coordinator of `group` lists."""
 
         def ask() -> set[str]:
             link = self._link(self._find_coordinator(group))
@@ -182,7 +182,7 @@ class Cluster:
             link.close()
         self._links.clear()
 
-    # -- trying again ------------------------------------------------------------------------------------------------
+    # -- retrying ----------------------------------------------------------------------------------------------------
 
     def _persist(self, what: str, ask: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._timeout_seconds
@@ -213,7 +213,7 @@ class Cluster:
     def _fail(self, text: str, code: int) -> NoReturn:
         raise ClusterError(text, code)
 
-    # -- finding the way ---------------------------------------------------------------------------------------------
+    # -- connections and leaders -------------------------------------------------------------------------------------
 
     def _fetch_metadata(self, topics: Sequence[str] | None) -> Metadata:
         link = self._any_link()

@@ -1,18 +1,17 @@
-"""What all iterators of the API have in common: opening, waiting, closing, and what a break leaves behind.
+"""The common part of all iterators of the API: opening, waiting, closing, and the state after a break.
 
     async with ms.stream("orders", group="g") as stream:      # closed at the end, whatever happens
         async for record in stream: ...
-    async for record in ms.stream("orders", group="g"): ...   # closed when the loop ends, or when it is left
-    record = await stream.receive(timeout=1.0)                # None when nothing came: control is back
+    async for record in ms.stream("orders", group="g"): ...   # closed when the loop ends, or at a break
+    record = await stream.receive(timeout=1.0)                # None when the timeout is over
 
-An iterator opens when it is first used. It belongs to one task at a time; what several tasks shall share is made
-several times (`streams`). Nothing is fetched ahead of what a single read brings: a slow reader holds little.
+An iterator opens at its first use. It belongs to one task at a time: create one iterator per task (`streams`).
+It fetches no more ahead than one read returns: a slow reader holds little memory.
 
-A task that is cancelled while it waits loses nothing: what was on its way is given to whoever asks next. Who waits
-while somebody else closes it is told that nothing more comes: None, the end of the loop. One that could not be opened
-is closed. If the only one who waits for the opening is cancelled, what was opened is shut: no member is left behind
-that nobody asks. Whoever asks after that opens it anew, when that is done; an opening that nobody waits for by then
-does not begin.
+A task that is cancelled while it waits loses nothing: the next call gets the record. If another task closes the
+iterator, a waiting call returns None, the end of the loop. An iterator that fails to open is closed. If the only task
+that waits for the opening is cancelled, the iterator shuts again: no orphaned member remains. The next call then waits
+for that and opens it again; an opening without a waiting task does not begin.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """What iterators need of the `Millstream` that made them."""
+    """The part of the `Millstream` object that its iterators use."""
 
     clock: Clock
 
@@ -49,19 +48,19 @@ class Consuming(abc.ABC, Generic[T]):
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._is_held = False
-        """By an `async with`, which closes it: leaving a loop does not."""
+        """Inside an `async with`, which closes it: a break does not."""
         self._is_open = False
         self.is_closed = False
         self._is_clean = False
         self.is_held_back = False
-        """Whether the last record given has not reached the thread that asked for it (`client/sync.py`)."""
+        """Whether the last record has not reached the thread that asked for it (`client/sync.py`)."""
         self._opening: asyncio.Task[None] | None = None
         self._has_begun = False
-        """It has something to shut, by now or soon."""
+        """There is something to shut, now or soon."""
         self._is_used = False
-        """Somebody has got it open: one who waited for that too, and is cancelled, does not shut it."""
+        """A task has opened it: a second task that is cancelled during the opening does not shut it."""
         self._openers = 0
-        """Who wait for it."""
+        """Tasks that wait."""
         self._undoing: asyncio.Task[None] | None = None
         self._closing = Once(self._close)
 
@@ -70,7 +69,7 @@ class Consuming(abc.ABC, Generic[T]):
         try:
             await self._ensure_open()
         except BaseException:
-            self._begin_to_close(clean=False)  # whoever is cancelled here has no `async with` that would do it
+            self._begin_to_close(clean=False)  # without `__aexit__`, nothing else closes it
             raise
         return self
 
@@ -80,10 +79,10 @@ class Consuming(abc.ABC, Generic[T]):
         await close_after(error, self.close(clean=kind is None))
 
     async def receive(self, timeout: float | None = None) -> T | None:
-        """The next one; None if `timeout` seconds bring none, or if there will be no more (`is_closed`, `is_over`)."""
+        """The next item; None after `timeout` seconds, or at the end (`is_closed`, `is_over`)."""
         if not self._is_open:
             await self._ensure_open()
-            if self.is_closed:  # meanwhile
+            if self.is_closed:  # during the opening
                 return None
         self._is_used = True
         return await self._next(timeout)
@@ -100,7 +99,7 @@ class Consuming(abc.ABC, Generic[T]):
                 await self.close(clean=False)
 
     async def close(self, *, clean: bool = True) -> None:
-        """Ends it. `clean`: the record that was given last was processed."""
+        """Ends it. `clean`: the last record was processed."""
         self._begin_to_close(clean)
         await self._closing.done()
 
@@ -117,11 +116,11 @@ class Consuming(abc.ABC, Generic[T]):
             opening = self._opening
             if opening is not None:
                 await asyncio.wait([opening])
-            if opening is not None and self._opening is opening:  # else it has not begun
+            if opening is not None and self._opening is opening:  # else it did not begin
                 self._is_open = False
                 await self._shut(self._is_clean)
         finally:
-            self._owner.closed(self)  # type: ignore[arg-type]  # any Consuming is one of object
+            self._owner.closed(self)  # type: ignore[arg-type]  # any Consuming is a Consuming[object]
 
     async def _ensure_open(self) -> None:
         if self.is_closed:
@@ -150,7 +149,7 @@ class Consuming(abc.ABC, Generic[T]):
             self._owner.opened(self)  # type: ignore[arg-type]  # as above
             if undoing is not None:
                 await asyncio.wait([undoing])
-            if not self._openers:  # all who asked have gone: else each of them would cost whoever comes next an opening
+            if not self._openers:  # all callers were cancelled: a useless opening would delay the next one
                 self._opening = None
                 self._owner.closed(self)  # type: ignore[arg-type]  # as above
                 return
@@ -163,7 +162,7 @@ class Consuming(abc.ABC, Generic[T]):
         self._is_open = self._opening is asyncio.current_task() and not self.is_closed
 
     async def _undo(self, opening: asyncio.Task[None]) -> None:
-        """Of an opening that nobody waits for any more. It is not torn in the middle: threads would go on with it."""
+        """Shuts an opening that no task waits for. The opening runs to its end: its threads cannot be cancelled."""
         await asyncio.wait([opening])
         try:
             await self._shut(clean=False)
@@ -174,18 +173,18 @@ class Consuming(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     async def _start(self) -> None:
-        """Opens it; once more, perhaps, after it was shut."""
+        """Opens it; also again after `_shut`."""
 
     @abc.abstractmethod
     async def _next(self, timeout: float | None) -> T | None: ...
 
     @abc.abstractmethod
     async def _shut(self, clean: bool) -> None:
-        """Of whatever `_start` got done, all or a part. Whoever waits in `_next` wakes up."""
+        """Undoes all that `_start` has completed, which may be a part. Wakes the caller of `_next`."""
 
 
 def decoded(decode: Decoder[V] | None, value: bytes | None, record: Callable[[], object]) -> V | None:
-    """A value as its reader wants it. `record` is what an error shows."""
+    """The decoded value. An error shows `record`."""
     if decode is None or value is None:
         return value  # type: ignore[return-value]  # without a decoder V is bytes
     try:

@@ -1,11 +1,11 @@
-"""A broker in this process, over a store, without sockets: what `millstream.open` gives.
+"""A broker in this process, over a store, without sockets: the result of `millstream.open`.
 
-The event loop that opens it runs it: nothing happens in other threads but syncs and database work. Whoever blocks the
-loop for long blocks the broker, its timers and its heartbeats too.
+The event loop that opens the broker runs it: only syncs and database work use other threads. Code that blocks the
+loop also blocks the broker, its timers and its heartbeats.
 
 Several processes may open one `sqlite:` file or one `postgresql://` database. Reading, sending and `exclusive` need no
-coordinator and work in all of them at once. Of `stream` and `queue` groups one process at a time is the coordinator:
-members in the others stand by, and take over when it goes.
+coordinator and work in all processes at once. Of each `stream` or `queue` group one process at a time is the
+coordinator: members in other processes are standbys, and take over when it ends.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import is_shared, open_store
 
 NODE_IDS = 1 << 20, 1 << 31
-"""Numbers that embedded brokers over a shared store give themselves: far from those that people give to servers."""
+"""Node ids of embedded brokers over a shared store: far above those that operators give to servers."""
 
 OF_RECORDS = frozenset(
     {Code.INVALID_RECORD, Code.INVALID_TIMESTAMP, Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE}
 )
-"""What is said of a batch's records, and not of where they go."""
+"""Errors of a batch's records, not of its partition."""
 
 
 class Embedded(Millstream):
@@ -64,7 +64,7 @@ class Embedded(Millstream):
         stores: tuple[LogStore, MetaStore] | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are fields of `millstream.config.Config`, as `default_partitions=4`; `stores` is for tests."""
+        """`settings` are fields of `millstream.config.Config`, e.g. `default_partitions=4`; `stores` is for tests."""
         super().__init__(partitioner=partitioner, compression=compression, clock=clock)
         if not isinstance(store, str):
             raise StartupError(f"a store is a URL, as 'sqlite:app.db' or 'file:data', not {store!r}")
@@ -75,23 +75,23 @@ class Embedded(Millstream):
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
-        """Members in this process, by group: they tell each other when something changed."""
+        """Members in this process, by group: they notify each other of changes."""
 
     @property
     def broker(self) -> Broker:
-        """The broker underneath, for whoever needs more than the verbs."""
+        """The broker underneath, for uses beyond the verbs."""
         if self._broker is None:
             self.check_open()
         assert self._broker is not None
         return self._broker
 
     @property
-    def atomic_across(self) -> bool:  # type: ignore[override]  # what a class says here depends on the store
+    def atomic_across(self) -> bool:  # type: ignore[override]  # the class attribute; here it depends on the store
         return self.broker.atomic
 
     def check_open(self) -> None:
         super().check_open()
-        if asyncio.get_running_loop() is not self._loop:  # who waits on another one is never woken up
+        if asyncio.get_running_loop() is not self._loop:  # a future of another loop would never wake
             raise MillstreamError(
                 "it was opened on another event loop, and works on that one alone; "
                 "a fixture of pytest-asyncio and the tests that use it need the same loop_scope"
@@ -111,7 +111,7 @@ class Embedded(Millstream):
         self._broker = Broker(config, logs, meta, self.clock, Metrics(), cluster)
         try:
             await self._broker.start()
-            await cluster.join("", 0)  # without an address: no client is ever sent here
+            await cluster.join("", 0)  # no address: no client is redirected here
         except RequestError as error:
             await self._broker.close()
             self._broker = None
@@ -127,7 +127,7 @@ class Embedded(Millstream):
             await broker.close()
 
     async def is_coordinator(self, group: str) -> bool:
-        """Whether this process looks after a group, which it does from now on if nobody did."""
+        """Whether this process is the group's coordinator; it becomes one if the group has none."""
         try:
             return await self.broker.cluster.find_coordinator(group) is None
         except RequestError as error:
@@ -161,7 +161,7 @@ class Embedded(Millstream):
             await self.broker.delete_topic(name)
 
     async def topic(self, name: str) -> Topic:
-        """The topic, made where that is allowed."""
+        """The topic, created where that is allowed."""
         found = self.broker.topics.get(name)
         if found is None:
             async with refusals():
@@ -189,7 +189,7 @@ class Embedded(Millstream):
             raise refusal(error.code, error.detail) from None
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        """All are checked before any is written, and written in this turn of the loop."""
+        """Checks all batches before the first write; writes all in this turn of the loop."""
         answers: list[Promise[Appended]] = []
         try:
             admitted = [self._admit(batch, codec) for batch in batches]
@@ -206,8 +206,8 @@ class Embedded(Millstream):
         return self._appended_each(self._append_parts(batch, codec), self.broker.metrics)
 
     def _append_parts(self, batch: Batch, codec: Codec) -> list[tuple[int, Promise[Appended]]]:
-        """In this turn of the loop. A batch that is refused for what is in it is tried in halves, down to one record:
-        so a bad one is found among others, and many that are too large together are stored one after the other.
+        """In this turn of the loop. A batch that is refused for its content is split into halves, down to one record:
+        so only the bad record fails, and records that are too large together are stored one after the other.
         """
         count = len(batch.rows)
         try:
@@ -261,7 +261,7 @@ class Embedded(Millstream):
 
     async def _appended(self, batches: list[Batch], answers: list[Promise[Appended]]) -> list[Sequence[int]]:
         offsets: list[Sequence[int]] = []
-        metrics = self.broker.metrics  # now: it may be closed while this waits, and what is stored is stored
+        metrics = self.broker.metrics  # now: the broker may close during the wait
         async with refusals():
             for batch, answer in zip(batches, answers, strict=True):
                 base = (await answer).base_offset
@@ -307,7 +307,7 @@ class Embedded(Millstream):
 
 @asynccontextmanager
 async def refusals() -> AsyncIterator[None]:
-    """A broker's refusal as its users know it."""
+    """Converts a broker's refusal to the public errors."""
     try:
         yield
     except RequestError as error:

@@ -1,7 +1,7 @@
 """A member of an exclusive group over an embedded broker.
 
-Who is active stands in the store (`broker/groups/exclusive.py`); here it is read, from what was committed on, each time
-this member becomes active. Events of an earlier time as the active member cannot be committed any more.
+The store records the active member (`broker/groups/exclusive.py`). Each time this member becomes active, it reads from
+the committed offsets. It can no longer commit events of an earlier term as the active member.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EmbeddedExclusive(Exclusive[V]):
         self._cursors: list[Cursor[V]] = []
         self._turn = 0
         self._terms = 0
-        """How often this member became active."""
+        """How often this member has become active."""
         self._signal = Signal(owner.clock)
         self._wakes: list[Callable[[], None]] = []
 
@@ -69,7 +69,7 @@ class EmbeddedExclusive(Exclusive[V]):
         await member.open()
 
     def _check_group(self) -> None:
-        """A group's name belongs to one kind of group."""
+        """A group name belongs to one kind of group."""
         broker = self._embedded.broker
         if broker.groups.is_stream(self._group) or broker.queues.get(self._group) is not None:
             detail = f"group {self._group} is not exclusive; choose another name, or delete it"
@@ -88,7 +88,7 @@ class EmbeddedExclusive(Exclusive[V]):
         self._look()
 
     def _read_on(self) -> None:
-        """With every partition there is by now."""
+        """Opens every partition that exists now."""
         member = self._member
         assert member is not None
         topics = self._embedded.broker.topics
@@ -110,7 +110,7 @@ class EmbeddedExclusive(Exclusive[V]):
         return None
 
     async def _event(self) -> Event[V] | None:
-        """From the partitions in turn, batch by batch. None: nothing is here, or this member stands by."""
+        """From the partitions in turn, batch by batch. None: no event, or this member is a standby."""
         member = self._member
         assert member is not None
         term = self._terms
@@ -126,13 +126,13 @@ class EmbeddedExclusive(Exclusive[V]):
                 except OutOfRange:
                     if cursor.next >= cursor.log.start:
                         raise
-                    cursor.seek(cursor.log.start)  # retention was faster
+                    cursor.seek(cursor.log.start)  # retention deleted the records
                     self._signal.set()
                 except RequestError:  # the next call serves the other partitions
                     self._turn = (self._turn + step + 1) % len(cursors)
                     raise
                 if term != self._terms or not member.is_active:
-                    return await self._event()  # it changed meanwhile; what was read does not count
+                    return await self._event()  # the term changed during the read: discard it
                 found = cursor.take()
             if found is not None:
                 self._turn = (self._turn + step + (not cursor.is_inside_batch)) % len(cursors)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 TAKE_BYTES = 1024 * 1024
 ELSEWHERE = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE, Code.COORDINATOR_LOAD_IN_PROGRESS})
-"""Another process looks after the group: this one stands by."""
+"""Another process coordinates the group: this one is a standby."""
 STANDBY_SECONDS = 1.0
 
 
@@ -61,12 +61,12 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         await self._join()
 
     async def _join(self) -> bool:
-        """Whether this process has the group; if not, another has."""
+        """Whether this process coordinates the group; if not, another does."""
         broker = self._embedded.broker
         if not await self._embedded.is_coordinator(self._group):
             return False
         try:
-            if self.is_closed:  # meanwhile, as below: nobody would leave
+            if self.is_closed:  # meanwhile, as below: it would never leave
                 return False
             queue = self._queue = broker.queues.open(self._group, settings=self._settings)
             await self._open_partitions()
@@ -81,11 +81,11 @@ class EmbeddedQueue(Queue[V], Desk[V]):
 
     @property
     def _is_joined(self) -> bool:
-        """Whether the queue is still the one that this process looks after."""
+        """Whether this process still coordinates the queue."""
         return self._member is not None and self._embedded.broker.queues.get(self._group) is self._queue
 
     async def _open_partitions(self) -> None:
-        """Those of topics that are new, or that grew."""
+        """Those of new and of grown topics."""
         queue = self._queue
         assert queue is not None
         for name in self._topics:
@@ -118,11 +118,11 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                 assert self._member is not None
                 if partition.has_leased(self._member, taken.record.offset, taken.attempt):
                     return self._job(partition, taken)
-                # Nobody asked for it before its lease ended: it is somebody else's by now.
+                # The lease ended before a task asked: another worker may have the record.
             taking = self._taking
             if taking is None:
                 taking = self._taking = asyncio.ensure_future(self._take())
-            await asyncio.wait([taking])  # in a task of its own: whoever is cancelled here loses no job
+            await asyncio.wait([taking])  # in a task of its own: a cancelled caller loses no job
             if self._taking is taking:  # else it is being closed
                 self._taking = None
                 taking.result()
@@ -145,7 +145,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                 except LogLost:  # the next call serves the other partitions
                     self._turn = (self._turn + step + 1) % len(order)
                     raise
-                if self._member is not member:  # it has left meanwhile, and its leases went with it
+                if self._member is not member:  # it has left, and its leases are gone
                     self._signal.set()
                     return
                 self._ready.extend((partition, each) for each in taken)
@@ -154,7 +154,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                     return
         except RequestError as error:
             if error.code == Code.NOT_COORDINATOR and (self._member is not member or not self._is_joined):
-                self._signal.set()  # another process has the queue now, or had it: this one stands by, or has come anew
+                self._signal.set()  # another process coordinates the queue, or did: stand by, or this member rejoined
                 return
             if type(error) is not RequestError:
                 raise
@@ -199,7 +199,7 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             assert self._member is not None
             await job._lease.answer(self._member, [answer])
         except RequestError as error:
-            if error.code in ELSEWHERE and job._lease.is_closed:  # else it could not be stored, and may be repeated
+            if error.code in ELSEWHERE and job._lease.is_closed:  # else the store failed; a retry may help
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now") from None
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "the job's topic was deleted") from None
@@ -220,9 +220,9 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             self._signal.set()
 
     def _leave(self) -> None:
-        """Jobs at hand go back; where another process has the queue by now, they have already.
+        """Releases the jobs at hand; if another process coordinates the queue, they are released already.
 
-        Those that nobody was given do not count as delivered: who only stops and starts makes no dead letters.
+        Jobs that no task received do not count as delivered: stopping and starting makes no dead letters.
         """
         ready, self._ready = self._ready, deque()
         if self._queue is not None and self._member is not None:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 READ_BYTES = 256 * 1024
-"""At a time, from one partition. One batch is decoded at a time."""
+"""Per read, from one partition. One batch is decoded at a time."""
 
 
 class Cursor(Generic[V]):
-    """A place in one partition, and the records of the batch there."""
+    """A position in one partition, and the records of the batch there."""
 
     __slots__ = (
         "_aside", "_at", "_batches", "_records", "_topics", "given", "index", "log", "next", "processed", "topic",
@@ -37,9 +37,9 @@ class Cursor(Generic[V]):
         self.index = index
         self.log = topic.partitions[index].log
         self.next = offset
-        """The first offset that was not given yet."""
+        """The first offset not yet given to the caller."""
         self.given = -1
-        """The offset that was given last; not processed yet as far as anybody knows."""
+        """The last offset given to the caller, perhaps not processed yet."""
         self.processed = offset
         self._batches: Iterator[tuple[BatchHeader, memoryview]] = iter(())
         self._records: list[StoredRecord] = []
@@ -66,7 +66,7 @@ class Cursor(Generic[V]):
             raise refusal(self.log.damage.lost.code, self.log.damage.lost.detail)
 
     def take(self) -> StoredRecord | None:
-        """The next record of the batch at hand."""
+        """The next record of the current batch."""
         if self._at == len(self._records):
             return None
         record = self._records[self._at]
@@ -76,17 +76,17 @@ class Cursor(Generic[V]):
         return record
 
     def left(self) -> list[StoredRecord]:
-        """The records of the batch at hand that were not given yet."""
+        """The records of the current batch not yet given."""
         return self._records[self._at :] if self._at else self._records
 
     def went(self, offset: int) -> None:
-        """The first of what is left was given."""
+        """Marks the next record as given."""
         self._at += 1
         self.given = offset
         self.next = offset + 1
 
     async def load(self, limit: int | None = None) -> bool:
-        """Decodes the next batch, reading where needed; whether there was one."""
+        """Decodes the next batch, and reads if needed; False at the end."""
         self._check_lost()
         while True:
             batches = self._batches
@@ -97,7 +97,7 @@ class Cursor(Generic[V]):
                     self.next = header.next_offset
                     continue
                 records = await self._decode(header, batch)
-                if self._batches is not batches:  # a seek came in between
+                if self._batches is not batches:  # a seek happened during the read
                     break
                 if header.base_offset < self.next:
                     records = [record for record in records if record.offset >= self.next]
@@ -122,7 +122,7 @@ class Cursor(Generic[V]):
         try:
             return await decode(header, batch, self._aside)
         except RequestError as error:
-            self._batches = iter(())  # the next call comes to the same batch
+            self._batches = iter(())  # the next call finds the same batch
             raise refusal(error.code, f"{self.topic.name}-{self.index}: {error.detail}") from None
 
     def seek(self, offset: int) -> None:
@@ -160,7 +160,7 @@ class EmbeddedReading(Reading[V]):
         topics = self._embedded.broker.topics
         topic = topics.get(self._topic)
         if topic is None or self._partition >= topic.partition_count:
-            topic = await topics.follow(self._topic)  # another process may have made it, or made it larger
+            topic = await topics.follow(self._topic)  # another process may have created or extended it
         if topic is None or not 0 <= self._partition < topic.partition_count:
             detail = f"there is no partition {self._partition} of a topic {self._topic}"
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
@@ -186,7 +186,7 @@ class EmbeddedReading(Reading[V]):
         self._unwake = log.wake(self._signal.set)
 
     async def __aiter__(self) -> AsyncGenerator[Record[V], None]:
-        """What `Consuming` does, with fewer steps for each record."""
+        """The loop of `Consuming`, with fewer steps per record."""
         try:
             while not self.is_closed:
                 first = await self.receive()
@@ -200,7 +200,7 @@ class EmbeddedReading(Reading[V]):
                     continue
                 for offset, timestamp, key, value, headers in cursor.left():
                     if offset < cursor.next:
-                        break  # somebody else asked this reading meanwhile
+                        break  # another task used this reading in the meantime
                     cursor.went(offset)
                     yield Record(topic, index, offset, timestamp, key, value, headers)  # type: ignore[arg-type]
                     if self.is_closed:

@@ -1,16 +1,16 @@
 """A member of a stream group over an embedded broker: the consumer protocol, spoken in process.
 
-    beats (a task)          joins, learns what this member has, gives up what it loses, leaves
-    receive (the caller)    reads what it has, in turn; says what was processed
+    beats (a task)          joins, learns its assignment, gives up revoked partitions, leaves
+    receive (the caller)    reads its partitions in turn; reports processed records
 
-Members in this process tell each other when something changed, so that nobody waits for the next heartbeat to learn it.
+Members in this process notify each other of changes, so that none waits for its next heartbeat to learn of them.
 
 Rules
 -----
-1. A record counts as processed when the next one is asked for. A partition is given up when the record of it that was
-   given last is processed; until then its new owner waits, at most for the group's rebalance timeout.
-2. What was processed in a partition is committed before it is given up.
-3. Where another process looks after the group this member stands by: it has no partitions, and asks again and again.
+1. A record counts as processed when the caller asks for the next one. A partition is given up when its last given
+   record is processed; until then its new owner waits, at most for the group's rebalance timeout.
+2. Progress in a partition is committed before the partition is given up.
+3. If another process coordinates the group this member is a standby: it has no partitions, and retries.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Place = tuple[str, int]
 REBALANCE_MS = 60_000
 JOINING, LEAVING = 0, -1
 LOST = frozenset({Code.UNKNOWN_MEMBER_ID, Code.FENCED_MEMBER_EPOCH, Code.ILLEGAL_GENERATION})
-"""The group goes on without this member, which joins it anew."""
+"""The group has removed this member, which rejoins."""
 COMMIT_TRIES = 3
 COMMIT_AGAIN_SECONDS = 1.0
-"""After one that failed, where nothing else comes by."""
+"""The pause after a failed commit if no record arrives."""
 UNSETTLED_SECONDS = 0.1
-"""Between beats while partitions go from member to member: what the group decides is not known before it is stored."""
+"""Between heartbeats during a rebalance: the group's decision is unknown until it is stored."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +72,14 @@ class EmbeddedStream(Stream[V]):
         self._cursors: dict[Place, Cursor[V]] = {}
         self._wakes: dict[Place, Callable[[], None]] = {}
         self._losing: set[Place] = set()
-        """To be given up, as soon as the record at hand is processed."""
+        """Given up as soon as the current record is processed."""
         self._last: Cursor[V] | None = None
         self._turn = 0
         self._committed: dict[Place, int] = {}
         self._committed_at = 0.0
         self._committing: asyncio.Task[None] | None = None
         self._is_commit_owed = False
-        """There was nothing to do while a commit was under way: what was processed since is committed behind it."""
+        """The member became idle during a commit: a second commit follows for its progress since."""
         self._signal = Signal(owner.clock)
         self._poke = Signal(owner.clock)
         self._beaten: list[asyncio.Future[None]] = []
@@ -139,9 +139,9 @@ class EmbeddedStream(Stream[V]):
             if found is None and cursor.has_more and not self._is_stopped:
                 try:
                     await cursor.load()
-                except OutOfRange:  # retention was faster
+                except OutOfRange:  # retention deleted the records
                     cursor.seek(cursor.log.start if self._from_start else cursor.log.high_watermark)
-                    self._signal.set()  # what is left of it is there already, and wakes nobody
+                    self._signal.set()  # the remaining records are old and wake no reader
                 except RequestError:  # the next call serves the other partitions
                     self._turn = at + 1
                     raise
@@ -176,7 +176,7 @@ class EmbeddedStream(Stream[V]):
 
     def _commit_now_and_then(self, *, idle: bool = False) -> None:
         if self._committing is not None:
-            self._is_commit_owed = self._is_commit_owed or idle  # who is idle comes by here no more
+            self._is_commit_owed = self._is_commit_owed or idle  # an idle member does not return here
         if self._committing is not None or self.is_closed:
             return
         now = self._owner.clock.monotonic()
@@ -200,7 +200,7 @@ class EmbeddedStream(Stream[V]):
             self._committing = None
 
     async def _commit(self, progress: dict[Place, int]) -> None:
-        """Raises `NotMember` if what was processed is somebody else's by now."""
+        """Raises `NotMember` if a processed partition belongs to another member now."""
         if not progress:
             return
         by_topic: dict[str, list[PartitionCommit]] = {}
@@ -319,7 +319,7 @@ class EmbeddedStream(Stream[V]):
             await self._begin(place)
 
     async def _commit_at_this_epoch(self, progress: dict[Place, int]) -> None:
-        """As part of a beat: waiting for the next one would be waiting for oneself."""
+        """Part of a heartbeat: waiting for the next heartbeat would deadlock."""
         commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
         if commits:
             try:
@@ -336,14 +336,14 @@ class EmbeddedStream(Stream[V]):
         log = topic.partitions[number].log
         [fetched] = broker.groups.fetch(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
-        if log.damage.lost is not None:  # nothing is committed until it is restored
+        if log.damage.lost is not None:  # commit nothing until the log is restored
             offset = committed.offset if committed is not None else 0
             self._committed[place] = offset
             self._cursors[place] = Cursor(broker.topics.get, topic, number, offset)
             self._signal.set()
             return
         if committed is not None and committed.offset > log.high_watermark:
-            await log.refresh()  # what others appended may be known late here; what they committed is not
+            await log.refresh()  # other processes' appends may be known late here; their commits are not
         offset = log.start if self._from_start else log.high_watermark
         if committed is not None and log.start <= committed.offset <= log.high_watermark:
             offset = self._committed[place] = committed.offset

@@ -1,4 +1,4 @@
-"""What the reading verbs give: one class each, the same whether the broker is embedded or remote."""
+"""The results of the reading verbs: one class each, the same for embedded and remote brokers."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Reading(Consuming[Record[V]]):
 
 
 class Stream(Consuming[Record[V]]):
-    """From `Millstream.stream`: records of the partitions that this member of the group has.
+    """From `Millstream.stream`: records of the partitions that this member of the group owns.
 
-    A record counts as processed when the next one is asked for, or when the `async with` ends without an error.
-    What was processed is committed every `commit_every` seconds, when there is nothing to do, when a partition goes to
-    another member, and at the end. After a crash what was not committed comes again.
+    A record counts as processed when the caller asks for the next one, or when the `async with` ends without an error.
+    Progress is committed every `commit_every` seconds, when the member is idle, when a partition goes to another
+    member, and at the end. After a crash, uncommitted records are read again.
     """
 
     @property
     @abc.abstractmethod
     def assignment(self) -> list[tuple[str, int]]:
-        """Topic and partition of what this member reads now."""
+        """Topic and partition of each partition that this member reads now."""
 
     @abc.abstractmethod
     async def commit(self) -> None:
-        """Commits now, the record given last included."""
+        """Commits now, including the last record given."""
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Fetches nothing more: iteration ends after what is here already."""
+        """Fetches nothing more: iteration ends after the fetched records."""
 
 
 class Streams(Generic[V]):
@@ -66,7 +66,7 @@ class Streams(Generic[V]):
         return sum(map(len, self._by_topic.values()))
 
     def stop(self) -> None:
-        """All of them end after what they have fetched already."""
+        """Each iterator ends after its fetched records."""
         for stream in self:
             stream.stop()
 
@@ -88,13 +88,13 @@ class Streams(Generic[V]):
 
 
 class Queue(Consuming[Job[V]]):
-    """From `Millstream.queue`: jobs, each to be answered. Closing gives back what was not."""
+    """From `Millstream.queue`: leased jobs. Closing releases unacknowledged ones."""
 
 
 class Exclusive(Consuming[Event[V]]):
-    """From `Millstream.exclusive`: all of a topic in order, while this member is the active one.
+    """From `Millstream.exclusive`: all of a topic in order, while this member is active.
 
-    `receive(timeout)` gives None in standby and at the end of the topic, so that control comes back in both.
+    `receive(timeout)` returns None in standby and at the end of the topic: the caller regains control in both.
     """
 
     def __init__(self, owner: Owner, on_change: Callable[[bool], None] | None) -> None:
@@ -109,9 +109,9 @@ class Exclusive(Consuming[Event[V]]):
     def is_active(self) -> bool: ...
 
     async def changed(self, timeout: float | None = None) -> bool:
-        """Returns when `is_active` changes, with what it is then; or with what it is after `timeout` seconds.
+        """Returns the new `is_active` when it changes; or the current one after `timeout` seconds.
 
-        What changed before the call does not count: ask `is_active` for it.
+        Changes before the call do not count: read `is_active` for them.
         """
         await self._ensure_open()
         clock, before = self._owner.clock, self._changes
@@ -123,11 +123,11 @@ class Exclusive(Consuming[Event[V]]):
         return self.is_active
 
     def _look(self) -> None:
-        """Tells of a change, if there is one."""
+        """Reports a change, if there is one."""
         self._note(self.is_active)
 
     def _note(self, is_active: bool) -> None:
-        """What the callback raises is logged: it must not cost the group its heartbeats, or the caller its event."""
+        """Logs the callback's exceptions: they must not cost the group its heartbeats, or the caller its event."""
         if is_active == self._was_active:
             return
         self._was_active = is_active

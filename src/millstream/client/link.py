@@ -1,7 +1,7 @@
 """One blocking connection to one broker, for code that runs in a thread or a process of its own: Spark's tasks.
 
-A call sends one request and waits for its answer. Large answers are received straight into the buffer that they are
-decoded from. Whatever goes wrong with the connection is a `LinkBroken`: the caller makes a new link and asks again.
+A call sends one request and waits for its response. Large responses are received straight into the buffer that they
+are decoded from. Every connection error is a `LinkBroken`: the caller makes a new link and retries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIZE = Struct(">i")
 
 
 class LinkBroken(MillstreamError):
-    """The broker cannot be reached, went away, or does not speak Kafka's protocol."""
+    """The broker is unreachable, closed the connection, or does not speak Kafka's protocol."""
 
 
 class Link:
@@ -47,7 +47,7 @@ class Link:
         return version
 
     def call(self, key: int, body: bytes, *payload: bytes | bytearray | memoryview, version: int) -> Reader:
-        """A reader that stands at the answer's body."""
+        """A reader at the start of the response's body."""
         self._correlation_id += 1
         head = requests.header(key, version, self._correlation_id, self._client_id) + body
         size = len(head) + sum(len(part) for part in payload)
@@ -70,7 +70,7 @@ class Link:
         return reader
 
     def ask(self, key: int, low: int, high: int, fields: messages.Fields) -> messages.Message:
-        """Any API, in the highest version from `low` to `high` that the broker has: for what is asked now and then."""
+        """Calls any API in the broker's highest version from `low` to `high`: for infrequent requests."""
         served_low, served_high = self._served.get(key, (0, -1))
         version = min(high, served_high)
         if version < max(low, served_low):
@@ -78,7 +78,7 @@ class Link:
         return self.ask_encoded(key, version, messages.encode_request(key, version, fields))
 
     def ask_encoded(self, key: int, version: int, body: bytes) -> messages.Message:
-        """The same, of a request that was encoded by hand."""
+        """The same, for a request that was encoded by hand."""
         tags = b"\0" if messages.is_flexible(key, version) else b""
         return messages.decode_response(key, version, self.call(key, tags + body, version=version))
 

@@ -1,7 +1,7 @@
-"""Which partition a record goes to.
+"""The choice of a record's partition.
 
-A partitioner is a callable: given the key and the number of partitions it answers with a partition. These are known by
-name; `murmur2` is the default, and what Kafka's Java clients do.
+A partitioner is a callable: it takes the key and the number of partitions and returns a partition. These have names;
+`murmur2` is the default, as in Kafka's Java clients.
 
     murmur2       by key, as Kafka's Java clients and our Spark sink
     crc32         by key, as librdkafka's `consistent` and Comet
@@ -9,7 +9,7 @@ name; `murmur2` is the default, and what Kafka's Java clients do.
     round_robin   one after the other, whatever the key
     random        any, whatever the key
 
-A record without a key has no place of its own: those by key then go round, a `send_many` as a whole.
+For a record without a key, the partitioners by key use the next partition in turn; a `send_many` counts as one turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Partitioner = Callable[[bytes | None, int], int]
 
 
 def fnv1a_32(data: bytes) -> int:
-    """Fowler, Noll and Vo's hash in its 1a form with 32 bits."""
+    """The FNV-1a hash with 32 bits."""
     value = 0x811C9DC5
     for byte in data:
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -34,12 +34,12 @@ def fnv1a_32(data: bytes) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """As Kafka's Java clients use it: without its sign."""
+    """Without its sign, as in Kafka's Java clients."""
     return _murmur2(data) & 0x7FFFFFFF
 
 
 class ByKey:
-    """A hash of the key; records without one go round."""
+    """A hash of the key; records without a key use partitions in turn."""
 
     def __init__(self, digest: Callable[[bytes], int]) -> None:
         self._digest = digest
@@ -72,7 +72,7 @@ _NAMED: dict[str, Callable[[], Partitioner]] = {
 
 
 def make(chosen: str | Partitioner) -> Partitioner:
-    """A named one, with turns of its own; or the callable that was given."""
+    """A new partitioner by name; or the given callable."""
     if callable(chosen):
         return chosen
     if chosen not in _NAMED:
@@ -81,7 +81,7 @@ def make(chosen: str | Partitioner) -> Partitioner:
 
 
 def place(partitioner: Partitioner, key: bytes | None, partitions: int) -> int:
-    """The partitioner's choice, which may be anybody's code and is not trusted."""
+    """The partitioner's choice, checked: it may be user code."""
     chosen = partitioner(key, partitions)
     if not isinstance(chosen, int) or not 0 <= chosen < partitions:
         raise MillstreamError(f"the partitioner chose {chosen!r}; the topic has partitions 0 to {partitions - 1}")

@@ -1,4 +1,4 @@
-"""What the Python API hands out and takes in."""
+"""The types that the Python API takes and returns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ V = TypeVar("V")
 
 
 class Message(NamedTuple):
-    """A record on its way in, for `send_many`. A tuple of its first two or three fields does as well."""
+    """A record to send, for `send_many`. A tuple of its first two or three fields works as well."""
 
     topic: str
     value: object
-    """Bytes, or whatever the encoder takes. None deletes the key in a compacted topic."""
+    """Bytes, or the encoder's input. None deletes the key in a compacted topic."""
     key: bytes | None = None
     headers: Headers = ()
     partition: int | None = None
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Where a record went."""
+    """The position of a sent record."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Record(Generic[V]):
-    """One record. `value` is bytes, or what the decoder made of them; None where the record has no value."""
+    """One record. `value` is bytes, or the decoder's result; None if the record has no value."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class Record(Generic[V]):
 
     @property
     def time(self) -> datetime:
-        """The timestamp as a `datetime`. One that no `datetime` can hold gives the nearest: of year 1, or of 9999."""
+        """The timestamp as a `datetime`; the nearest, in year 1 or 9999, if it is out of range."""
         try:
             return datetime.fromtimestamp(self.timestamp / 1000, UTC)
         except (OverflowError, ValueError, OSError):
@@ -75,44 +75,44 @@ class Record(Generic[V]):
 
 @dataclass(slots=True)
 class Event(Record[V]):
-    """A record of an exclusive group. Committing it says that it and all before it in its partition are done."""
+    """A record of an exclusive group. A commit marks it and all earlier records of its partition as done."""
 
     _commit: Callable[[Event[V]], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
 
     async def commit(self) -> None:
-        """Returns when durable. Raises `NotActive` if this member is not the active one (any more)."""
+        """Returns when durable. Raises `NotActive` if this member is not, or no longer, active."""
         assert self._commit is not None, "only a member of an exclusive group makes events"
         await self._commit(self)
 
 
 @dataclass(slots=True)
 class Job(Record[V]):
-    """A record of a queue, leased to this worker until it is answered or its lease ends.
+    """A record of a queue, leased to this worker until its acknowledgement or the end of the lease.
 
-    An answer returns when it is durable, and raises `LeaseLost` if it came too late. One that cannot be stored raises
-    another `RequestError`; the lease is as it was, and the answer may be repeated.
+    An acknowledgement returns when it is durable, and raises `LeaseLost` if it is late. If the store fails, it raises
+    another `RequestError`; the lease is unchanged, and the call may be repeated.
     """
 
     attempt: int = 1
-    """Which delivery this is, from 1."""
+    """The number of this delivery, from 1."""
     _desk: Desk[V] | None = field(default=None, repr=False, compare=False)
     _lease: Any = field(default=None, repr=False, compare=False)
-    """What the desk knows it by: a topic that was made anew has the same name, and the same offsets."""
+    """The desk's key: a recreated topic has the same name and the same offsets."""
 
     async def accept(self) -> None:
-        """It is done."""
+        """Marks it as done."""
         await self._answer_to().accept(self)
 
     async def release(self, delay: float = 0.0, reason: str = "") -> None:
-        """It may be given to any worker again, after `delay` seconds; after too many deliveries it is dead."""
+        """Makes it available to any worker after `delay` seconds; after too many deliveries it is dead."""
         await self._answer_to().release(self, checked_delay(delay), checked_reason(reason))
 
     async def reject(self, reason: str = "") -> None:
-        """Nobody can do it: it goes to the dead-letter topic, with the reason."""
+        """Sends it to the dead-letter topic, with the reason: no retry can help."""
         await self._answer_to().reject(self, checked_reason(reason))
 
     async def renew(self) -> None:
-        """It takes longer: the lease begins anew."""
+        """Starts the lease again, for longer work."""
         await self._answer_to().renew(self)
 
     def _answer_to(self) -> Desk[V]:
@@ -121,7 +121,7 @@ class Job(Record[V]):
 
 
 class Desk(abc.ABC, Generic[V]):
-    """Where a job's answers go."""
+    """Takes a job's acknowledgements."""
 
     @abc.abstractmethod
     async def accept(self, job: Job[V]) -> None: ...

@@ -1,7 +1,7 @@
-"""A server elsewhere, or any Kafka cluster, over confluent-kafka's clients: what `millstream.connect` gives.
+"""A Millstream server or any Kafka cluster, over confluent-kafka's clients: the result of `millstream.connect`.
 
 Sending is idempotent: a retry stores nothing twice, and records of a partition keep their order. One `send_many` is one
-run of records per partition, but not a transaction: a cluster that fails in between can leave a part.
+run of records per partition, but not a transaction: a cluster failure between runs can leave a part.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from millstream.core.errors import BufferFull, Code, UnknownTopic, Unreachable, 
 from millstream.records.compression import Codec
 
 FRESH = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE})
-"""What a cluster says of a topic that is being made."""
+"""The cluster's errors for a topic under creation."""
 FRESH_SECONDS_MAX = 5.0
 FRESH_PAUSE_SECONDS = 0.05
 POLL_SECONDS = 0.1
 QUEUED_KBYTES_MAX = 16 * 1024
-"""What a consumer fetches ahead, per consumer."""
+"""The limit of fetched data, per consumer."""
 
 
 class Remote(Millstream):
@@ -48,7 +48,7 @@ class Remote(Millstream):
         timeout: float = 30.0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`config` are librdkafka's settings, for TLS and the like; `timeout` is how long a call may take."""
+        """`config` holds librdkafka's settings, such as TLS; `timeout` limits the time of a call."""
         super().__init__(partitioner=partitioner, compression=compression)
         check_addresses(bootstrap)
         self.timeout = timeout
@@ -65,7 +65,7 @@ class Remote(Millstream):
     # -- the clients underneath --------------------------------------------------------------------------------------
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Of a client of ours: what the user said counts more than what we think."""
+        """A client's settings; the user's settings override ours."""
         common = {
             "bootstrap.servers": self.bootstrap,
             "client.id": "millstream",
@@ -77,7 +77,7 @@ class Remote(Millstream):
 
     @property
     def is_secured(self) -> bool:
-        """Whether only librdkafka can speak to the cluster."""
+        """Whether only librdkafka can connect to the cluster."""
         return str(self._config.get("security.protocol", "plaintext")).lower() != "plaintext"
 
     def consumer_settings(self, group: str, **more: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Remote(Millstream):
             self._producers.clear()
 
     def _poll(self) -> None:
-        """Delivery reports come on this thread."""
+        """Delivery reports arrive on this thread."""
         while self._is_polled:
             producers = list(self._producers.values())
             if not producers:
@@ -141,7 +141,7 @@ class Remote(Millstream):
                 producer.poll(POLL_SECONDS / len(producers))
 
     def _producer(self, codec: Codec) -> Producer:
-        with self._making:  # one thread asks for topics, another sends: they must not make one each
+        with self._making:  # one thread lists topics, another sends: they must share one client
             producer = self._producers.get(codec)
             if producer is None:
                 settings = {
@@ -177,7 +177,7 @@ class Remote(Millstream):
         try:
             await self.worker.call(futures[name].result)
         finally:
-            self._counts.pop(name, None)  # once more: somebody may have asked for it meanwhile
+            self._counts.pop(name, None)  # again: another task may have asked for it meanwhile
 
     async def partition_count(self, topic: str) -> int:
         self.check_open()
@@ -187,7 +187,7 @@ class Remote(Millstream):
         return count
 
     def _find_topic(self, topic: str) -> int:
-        """Asking for it makes it, where the cluster does that; it may take a moment."""
+        """Asking for a topic creates it, if the cluster allows that; it may take a moment."""
         producer = self._producer(self._codec)
         deadline = time.monotonic() + min(FRESH_SECONDS_MAX, self.timeout)
         while True:
@@ -208,14 +208,14 @@ class Remote(Millstream):
         return offsets[0]
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
-        """After the first that the client refuses nothing more is handed over."""
+        """Hands over nothing after the first record that the client refuses."""
         return self._all_of(self._hand_over(batches, codec, to_the_end=False))
 
     def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
         return self._each_of(self._hand_over([batch], codec, to_the_end=True))
 
     def _hand_over(self, batches: list[Batch], codec: Codec, *, to_the_end: bool) -> Delivery:
-        self.check_open()  # it may have been closed since: nobody would hear what becomes of them
+        self.check_open()  # after a close no one reads the delivery reports
         delivery = Delivery(batches)
         producer = self._producer(codec)
         refused: BaseException | None = None
@@ -228,9 +228,9 @@ class Remote(Millstream):
         return delivery
 
     def _produce(self, producer: Producer, batch: Batch, row: Row, report: Callable[..., None]) -> BaseException | None:
-        """Why the client does not take it; None if it did, and will report."""
+        """Hands a record to the client; returns its refusal, or None if a report follows."""
         _, timestamp, key, value, headers = row
-        if batch.partition < 0:  # which to the client would mean: any
+        if batch.partition < 0:  # the client would take it as any partition
             detail = f"there is no partition {batch.partition} of a topic {batch.topic}"
             return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
         try:
@@ -247,7 +247,7 @@ class Remote(Millstream):
             return failure(error)
         except BufferError:
             return BufferFull("the client's own buffer is full; send less at a time")
-        except Exception as error:  # as of a field's type: it costs this record and no other
+        except Exception as error:  # e.g. a field's type: it fails this record only
             return error
         return None
 
@@ -318,25 +318,25 @@ class Remote(Millstream):
         return RemoteExclusive(self, topic, group, start, on_change, decode)
 
     def name(self) -> str:
-        """For a consumer that belongs to no group, and needs one all the same."""
+        """A group name for a consumer without a group: librdkafka needs one."""
         return f"millstream-read-{uuid.uuid4().hex}"
 
 
 class Delivery:
-    """What becomes of the records of one call: the loop hears of it once, when all are stored or refused."""
+    """The results of one call's records: the loop is notified once, when all are stored or refused."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
         self.batches = batches
         self.results: list[list[int | BaseException]] = [[-1] * len(batch.rows) for batch in batches]
-        """The offset of each record, or why it is not stored."""
+        """The offset of each record, or its error."""
         self._left = sum(len(batch.rows) for batch in batches)
         self._lock = threading.Lock()
 
     def report(self, batch: int, at: int) -> Callable[[KafkaError | None, Any], None]:
         def delivered(error: KafkaError | None, message: Any) -> None:
-            """On the thread that polls, or on the one that flushes."""
+            """Runs on the polling thread, or on the flushing one."""
             self.settle(batch, at, failure(error) if error is not None else message.offset())
 
         return delivered
@@ -347,7 +347,7 @@ class Delivery:
             self._left -= 1
             is_last = not self._left
         if is_last:
-            with contextlib.suppress(RuntimeError):  # of a loop that has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended: no task waits
                 self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:

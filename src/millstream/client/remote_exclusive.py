@@ -1,12 +1,12 @@
-"""A member of an exclusive group on a server: the newer consumer protocol with Millstream's assignor `exclusive`.
+"""A member of an exclusive group on a server: the consumer protocol (KIP-848) with our assignor `exclusive`.
 
-The broker makes one member the active one, which has all partitions; another takes over when that member leaves, or
-when its session ends. How long a session lasts is the broker's business, for the protocol has no place to say it: so a
-`heartbeat` or a `takeover` is refused.
+The broker makes one member active, which owns all partitions; another takes over when that member leaves, or when its
+session ends. The broker sets the session timeout, because the protocol has no field for it: so a `heartbeat` or a
+`takeover` is refused.
 
-The group's changes come inside polls, several in one perhaps: each is noted on the worker's thread, told on the loop.
-While nobody receives, `_keep_up` polls now and then; and where records wait to be taken it polls with their partitions
-paused, so that it hears of changes and fetches nothing more.
+Changes of the group arrive during polls, perhaps several in one: the worker's thread notes them, the loop reports them.
+While no task receives, `_keep_up` polls now and then. If fetched records wait, it polls with their partitions paused:
+it learns of changes and fetches nothing more.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 Taken = tuple[int, Message]
-"""With the term in which it was taken."""
+"""With the term of its fetch."""
 ANOTHER_KIND = "group id does not exist"
-"""What brokers answer if the group's name is that of another kind; librdkafka keeps the words and not the code."""
+"""The brokers' error if the group has another kind; librdkafka keeps the text and not the code."""
 KEEP_UP_SECONDS = 0.1
 STALE_PAUSES = 0.01, 0.05, 0.2, 0.5, 1.0
-"""A new epoch of the group does not say that another member is active: a commit is said again under it."""
+"""Pauses before a commit is retried: a new group epoch does not imply another active member."""
 JOIN_SECONDS = 1.0
-"""librdkafka does not leave a group while its first word to it is on the way: whoever closes so early waits for it."""
+"""librdkafka does not leave a group while its first heartbeat is in flight: an early close waits for it."""
 HOLD_SECONDS = 1.0
-"""Records that wait for so long wait for a slow reader: what was fetched behind them is fetched again later."""
+"""Records that wait this long have a slow reader: later ones are dropped and fetched again."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RemoteExclusive(Exclusive[V]):
         self._decode = decode
         self._keeping_up: asyncio.Task[None] | None = None
         self._owned: set[int] = set()
-        """Changed on the worker's thread, as are those below."""
+        """Changed on the worker's thread, like those below."""
         self._terms = 0
         self._committed: dict[int, int] = {}
         self._is_paused = False
@@ -77,7 +77,7 @@ class RemoteExclusive(Exclusive[V]):
     def _begin(self) -> None:
         self._has_been_active = False
         self._untold: deque[bool] = deque()
-        """Whether this member became active, or ceased to be, in order."""
+        """This member's changes to active or standby, in order."""
         self._consumer: Consumer | None = None
         self._worker = Worker("millstream-exclusive")
         self._polling: Polling[Taken] = Polling(self._worker, self._poll)
@@ -115,19 +115,19 @@ class RemoteExclusive(Exclusive[V]):
 
     def _poll(self, seconds: float) -> list[Taken]:
         assert self._consumer is not None
-        if self._is_paused and (places := self._consumer.assignment()):  # without any, those that come stay paused
+        if self._is_paused and (places := self._consumer.assignment()):  # without any, new partitions stay paused
             self._is_paused = False
             self._consumer.resume(places)
         messages = poll(self._consumer, seconds)
         return [(self._terms, message) for message in messages]
 
     def _listen(self) -> None:
-        """For changes of the group alone."""
+        """Polls for group changes only."""
         assert self._consumer is not None
         self._consumer.pause(self._consumer.assignment())
         self._is_paused = True
         messages = poll(self._consumer, 0.0)
-        self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been on its way
+        self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been in flight
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._has_been_active = True
@@ -151,7 +151,7 @@ class RemoteExclusive(Exclusive[V]):
             poll(self._consumer, KEEP_UP_SECONDS)
 
     def _commit_one(self, place: TopicPartition, term: int) -> None:
-        """A commit never moves a position back: what lies before one that was committed in this term is done."""
+        """Skips offsets below the one committed in this term: a commit never moves a position back."""
         assert self._consumer is not None
         if term != self._terms or place.partition not in self._owned:
             raise NotActive(self._group, self._topic)
@@ -164,7 +164,7 @@ class RemoteExclusive(Exclusive[V]):
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == Code.STALE_MEMBER_EPOCH and pause is not None:
-                    time.sleep(pause)  # somebody joined or left; the client hears of the epoch with its heartbeat
+                    time.sleep(pause)  # a member joined or left; the client learns the epoch with its heartbeat
                 elif code in LOST and code != Code.STALE_MEMBER_EPOCH:
                     self._own_only(set())
                     raise NotActive(self._group, self._topic) from None
@@ -178,7 +178,7 @@ class RemoteExclusive(Exclusive[V]):
             if committed.error is not None:
                 raise KafkaException(committed.error)
 
-    # On the loop's
+    # On the event loop's thread
 
     async def _keep_up(self) -> None:
         while True:

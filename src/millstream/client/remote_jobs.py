@@ -1,15 +1,15 @@
-"""Jobs leased from a Millstream server by our own member of a share group, with every verb that a queue has.
+"""Jobs leased from a Millstream server by our own member of a share group, with every verb of a queue.
 
-    tasks --answers, "one more"--> the thread of the member --requests--> server
-          <--jobs, what became of answers--
+    tasks --acknowledgements, "one more"--> the member's thread --requests--> server
+          <--jobs, results--
 
-The member blocks (`share.py`), so it has a thread of its own. That thread sends what there is to say, leases jobs when
-somebody waits for one, and gives signs of life. Rules:
+The member blocks (`share.py`), so it has a thread of its own. That thread sends acknowledgements, leases jobs when
+a task waits for one, and sends heartbeats. Rules:
 
-1. Nothing is leased before somebody asks, and then at most `prefetch`; a job that nobody fetched before its lease ended
-   is dropped here, since it is somebody else's by then.
-2. While jobs are out the server is asked without waiting, so that no answer waits behind a fetch.
-3. When the connection breaks all leases are gone: answers raise `LeaseLost`, and the member comes again by itself.
+1. Nothing is leased before a task asks, and then at most `prefetch`; a job whose lease ends before a task takes it
+   is dropped here, since another worker may have it.
+2. While jobs are leased, fetches do not wait, so that no acknowledgement waits behind a fetch.
+3. When the connection breaks all leases are lost: acknowledgements raise `LeaseLost`, and the member rejoins by itself.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 IDLE_WAIT_MS = 500
-"""Of a fetch while nothing is out; closing may have to wait so long."""
+"""The wait of a fetch while nothing is leased; closing may wait as long."""
 BUSY_PAUSE_SECONDS = 0.03
-"""Between fetches that do not wait."""
+"""The pause between fetches that do not wait."""
 BEAT_SECONDS_MAX = 1.0
-"""Between two looks at whether a sign of life is due."""
+"""The longest pause between heartbeat checks."""
 RECONNECT_SECONDS = 0.5
 FIND_SECONDS_MAX = 5.0
 TOO_LATE = "the job was answered before, or its lease has ended"
@@ -62,7 +62,7 @@ CUT_OFF = "the connection to the server broke, and the lease went with it; the j
 
 
 class Saying(NamedTuple):
-    """An answer on its way."""
+    """An acknowledgement in flight."""
 
     lease: Lease
     reply: Reply
@@ -83,34 +83,34 @@ class LeasedJobs(Desk[V]):
         self._member_id = str(uuid.uuid4())
         self._loop = asyncio.get_running_loop()
         self._running: asyncio.Future[None] | None = None
-        """Done when the thread has ended."""
+        """Done when the thread ends."""
         self._ready: deque[tuple[Delivery, float]] = deque()
-        """Jobs, and when their leases end."""
+        """Jobs, and the ends of their leases."""
         self._arrived = asyncio.Event()
         self._given: set[Lease] = set()
-        """Jobs that somebody got, as far as they are not answered."""
+        """Jobs that a task received and has not acknowledged."""
         self._error: MillstreamError | None = None
         self._is_over = False
-        # What both sides touch, under the condition:
+        # Shared by both sides, under the condition:
         self._told = threading.Condition()
         self._sayings: list[Saying] = []
         self._is_wanted = False
         self._is_stopping = False
         self._has_ended = False
-        # The thread's alone:
+        # Used by the thread only:
         self._member: ShareMember | None = None
         self._link: Link | None = None
         self._out: dict[Lease, float] = {}
-        """Leased and not answered, with when the lease ends."""
+        """Leased and not acknowledged, with the end of the lease."""
 
-    # -- the side of the tasks ---------------------------------------------------------------------------------------
+    # -- the tasks' side ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        # A program that ends without having closed this must not wait for it: the server gives the jobs to others
+        # A daemon: a program that ends without closing must not wait for it; the server redelivers its jobs
         thread = threading.Thread(target=self._run, name="millstream-queue", daemon=True)
         running = self._loop.create_future()
         thread.start()
-        self._running = running  # where it did not start, nobody would ever say that it has ended
+        self._running = running  # set after the start: a thread that failed to start never reports its end
 
     async def next(self, timeout: float | None) -> Job[V] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -122,12 +122,12 @@ class LeasedJobs(Desk[V]):
                     return self._job(delivery)
             if self._error is not None:
                 error = self._error
-                if not self._has_ended:  # else nothing will ever come
+                if not self._has_ended:  # else no job will ever come
                     self._error = None
                 raise error
             self._arrived.clear()
             with self._told:
-                self._is_wanted = True  # and stays so until something comes, though whoever asked may have gone
+                self._is_wanted = True  # until a job arrives, even if the caller is cancelled
                 self._told.notify()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -187,7 +187,7 @@ class LeasedJobs(Desk[V]):
         if self._running is not None:
             await asyncio.wait([self._running])
 
-    # -- the side of the member ----------------------------------------------------------------------------------------
+    # -- the member's side -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         failure: MillstreamError | None = None
@@ -201,7 +201,7 @@ class LeasedJobs(Desk[V]):
             with self._told:
                 self._has_ended = True
                 sayings, self._sayings = self._sayings, []
-            if failure is not None:  # told behind the end: who hears of it earlier would ask again, and wait for ever
+            if failure is not None:  # after the end: a caller told earlier would ask again, and wait for ever
                 self._call(self._fail, failure)
             for saying in sayings:
                 self._tell(saying, Closed("this worker has left its queue; the job goes to another"))
@@ -211,7 +211,7 @@ class LeasedJobs(Desk[V]):
                 self._call(self._end)
 
     def _turn(self) -> bool:
-        """One round: waits for something to do, and does it; whether it was the last one."""
+        """One round: waits for work and does it; returns whether it was the last round."""
         with self._told:
             self._told.wait_for(lambda: self._sayings or self._is_wanted or self._is_stopping, BEAT_SECONDS_MAX)
             self._is_stopping = self._is_stopping or self._loop.is_closed()
@@ -231,14 +231,14 @@ class LeasedJobs(Desk[V]):
             if isinstance(error, ShareError):
                 self._tell_refusal(error)
             self._pause(RECONNECT_SECONDS)
-        except Exception:  # the thread ends with it, and nobody else could tell them
+        except Exception:  # the thread ends with it: resolve them first
             for saying in answers.values():
                 self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, CUT_OFF))
             raise
-        return stopping and not self._sayings  # which nobody adds to any more
+        return stopping and not self._sayings  # no task can add to them now
 
     def _tell_refused(self, error: AnswersRefused, answers: dict[Lease, Saying]) -> None:
-        """The leases of what was refused are as they were: its worker may answer again."""
+        """The leases of refused acknowledgements are unchanged: the worker may retry."""
         for lease, saying in answers.items():
             if lease in error.refused:
                 self._tell(saying, refusal(code_of(error.code) or Code.COORDINATOR_NOT_AVAILABLE, str(error)))
@@ -248,13 +248,13 @@ class LeasedJobs(Desk[V]):
             self._tell(saying, LeaseLost(Code.INVALID_RECORD_STATE, TOO_LATE) if lease in error.late else None)
 
     def _tell_refusal(self, error: ShareError) -> None:
-        """To whoever waits for a job, unless it may pass by itself."""
+        """Raises the error to the task that waits for a job, unless it is retriable."""
         code = code_of(error.code)
         if code is not None and not code.retriable:
             self._call(self._fail, refusal(code, str(error)))
 
     def _answers(self, sayings: list[Saying]) -> dict[Lease, Saying]:
-        """One for each job; of those that say more, as a renewal and then what became of it, the rest is next."""
+        """One for each job; further ones, such as an accept after a renewal, are left for the next round."""
         answers: dict[Lease, Saying] = {}
         later: list[Saying] = []
         for saying in sayings:
@@ -270,7 +270,7 @@ class LeasedJobs(Desk[V]):
         return answers
 
     def _exchange(self, answers: dict[Lease, Reply], wanted: bool) -> list[Lease]:
-        """Says what there is to say and leases what is wanted; which answers came too late."""
+        """Sends acknowledgements and leases the wanted jobs; returns the late acknowledgements."""
         member = self._member or self._open()
         member.beat()
         now = time.monotonic()
@@ -279,7 +279,7 @@ class LeasedJobs(Desk[V]):
             is_busy = bool(self._out)
             try:
                 taken, late = member.fetch(self._prefetch, 0 if is_busy else IDLE_WAIT_MS, {})
-            except PartitionRefused as error:  # those who work on jobs of the others keep them
+            except PartitionRefused as error:  # workers keep their jobs of the other partitions
                 self._tell_refusal(error)
                 self._pause(RECONNECT_SECONDS)
                 return []
@@ -316,10 +316,10 @@ class LeasedJobs(Desk[V]):
     def _leave(self) -> None:
         try:
             if self._member is not None:
-                # Nobody is given a job any more. What somebody has was a delivery, and failed; the rest was none.
+                # No task receives a job any more. Jobs that a task has are failed deliveries; the others do not count.
                 given = [lease for lease in self._out if lease in self._given]
                 self._member.leave(dict.fromkeys(given, Reply(RELEASE, reason=LEFT)))
-        except (LinkBroken, ShareError):  # the server notices by itself that we are gone
+        except (LinkBroken, ShareError):  # the server detects the lost connection
             pass
         self._drop_link()
 
@@ -336,12 +336,12 @@ class LeasedJobs(Desk[V]):
     # -- from the thread to the loop ---------------------------------------------------------------------------------
 
     def _call(self, function: object, *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # of a loop that has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended: no task waits
             self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
     def _arrive(self, jobs: list[tuple[Delivery, float]]) -> None:
         self._given.intersection_update(list(self._out))
-        self._given.difference_update(delivery.lease for delivery, _ in jobs)  # leased anew
+        self._given.difference_update(delivery.lease for delivery, _ in jobs)  # leased again
         self._ready.extend(jobs)
         self._arrived.set()
 
@@ -355,7 +355,7 @@ class LeasedJobs(Desk[V]):
 
     def _tell(self, saying: Saying, error: MillstreamError | None) -> None:
         def settle() -> None:
-            if saying.outcome.done():  # whoever waited was cancelled
+            if saying.outcome.done():  # the waiting task was cancelled
                 return
             if error is None:
                 saying.outcome.set_result(None)

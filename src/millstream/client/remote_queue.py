@@ -1,8 +1,8 @@
 """A worker of a queue on a server.
 
-A Millstream server is spoken to by our own member of a share group, which has every verb that the embedded broker has
-(`remote_jobs.py`). Any other cluster, and one that wants TLS, is left to librdkafka's share consumer, with what
-Kafka's protocol has (`remote_share.py`).
+A Millstream server gets our own member of a share group, which has every verb of the embedded broker
+(`remote_jobs.py`). Any other cluster, and one with TLS, gets librdkafka's share consumer, which is limited to
+Kafka's protocol (`remote_share.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 OUR_SETTING = "http"
-"""Which every Millstream broker has among its settings, and no other."""
+"""Only Millstream brokers have this setting."""
 
 
 class Jobs(Protocol[V]):
     async def start(self) -> None: ...
 
     async def next(self, timeout: float | None) -> Job[V] | None:
-        """The next job; None if the time brings none, or if it was shut."""
+        """The next job; None after the timeout, or after `shut`."""
 
     async def shut(self) -> None:
-        """What is not answered goes to others at once."""
+        """Unacknowledged jobs go to other workers at once."""
 
 
 class RemoteQueue(Queue[V]):
@@ -73,7 +73,7 @@ class RemoteQueue(Queue[V]):
         await self._jobs.start()
 
     def _configure(self, is_ours: bool) -> None:
-        """Settings are for a group that is new; one that is there keeps its own."""
+        """Settings apply to a new group only; an existing group keeps its own."""
         admin, timeout = self._remote.admin, self._remote.timeout
         listed = admin.list_consumer_groups(request_timeout=timeout).result()
         if any(group.group_id == self._group for group in listed.valid):
@@ -104,7 +104,7 @@ class RemoteQueue(Queue[V]):
         return any(entry.source == ConfigSource.GROUP_CONFIG.value for entry in entries.values())
 
     def _is_ours(self) -> bool:
-        """Whether the server is a Millstream."""
+        """Whether the server is a Millstream server."""
         admin, timeout = self._remote.admin, self._remote.timeout
         node = admin.list_topics(timeout=timeout).orig_broker_id
         resource = ConfigResource(ResourceType.BROKER, str(node))
@@ -113,9 +113,9 @@ class RemoteQueue(Queue[V]):
         except KafkaException as error:
             number = error.args[0].code()
             code = code_of(number)
-            if number in PASSING or (code is not None and code.retriable):  # later it may be the server's own worker
+            if number in PASSING or (code is not None and code.retriable):  # a retry may find a Millstream server
                 raise
-            return False  # who may not ask is not at home
+            return False  # a refusal: not Millstream
 
     async def _next(self, timeout: float | None) -> Job[V] | None:
         assert self._jobs is not None

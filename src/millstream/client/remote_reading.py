@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 MESSAGES_MAX = 500
-"""Taken over from the client at a time."""
+"""Messages taken from the client per poll."""
 RETRY_SECONDS = 0.1
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
@@ -72,7 +72,7 @@ class RemoteReading(Reading[V]):
         await self._worker.call(self._seek)
 
     def _seek(self) -> None:
-        """On the worker's thread. What may pass is asked again, from the start: a topic may have gone meanwhile."""
+        """On the worker's thread. Retriable errors restart the search: the topic may have been deleted meanwhile."""
         assert self._consumer is not None
         deadline = clock.monotonic() + self._remote.timeout
         while True:
@@ -90,7 +90,7 @@ class RemoteReading(Reading[V]):
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
 
     def _find(self, deadline: float) -> tuple[int, int]:
-        """The partition's end, and where to begin."""
+        """The partition's end, and the start offset."""
         assert self._consumer is not None
         found = self._consumer.list_topics(self._topic, _left(deadline)).topics[self._topic]
         if found.error is not None and found.error.code() != Code.UNKNOWN_TOPIC_OR_PARTITION:
@@ -101,7 +101,7 @@ class RemoteReading(Reading[V]):
         low, high = self._at_time(OFFSET_BEGINNING, deadline), self._at_time(OFFSET_END, deadline)
         if self._time is not None:
             timed = self._at_time(self._time, deadline)
-            return high, timed if timed >= 0 else high  # it may lie behind `high`: of a record that came meanwhile
+            return high, timed if timed >= 0 else high  # a new record may have an offset above `high`
         offset = {"start": low, "end": high}[self._offset] if isinstance(self._offset, str) else self._offset
         if not low <= offset <= high:
             detail = f"{self._topic}-{self._partition} holds offsets {low} to {high}, not {offset}"
@@ -109,10 +109,10 @@ class RemoteReading(Reading[V]):
         return high, offset
 
     def _at_time(self, time: int, deadline: float) -> int:
-        """The offset of the first record at or after a time, negative where there is none; or the start, or the end.
+        """The offset of the first record at or after a time, negative if there is none; or the start, or the end.
 
-        librdkafka's own call for start and end takes one for the other where a broker refuses one of its two requests,
-        and tells nobody. This one says what went wrong.
+        librdkafka's own call for start and end silently takes one for the other if a broker refuses one of its two
+        requests. This call raises the error.
         """
         assert self._consumer is not None
         place = TopicPartition(self._topic, self._partition, time)
@@ -158,26 +158,26 @@ def _left(deadline: float) -> float:
 
 
 def _may_pass(error: KafkaException) -> bool:
-    """Whether asking again may help: a broker says so, or the client has just lost it."""
+    """Whether a retry may help: the error is retriable, or the client has just lost the broker."""
     number = error.args[0].code()
     code = code_of(number)
     return number in PASSING or number in _LOST_TRACK or (code is not None and code.retriable)
 
 
 def closing(consumer: Consumer | ShareConsumer | None) -> list[Callable[[], None]]:
-    """What is left to do with a client, if there is one."""
+    """The closing steps of a client, if there is one."""
     return [] if consumer is None else [consumer.close]
 
 
 def poll(consumer: Consumer | None, seconds: float) -> list[Message]:
-    """Waits for the first, and takes what else is there. On the worker's thread."""
+    """Waits for the first message, and takes the others that are there. On the worker's thread."""
     assert consumer is not None
     first = consumer.poll(seconds)
     return [] if first is None else [first, *consumer.consume(MESSAGES_MAX, 0)]
 
 
 def raise_for(error: Any) -> None:
-    """An error among the messages. What passes by itself is librdkafka's business."""
+    """Raises an error among the messages, except those that librdkafka retries by itself."""
     from millstream.client.remote_worker import failure
 
     if error.fatal() or not (error.retriable() or error.code() in PASSING):
@@ -187,7 +187,7 @@ def raise_for(error: Any) -> None:
 PASSING = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE})
 
 _LOST_TRACK = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._DESTROY_BROKER})
-"""What librdkafka says at once where the broker that leads a partition has just gone, and not that there is none."""
+"""librdkafka's errors when a partition's leader has just gone; they do not mean that there is no partition."""
 
 
 def user_record(message: Message, decode: Decoder[V] | None) -> Record[V]:
@@ -197,7 +197,7 @@ def user_record(message: Message, decode: Decoder[V] | None) -> Record[V]:
         message.partition() or 0,
         message.offset() or 0,
         message.timestamp()[1],
-        message.key(),  # type: ignore[arg-type, unused-ignore]  # bytes, since no deserializer is at work
+        message.key(),  # type: ignore[arg-type, unused-ignore]  # bytes: no deserializer is configured
         value,
         tuple(message.headers() or ()),  # type: ignore[arg-type, unused-ignore]  # pairs of str and bytes
     )

@@ -1,9 +1,9 @@
-"""A worker of a queue on a cluster that is not Millstream's, or that wants TLS: librdkafka's share consumer.
+"""A worker of a queue on a cluster that is not Millstream's, or that uses TLS: librdkafka's share consumer.
 
-What Kafka's protocol lacks is refused: a release with a delay, and a renewal. A reason for a rejection stays here.
+Kafka's protocol lacks delayed releases and renewals: both are refused. The reason of a rejection is not sent.
 
-A share consumer wants every record of a poll answered before the next poll. So the next job is given when those before
-it are answered, at the latest when their leases have ended.
+A share consumer needs every record of a poll acknowledged before the next poll. So the next job is given when those
+before it are acknowledged, at the latest when their leases end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 LEASE_SECONDS = 30.0
-"""Kafka's default: after that a job that was not answered is somebody else's."""
+"""Kafka's default: after that, an unacknowledged job is available again."""
 Place = tuple[str, int, int]
 
 
@@ -94,10 +94,10 @@ class SharedJobs(Desk[V]):
         return None
 
     def _let_go(self) -> None:
-        """Jobs whose leases have ended: the client must hear of it too."""
+        """Drops jobs whose leases have ended, in the client too."""
         assert self._consumer is not None
         for place in list(self._unanswered):
-            message = self._unanswered.pop(place, None)  # one by one: answers are given meanwhile
+            message = self._unanswered.pop(place, None)  # one by one: tasks acknowledge meanwhile
             if message is None:
                 continue
             with contextlib.suppress(LeaseLost):
@@ -169,7 +169,7 @@ class SharedJobs(Desk[V]):
 
     def _give_back(self) -> None:
         if self._unanswered:
-            with contextlib.suppress(KafkaException):  # they come back by themselves when their leases end
+            with contextlib.suppress(KafkaException):  # the server redelivers them when their leases end
                 self._let_go()
 
 

@@ -1,7 +1,7 @@
-"""A member of a stream group on a server: Kafka's consumer group, its offsets committed by progress.
+"""A member of a stream group on a server: Kafka's consumer group, which commits its progress.
 
-Rebalances happen inside a poll, and a poll happens only when the caller asks for more than is here: whatever was given
-is processed by then, and committed before a partition goes.
+Rebalances happen inside a poll, and a poll happens only when the caller has consumed all fetched records. By then all
+given records are processed, and are committed before a partition is revoked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemoteStream(Stream[V]):
         self._worker = Worker("millstream-stream")
         self._polling: Polling[Message] = Polling(self._worker, self._poll)
         self._owned: set[Place] = set()
-        """Changed on the worker's thread only, as are those below."""
+        """Changed on the worker's thread only, like those below."""
         self._processed: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
         self._committed_at = time.monotonic()
@@ -83,7 +83,7 @@ class RemoteStream(Stream[V]):
         self._polling = Polling(self._worker, self._poll)
         self._has_joined, self._joined_by = False, time.monotonic() + JOIN_SECONDS
         for topic in self._topics:
-            await self._remote.partition_count(topic)  # which makes it, so that nobody waits for metadata to age
+            await self._remote.partition_count(topic)  # creates it, so that no member waits for old metadata to expire
         self._consumer = Consumer(
             self._remote.consumer_settings(self._group, **{"auto.offset.reset": self._reset, **self._settings()})
         )
@@ -153,7 +153,7 @@ class RemoteStream(Stream[V]):
                     raise KafkaException(committed.error)
             self._committed.update(progress)
 
-    # On the loop's
+    # On the event loop's thread
 
     async def _next(self, timeout: float | None) -> Record[V] | None:
         self._process_last()
@@ -187,7 +187,7 @@ class RemoteStream(Stream[V]):
 
     async def _commit_all(self) -> None:
         try:
-            await self._worker.call(self._commit_progress)  # as it is then: a poll before it may have given some up
+            await self._worker.call(self._commit_progress)  # computed then: a poll may give up partitions
         except RequestError as error:
             if error.code in LOST:
                 raise NotMember(f"this member of {self._group} lost its partitions: {error.detail}") from None
@@ -206,6 +206,6 @@ class RemoteStream(Stream[V]):
             await self._worker.end(self._let_join, *closing(self._consumer))
 
     def _let_join(self) -> None:
-        """librdkafka does not leave a group that it is just joining: whoever closes so early waits for it a moment."""
+        """librdkafka does not leave a group that it is joining: an early close waits a moment for it."""
         while self._consumer is not None and not self._has_joined and time.monotonic() < self._joined_by:
             self._consumer.poll(0.1)

@@ -1,7 +1,7 @@
-"""librdkafka's clients block; here they get a thread of their own, and their errors become ours.
+"""A thread for each of librdkafka's blocking clients, and the translation of their errors.
 
-A client is used from its thread alone. What waits for it on the event loop may be cancelled: the call goes on, and its
-result is kept for whoever asks next (`Polling`).
+A client is used from its thread only. A task that waits for it on the event loop may be cancelled: the call goes on,
+and the next caller gets its result (`Polling`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millstream.core.errors import Code, MillstreamError, UnknownTopic, Unreacha
 
 T = TypeVar("T")
 POLL_SECONDS = 0.25
-"""How long one poll waits at most: so long closing may have to wait for it."""
+"""The longest wait of one poll: closing may wait as long."""
 
 _UNREACHABLE = frozenset(
     {
@@ -34,7 +34,7 @@ _UNKNOWN = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})
 
 
 def failure(error: KafkaError | KafkaException | BaseException) -> BaseException:
-    """What a client says, as the embedded broker would."""
+    """A client's error as the embedded broker would raise it."""
     if isinstance(error, KafkaException):
         error = error.args[0]
     if not isinstance(error, KafkaError):
@@ -71,7 +71,7 @@ class Worker:
         return asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     async def end(self, *last: Callable[[], None]) -> None:
-        """The last things to be done on the thread, each whatever became of the one before it; then it ends."""
+        """Runs the last calls on the thread, each despite errors of those before it; then ends the thread."""
         try:
             await close_all(self.call(each) for each in last)
         finally:
@@ -79,7 +79,7 @@ class Worker:
 
 
 class Polling(Generic[T]):
-    """What a client has brought, and the one poll that is under way."""
+    """The results of a client's polls, and the one poll in flight."""
 
     def __init__(self, worker: Worker, poll: Callable[[float], list[T]]) -> None:
         self._worker = worker
@@ -89,24 +89,24 @@ class Polling(Generic[T]):
         self.ready: deque[T] = deque()
 
     async def fill(self, seconds: float) -> None:
-        """Waits for something to be ready, at most so long; an error of the client is raised once."""
+        """Waits for a result, at most so long; an error of the client is raised once."""
         if self.ready or self._is_stopped:
             return
         running = self._running
         if running is None:
             running = self._running = self._worker.start(self._poll, max(min(seconds, POLL_SECONDS), 0.0))
         await asyncio.wait([running])
-        if self._running is running:  # else somebody else who waited was faster
+        if self._running is running:  # else another waiting task was faster
             self._running = None
             self.ready.extend(running.result())
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether a poll is under way, or has ended and nobody has collected what it brought."""
+        """Whether a poll is in flight, or has ended and its result is not collected."""
         return self._running is not None
 
     async def stop(self) -> None:
-        """Returns when no poll is under way; there will be none after it."""
+        """Returns when no poll is in flight; none starts after it."""
         self._is_stopped = True
         running, self._running = self._running, None
         if running is not None:

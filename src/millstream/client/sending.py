@@ -1,19 +1,19 @@
 """Buffered sending: records gather per partition and leave together.
 
-    send --> a partition's heap --count, bytes or time--> one batch --durable--> answered, in order
+    send --> a partition's heap --count, bytes or time--> one batch --durable--> reported, in order
 
 Rules
 -----
-1. What is buffered and what is on its way are bounded together, by `buffer_bytes_max`. When that is full `send` waits
+1. `buffer_bytes_max` bounds the buffered records and those in flight together. When the buffer is full `send` waits
    or raises `BufferFull`, as asked; a record larger than the buffer goes alone.
 2. Records of one partition keep their order. A batch leaves when it has `records_max` records or `bytes_max` bytes,
-   when the next record would make it larger than that, or `linger` seconds after its first record came.
-3. A record is answered for itself. One that cannot be a record is refused by `send`; one that the broker refuses costs
-   none of those that left with it.
-4. `flush` and `close` return when everything taken before is durable. What could not be stored is told to `on_sent`,
-   and the next `flush` or `close` raises `SendFailed`: nothing is lost silently. What `on_sent` raises is logged, and
-   changes nothing: all failures of a batch are counted before the first is told.
-5. A `close` that is cancelled has lost nothing either; it can be called again.
+   when the next record would make it larger than that, or `linger` seconds after its first record.
+3. Each record has its own result. `send` refuses an invalid record; a record that the broker refuses does not fail
+   the others of its batch.
+4. `flush` and `close` return when every record taken before is durable. Failed records are reported to `on_sent`, and
+   the next `flush` or `close` raises `SendFailed`: nothing is lost silently. Exceptions of `on_sent` are logged, and
+   change nothing: all failures of a batch are counted before the first report.
+5. A cancelled `close` loses nothing; it can be called again.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from millstream.client.api import Batch, Millstream, Row
 
 RECORD_BYTES = 64
-"""What a record takes besides its key, value and headers."""
+"""A record's size besides its key, value and headers."""
 FAILURES_MAX = 100
-"""Kept for `SendFailed`; the others are counted."""
+"""Kept for `SendFailed`; the rest is only counted."""
 OnSent = Callable[[Message, Sent | BaseException], None]
 
 logger = logging.getLogger(__name__)
 
 
 class Heap:
-    """What waits for one partition."""
+    """Records that wait for one partition."""
 
     __slots__ = ("batch", "bytes")
 
@@ -95,7 +95,7 @@ class Sender:
         self._on_sent = on_sent
         self._counts: dict[str, int] = {}
         self._alone: dict[str, int] = {}
-        """The partition of topics that have only one."""
+        """The partition of topics with only one."""
         self._heaps: dict[tuple[str, int], Heap] = {}
         self._buffered = 0
         self._underway: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -114,7 +114,7 @@ class Sender:
 
     @property
     def buffered_bytes(self) -> int:
-        """Taken and not durable yet."""
+        """Bytes taken and not durable yet."""
         return self._buffered
 
     async def send(
@@ -149,7 +149,7 @@ class Sender:
             if name not in self._counts:
                 await self._count(name)
         if self._buffered + size > self._buffer_bytes_max and self._buffered:
-            await self._wait_for_room(size)  # and nothing is waited for between this and taking it
+            await self._wait_for_room(size)  # no await between this and taking the record
         place = name, partition
         heap = self._heaps.get(place)
         if heap is not None and heap.bytes + size > self._bytes_max:
@@ -170,14 +170,14 @@ class Sender:
             check_topic(topic)
             count = self._counts[topic] = await self._owner.partition_count(topic)
             if count == 1 and isinstance(self._partitioner, partitioners.ByKey):
-                self._alone[topic] = 0  # there is nothing to choose
+                self._alone[topic] = 0  # a single partition: no choice
         return count
 
     async def flush(self) -> None:
-        """Returns when all that was taken before is durable; raises `SendFailed` for what is not."""
+        """Returns when every record taken before is durable; raises `SendFailed` for the others."""
         for place in list(self._heaps):
             self._leave(place)
-        if self._underway:  # the last of each partition, which waits for those before it
+        if self._underway:  # the last batch of each partition waits for those before it
             await asyncio.wait(list(self._underway.values()))
         if self._failed:
             failures, count = self._failures, self._failed
@@ -212,7 +212,7 @@ class Sender:
         return heap
 
     def _time_is_over(self) -> None:
-        """One timer for all partitions: a batch leaves at most two lingers after its first record."""
+        """One timer for all partitions: a batch leaves at most one linger after its first record."""
         self._timer = None
         for place in list(self._heaps):
             self._leave(place)
@@ -234,12 +234,12 @@ class Sender:
                     self._waiting.remove(future)
 
     def _leave(self, place: tuple[str, int]) -> None:
-        """Hands a heap over, now: batches of one partition are appended in the order in which they are handed over."""
+        """Hands a heap over, now: batches of one partition are appended in the order of these calls."""
         heap = self._heaps.pop(place)
         appended: Awaitable[Sequence[int | BaseException]]
         try:
             appended = self._owner.append_each(heap.batch, self._codec)
-        except Exception as error:  # whatever it is, nobody but us can tell whose records these were
+        except Exception as error:  # any error: only this code knows the records
             appended = Promise.failed(error)
         before = self._underway.get(place)
         task = asyncio.ensure_future(self._settle(heap, appended, before))
@@ -255,7 +255,7 @@ class Sender:
         except Exception as error:
             results = [error] * len(heap.batch.rows)
         if before is not None and not before.done():
-            await asyncio.wait([before])  # answers come in order, too
+            await asyncio.wait([before])  # results are reported in order, too
         self._buffered -= heap.bytes
         waiting, self._waiting = self._waiting, deque()
         for future in waiting:
@@ -269,7 +269,7 @@ class Sender:
     def _count_failures(self, batch: Batch, results: Sequence[int | BaseException]) -> None:
         for row, result in zip(batch.rows, results, strict=True):
             if isinstance(result, BaseException):
-                self._counts.pop(batch.topic, None)  # the topic may not be what it was
+                self._counts.pop(batch.topic, None)  # the topic may have changed
                 self._alone.pop(batch.topic, None)
                 self._failed += 1
                 if len(self._failures) < FAILURES_MAX:

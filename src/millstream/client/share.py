@@ -1,19 +1,21 @@
-"""A member of a share group (KIP-932): leases records, answers for them, keeps its leases.
+"""A member of a share group (KIP-932): leases records, acknowledges them, renews its leases.
 
-librdkafka's share consumer leases whole batches, cannot renew a lease, delay a release or say why it rejects, and gives
-out nothing new before everything old is answered. Whoever works for minutes on a record needs the opposite: as many
-records as there are hands, each answered on its own, each lease renewed while it is worked on. That is ShareFetch and
-ShareAcknowledge in version 2, with two fields of Millstream's own (`wire/kafka/share.py`).
+librdkafka's share consumer leases whole batches, cannot renew a lease, delay a release or give a reason for a
+rejection, and delivers nothing new before every earlier record is acknowledged. A worker that takes minutes per record
+needs the opposite: as many records as it has threads, each with its own acknowledgement and a lease renewed during
+the work. That is ShareFetch and ShareAcknowledge in version 2, with two fields of Millstream's own
+(`wire/kafka/share.py`).
 
 Rules
 -----
-1. One request at a time: a session counts its requests, so acknowledgements wait for a fetch to come back. Whoever has
-   something to say soon lets fetches wait only for a short time.
-2. A session ends with its connection, and its leases with it. `LinkBroken` means that all leases are gone: make a new
+1. One request at a time: a session counts its requests, so acknowledgements wait for a fetch to return. A worker that
+   acknowledges soon uses short fetch waits.
+2. A session ends with its connection, and its leases with it. `LinkBroken` means that all leases are lost: make a new
    member with the same id, on a new link.
-3. An answer that is refused was too late: the record has been, or will be, delivered to somebody again.
-4. A partition that cannot be fetched from costs nothing that others gave: it is told when there is nothing else to
-   tell, neither records nor what became of answers, as a `PartitionRefused`, and the session and its leases go on.
+3. A refused acknowledgement was late: the record has been, or will be, delivered again.
+4. A partition that cannot be fetched does not affect the results of others. Its error is raised as a
+   `PartitionRefused` only if there is nothing else to return, neither records nor acknowledgement results. The session
+   and its leases go on.
 
 Gap: it talks to one broker, the group's coordinator. Millstream's takes fetches of every partition; others must lead
 them.
@@ -38,14 +40,14 @@ METADATA, HEARTBEAT, FETCH, ACKNOWLEDGE = 3, 76, 78, 79
 VERSION = 2
 """Of the last two."""
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
-"""What can be said of a leased record, in Kafka's numbers."""
+"""Acknowledgement types for a leased record, in Kafka's numbers."""
 FETCH_BYTES_MAX = 4 << 20
 FINAL_EPOCH = -1
 _GONE = frozenset({Code.UNKNOWN_TOPIC_ID, Code.UNKNOWN_TOPIC_OR_PARTITION})
-"""With its topic: nobody gets the record again."""
+"""The topic is deleted: no worker gets the record again."""
 
 _UNSTORED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.KAFKA_STORAGE_ERROR})
-"""The broker's store takes no writes now."""
+"""The broker's store accepts no writes now."""
 
 
 class Lease(NamedTuple):
@@ -53,19 +55,19 @@ class Lease(NamedTuple):
     partition: int
     offset: int
     topic_id: UUID
-    """One that was made anew has another, and nothing of the old one's is said of its records."""
+    """A recreated topic has another id: no acknowledgement of the old topic applies to its records."""
 
 
 class Reply(NamedTuple):
     verb: int
     delay_ms: int = 0
-    """RELEASE: it comes again after that."""
+    """RELEASE: the wait before redelivery."""
     reason: str = ""
-    """RELEASE and REJECT: for its dead letter."""
+    """RELEASE and REJECT: for the dead letter."""
 
 
 class ShareError(MillstreamError):
-    """What the broker refused, for good."""
+    """A permanent refusal by the broker."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -73,19 +75,19 @@ class ShareError(MillstreamError):
 
 
 class PartitionRefused(ShareError):
-    """Of a fetch that brought nothing, and no answers: one of its partitions has an error. All leases are as they
-    were.
+    """A fetch without records or acknowledgement results: one of its partitions has an error. All leases are
+    unchanged.
     """
 
 
 class AnswersRefused(ShareError):
-    """Answers that the broker could not store, as on a full disk. Their leases are as they were: repeat the answers."""
+    """Acknowledgements that the broker could not store, as on a full disk. Their leases are unchanged: retry."""
 
     def __init__(self, text: str, code: int, refused: list[Lease], late: list[Lease]) -> None:
         super().__init__(text, code)
         self.refused = refused
         self.late = late
-        """Others of the same request that came too late."""
+        """Late ones of the same request."""
 
 
 class Delivery(NamedTuple):
@@ -117,17 +119,17 @@ class ShareMember:
         self._named: set[Place] = set()
         """Partitions that the session knows."""
         self._gaps: dict[Lease, Reply] = {}
-        """Leased, but not in the log: the next request says so."""
+        """Leased, but missing from the log: the next request reports it."""
         self.lease_ms = 30_000
         """How long a lease lasts."""
 
     @property
     def has_places(self) -> bool:
-        """Whether there is anything to fetch from."""
+        """Whether there is a partition to fetch from."""
         return bool(self._places)
 
     def beat(self) -> None:
-        """Says that it lives, if that is due; joins the group at first, or when the group has forgotten it."""
+        """Sends a heartbeat if it is due; joins the group at first, or after the group removed this member."""
         if time.monotonic() < self._next_beat:
             return
         answer = self._heartbeat(self._epoch)
@@ -147,7 +149,7 @@ class ShareMember:
             ]
 
     def _learn_names(self, ids: Sequence[UUID]) -> None:
-        """Assignments name topics by id alone."""
+        """Assignments contain topic ids only."""
         if not ids:
             return
         fields = {
@@ -160,7 +162,7 @@ class ShareMember:
                 self._names[topic.topic_id] = topic.name
 
     def fetch(self, count: int, wait_ms: int, answers: Mapping[Lease, Reply]) -> tuple[list[Delivery], list[Lease]]:
-        """At most `count` records, and which of the answers came too late."""
+        """At most `count` records, and the late ones of the acknowledgements."""
         if not self._places:
             return [], list(answers)
         late: list[Lease] = []
@@ -193,7 +195,7 @@ class ShareMember:
         return taken, late + self._late(answer, answers, "acknowledge_error_code")
 
     def answer(self, answers: Mapping[Lease, Reply]) -> list[Lease]:
-        """Says what became of records; answers with those for which it was too late. Durable when it returns."""
+        """Acknowledges records; returns the late ones. Durable when it returns."""
         if not answers or not self._session_epoch:
             return list(answers)
         is_renewal = any(reply.verb == RENEW for reply in answers.values())
@@ -204,7 +206,7 @@ class ShareMember:
         return self.answer(dict.fromkeys(leases, Reply(RENEW)))
 
     def leave(self, answers: Mapping[Lease, Reply] | None = None) -> None:
-        """What is leased and not answered goes to others at once, and does not count as delivered."""
+        """Unacknowledged records go to other workers at once, and do not count as delivered."""
         if self._session_epoch:
             self._session_epoch = FINAL_EPOCH
             self._acknowledge(False, self._acknowledged(answers or {}))
@@ -219,7 +221,7 @@ class ShareMember:
         return self._link.ask(HEARTBEAT, 1, 1, fields)
 
     def _acknowledged(self, answers: Mapping[Lease, Reply]) -> dict[Place, list[Acknowledged]]:
-        """What is to be said, and of what was leased but is not in the log that it is not."""
+        """The acknowledgements, and a gap for each leased record that is missing from the log."""
         gaps, self._gaps = self._gaps, {}
         said: dict[Place, list[Acknowledged]] = {}
         for (_, partition, offset, topic_id), (verb, delay_ms, reason) in sorted({**gaps, **answers}.items()):
@@ -244,7 +246,7 @@ class ShareMember:
         return answer
 
     def _late(self, answer: Message, answers: Mapping[Lease, Reply], field: str) -> list[Lease]:
-        """Answers for one partition stand together: where one was too late, the others are given one by one.
+        """A partition's acknowledgements share one error code: if one is late, the others are sent again one by one.
 
         Raises `AnswersRefused` if the broker could not store some.
         """

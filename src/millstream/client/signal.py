@@ -1,4 +1,4 @@
-"""A wake-up call for one task, with a limit by whichever clock is at work."""
+"""A wake-up for one task, with a timeout by the current clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.core.clock import Clock
 
 
 class Signal:
-    """`set` may come at any time and is never lost; `wait` returns at once if it came since the last one."""
+    """`set` may come at any time and is never lost; `wait` returns at once if it came since the last `wait`."""
 
     __slots__ = ("_clock", "_future", "_is_set")
 
@@ -23,14 +23,14 @@ class Signal:
             self._future.set_result(None)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Whether it came in time. None waits for as long as it takes."""
+        """Whether it came in time. None waits without a limit."""
         if not self._is_set and (seconds is None or seconds > 0):
             future = self._future = asyncio.get_running_loop().create_future()
             timer = self._clock.call_later(seconds, lambda: _finish(future)) if seconds is not None else None
             try:
                 await future
             finally:
-                if self._future is future:  # else one who was cancelled makes way for the next, who waits already
+                if self._future is future:  # else a cancelled waiter would clear the next one's future
                     self._future = None
                 if timer is not None:
                     timer.cancel()

@@ -9,7 +9,7 @@
 
 Everything runs on an event loop in a thread of its own; a call hands its work over and waits for it. So heartbeats and
 timers go on while a script computes, and several threads may use one object: `streams` gives each an iterator.
-Threads do not outlive a fork: a child process opens its own, and what it has inherited says so.
+Threads do not survive a fork: a child process opens its own object, and an inherited one raises an error.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ T = TypeVar("T")
 A = TypeVar("A")
 V = TypeVar("V")
 AHEAD_MAX = 500
-"""Records that a `read` hands over to the caller's thread at a time: a thread costs more than a record."""
+"""Records that a `read` hands to the caller's thread at a time: a thread switch costs more than a record."""
 FINISH_SECONDS = 1.0
-"""What is under way when all is closed may take so long to end by itself."""
+"""The grace period of pending work when all is closed."""
 
 
 class Loop:
@@ -56,7 +56,7 @@ class Loop:
 
     @property
     def is_inherited(self) -> bool:
-        """By a process that was forked, in which the thread is not there: nobody would ever answer."""
+        """By a forked process, which lacks the thread: no call would return."""
         return os.getpid() != self._process
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -76,7 +76,7 @@ class Loop:
         except concurrent.futures.CancelledError:
             raise Closed("it was closed meanwhile") from None
         except BaseException:
-            # An interrupt in the caller's thread: what it waited for is not wanted any more.
+            # An interrupt in the caller's thread: the result is not wanted any more.
             if not future.done():
                 future.cancel()
                 with contextlib.suppress(concurrent.futures.CancelledError, Exception):
@@ -84,7 +84,7 @@ class Loop:
             raise
 
     def post(self, work: Callable[[], None]) -> None:
-        """Done on the loop, before whatever this thread calls next; nobody waits for it."""
+        """Runs on the loop, before this thread's next call; the caller does not wait."""
         if self.is_inherited:
             return
         with self._handing_over:
@@ -92,7 +92,7 @@ class Loop:
                 self._loop.call_soon_threadsafe(work)
 
     def call_last(self, work: Coroutine[Any, Any, None]) -> None:
-        """The closing of something, of which nothing is left to do where all was closed."""
+        """Closes an object; does nothing if all is closed already."""
         try:
             self.call(work)
         except Closed:
@@ -100,7 +100,7 @@ class Loop:
                 raise
 
     def end(self) -> None:
-        """Nobody is left waiting: threads that are inside a call get its answer, or `Closed`."""
+        """Leaves no thread waiting: pending calls return their result, or raise `Closed`."""
         if threading.current_thread() is self._thread or self.is_inherited:
             return  # a callback, which was refused: it would wait for itself; or there is nothing to end
         with self._handing_over:
@@ -163,8 +163,8 @@ class Job(Record[V]):
 class Items(Generic[A, T]):
     """An iterator of the API, for a thread. Used without `with`, it closes when the loop over it ends.
 
-    A thread that is interrupted (Ctrl-C) while it waits loses nothing: what was taken for it by then is given to who
-    asks next, and counts as given only then.
+    A thread that is interrupted (Ctrl-C) while it waits loses nothing: the next call gets the item taken for it, and
+    the item counts as given only then.
     """
 
     def __init__(self, loop: Loop, items: Consuming[A], made: Callable[[A], T]) -> None:
@@ -173,13 +173,13 @@ class Items(Generic[A, T]):
         self._made = made
         self._is_held = False
         self._back: deque[A] = deque()
-        """Taken for a thread that was interrupted. Touched on the loop alone."""
+        """Taken for a thread that was interrupted. Used on the loop only."""
 
     def __enter__(self) -> Self:
         self._is_held = True
         try:
             self._loop.call(self._items.__aenter__())
-        except BaseException as error:  # an interrupt too, after which no `with` would close it
+        except BaseException as error:  # also an interrupt, after which no `with` would close it
             self._loop.call_last(self._give_up(error))
             raise
         return self
@@ -193,7 +193,7 @@ class Items(Generic[A, T]):
         self._loop.call_last(self._items.__aexit__(kind, error, trace))
 
     def receive(self, timeout: float | None = None) -> T | None:
-        """The next one, or None when none came in time."""
+        """The next item, or None after the timeout."""
         return self._fetch(lambda: self._items.receive(timeout))
 
     def _fetch(self, ask: Callable[[], Coroutine[Any, Any, A | None]]) -> T | None:
@@ -217,10 +217,10 @@ class Items(Generic[A, T]):
         try:
             self._loop.call(take())
             return self._made(given[0]) if given else None
-        except BaseException as error:  # where the asking failed nothing is given; else it is an interrupt
+        except BaseException as error:  # if the call failed nothing is given; else it is an interrupt
             self._loop.post(leave)
             if isinstance(error, Undecodable) and isinstance(error.record, AsyncJob):
-                error.record = self._made(error.record)  # type: ignore[arg-type]  # A is a job: so it can be answered
+                error.record = self._made(error.record)  # type: ignore[arg-type]  # A is a job, to acknowledge
             raise
 
     def __iter__(self) -> Iterator[T]:
@@ -232,7 +232,7 @@ class Items(Generic[A, T]):
                 self._loop.call_last(self._items.close(clean=False))
 
     def _following(self) -> T | None:
-        """None at the end, which is also when another thread has closed it."""
+        """None at the end, also if another thread has closed it."""
 
         try:
             return self._fetch(self._ask)
@@ -249,20 +249,20 @@ class Items(Generic[A, T]):
 
 
 class Reading(Items[Record[V], Record[V]]):
-    """Takes records over in chunks; what a loop that was left did not look at is given to whoever asks next."""
+    """Takes records over in chunks; after a break, the next call gets the rest of the chunk."""
 
     def __init__(self, loop: Loop, reading: iterators.Reading[V]) -> None:
         super().__init__(loop, reading, lambda record: record)
         self._ahead: deque[Record[V]] = deque()
         self._error: Exception | None = None
-        """What came instead of the record after those."""
+        """Raised after those records."""
 
     def receive(self, timeout: float | None = None) -> Record[V] | None:
         return self._taken() or super().receive(timeout)
 
     def _fetch(self, ask: Callable[[], Coroutine[Any, Any, Record[V] | None]]) -> Record[V] | None:
         async def take() -> None:
-            if not self._ahead and self._error is None:  # else there is what was taken for an interrupted thread
+            if not self._ahead and self._error is None:  # else there are records taken for an interrupted thread
                 first = await ask()
                 if first is not None:
                     self._ahead.append(first)
@@ -400,7 +400,7 @@ class Sender:
 
 
 class Millstream:
-    """What `open` and `connect` give: see `millstream.Millstream` for the verbs and their options."""
+    """The result of `open` and `connect`: see `millstream.Millstream` for the verbs and their options."""
 
     def __init__(self, make: Callable[[], api.Millstream]) -> None:
         self._loop = Loop()

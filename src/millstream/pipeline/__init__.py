@@ -1,1 +1,1 @@
-"""Pipelines declared in one file: what is read, how it is decoded, SQL steps, and where the results go."""
+"""Pipelines declared in one file: the source, its decoding, SQL steps, and the sinks."""

@@ -1,12 +1,12 @@
-"""Avro values, read by fastavro: Spark's own reader is a JAR that the wheel does not have.
+"""Avro values, read by fastavro: Spark's own reader is a JAR that the wheel lacks.
 
 A value is one datum in Avro's binary encoding. Confluent's serializers put five bytes in front of it: a zero and the id
-of the schema by which it was written. With `schema_ids` the source says which schema each id is. A value is read by the
-schema that wrote it and resolved to the source's own; a value with another id cannot be read, because the bytes of one
-schema often make sense in another.
+of the writer's schema. With `schema_ids` the source maps each id to a schema. A value is read with its writer's schema
+and resolved to the source's own. A value with another id cannot be read, because the bytes of one schema are often
+valid in another.
 
-Of Avro's logical types those are read that Spark has a type for, as Spark's own reader does it; a value of another is
-the plain value that it is stored as, such as milliseconds for the time of a day.
+Logical types are read as in Spark's own reader, if Spark has such a type. A value of any other logical type is its
+plain stored value, such as milliseconds for a time of day.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _LOGICAL: dict[tuple[str, str], DataType] = {
     ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
 _CONVERTED = (DateType, DecimalType, TimestampNTZType, TimestampType)
-"""Of numbers or bytes, by what the schema that wrote them says."""
+"""Converted from numbers or bytes, by the writer's schema."""
 _DECIMALS = ("bytes", "fixed")
 _DIGITS_MAX = 38
 
 
 class BadAvro(MillstreamError):
-    """A schema that cannot be columns."""
+    """A schema that does not map to columns."""
 
 
 def columns(schema: str) -> StructType:
@@ -79,12 +79,12 @@ def columns(schema: str) -> StructType:
 
 
 def reader_schema(schema: str) -> Any:
-    """What fastavro reads by: the schema without the logical types that it would turn into what no column holds."""
+    """The schema for fastavro, without logical types whose Python values no column holds."""
     return _bare(json.loads(schema))
 
 
 def refuse_writer(schema: str, written_by: str) -> None:
-    """Raises BadAvro where values of one schema cannot be read as another."""
+    """Raises BadAvro if values of one schema cannot be read as another."""
     import fastavro
     from fastavro.utils import generate_one
 
@@ -105,7 +105,7 @@ def refuse_writer(schema: str, written_by: str) -> None:
 
 
 def decode(records: DataFrame, schema: str, schema_ids: Mapping[int, str], bad: str, column: str) -> DataFrame:
-    """Adds the struct `_parsed`: the fields, in `bad` why they could not be read, and in `column` which one, if known.
+    """Adds the struct `_parsed`: the fields, the cause of a failure in `bad`, and in `column` its column, if known.
 
     Without `schema_ids` values have no id in front.
     """
@@ -124,7 +124,7 @@ def decode(records: DataFrame, schema: str, schema_ids: Mapping[int, str], bad: 
 
 
 class Reader:
-    """Values into rows, in a task."""
+    """Converts values to rows, in a task."""
 
     def __init__(self, schema: str, schema_ids: Mapping[int, str]) -> None:
         import fastavro
@@ -155,7 +155,7 @@ class Reader:
         try:
             resolved_to = None if writer is self._schema else self._schema
             row: Any = self._fastavro.schemaless_reader(stream, writer, resolved_to)
-        except Exception as error:  # fastavro raises what its C code meets: EOFError, IndexError, UnicodeDecodeError...
+        except Exception as error:  # fastavro raises many kinds: EOFError, IndexError, UnicodeDecodeError...
             return {bad: f"the value is not Avro of this schema: {type(error).__name__} {error}".rstrip()}
         if stream.tell() != len(value):
             return {bad: f"the value is not Avro of this schema: {len(value) - stream.tell()} bytes are left over"}
@@ -163,7 +163,7 @@ class Reader:
 
 
 def as_structs(rows: list[dict[str, Any]], kind: pa.StructType, bad: str, column: str) -> pa.Array:
-    """Rows that were read as Arrow has them; one whose value no column can hold is a bad row, and stops nothing."""
+    """The rows in Arrow's format; a row with a value that no column holds is a bad row, and stops nothing."""
     try:
         return pa.array(rows, kind)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
@@ -203,7 +203,7 @@ def _logical(schema: Mapping[str, Any], kind: str) -> DataType | None:
 
 
 def _spark_type(schema: Any, named: dict[str, DataType | None], space: str) -> DataType:
-    """`named` has the types that were met, by their full names; `space` is the namespace around."""
+    """`named` holds the types so far, by their full names; `space` is the enclosing namespace."""
     if isinstance(schema, list):
         return _union(schema, named, space)
     if isinstance(schema, str):

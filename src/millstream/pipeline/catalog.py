@@ -1,13 +1,13 @@
-"""Which pipelines there are and how far they have come, without Spark.
+"""The existing pipelines and their progress, without Spark.
 
-Progress is what Spark's checkpoint says, and its files are plain text:
+Progress is read from Spark's checkpoint, whose files are plain text:
 
     <checkpoint>/<sink>/offsets/N    batch N was planned: a version, a line of settings, a line of JSON with the
-                                     offsets at which each partition ends in it
+                                     end offset of each partition
     <checkpoint>/<sink>/commits/N    batch N is done
 
-The last batch that is in `commits` counts. One that is only in `offsets` is on its way, or was when the process died,
-and is done again. Spark keeps the last hundred of each and writes them under names with a dot first, then renames.
+The last batch in `commits` counts. A batch that is only in `offsets` is running, or was when the process died, and
+runs again. Spark keeps the last hundred of each and writes them under names with a dot first, then renames.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from millstream.wire.kafka.requests import Place
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one sink has come."""
+    """The progress of one sink."""
 
     batch: int | None = None
     """The last one that is done; None before the first."""
     offsets: dict[Place, int] = field(default_factory=dict)
-    """Where it ended."""
+    """Its end offsets."""
     done_at: float | None = None
     """Seconds since the epoch."""
 
@@ -58,7 +58,7 @@ def read_progress(checkpoint: Path, sink: str) -> Progress:
         done_at = (folder / "commits" / str(batch)).stat().st_mtime
         planned = json.loads(lines[2])
         offsets = {(topic, int(part)): int(end) for topic, parts in planned.items() for part, end in parts.items()}
-    except (OSError, ValueError, IndexError, AttributeError):  # swept away meanwhile, or of a Spark yet to come
+    except (OSError, ValueError, IndexError, AttributeError):  # deleted meanwhile, or of a later Spark
         return Progress(batch)
     return Progress(batch, offsets, done_at)
 
@@ -71,7 +71,7 @@ def _batches(folder: Path) -> list[int]:
 
 
 def find_lag(broker: str, offsets: dict[Place, int], timeout_seconds: float = 3.0) -> dict[Place, int]:
-    """Records behind the end, per partition. Those of topics that are gone are left out. Raises ClusterError."""
+    """Records behind the end, per partition, without those of deleted topics. Raises ClusterError."""
     cluster = Cluster(broker, "millstream-pipeline-show", timeout_seconds)
     try:
         there = cluster.partitions({topic for topic, _ in offsets}) if offsets else {}
@@ -82,7 +82,7 @@ def find_lag(broker: str, offsets: dict[Place, int], timeout_seconds: float = 3.
 
 
 def sink_names(spec: PipelineSpec) -> list[str]:
-    """Every query of a pipeline, that of the dead letters included."""
+    """Every query of a pipeline, including the dead letters'."""
     return [sink.name for sink in spec.sinks] + [DEAD_LETTERS] * (spec.dead_letters is not None)
 
 
@@ -100,7 +100,7 @@ def describe_sink(sink: Sink) -> str:
 
 
 def find_pipelines(folder: Path) -> Iterator[Entry]:
-    """Every file below that means to be a pipeline, right or wrong; hidden folders are left out."""
+    """Every pipeline file below, valid or not; hidden folders are skipped."""
     for where, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):

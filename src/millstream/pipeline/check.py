@@ -1,8 +1,8 @@
 """Every mistake of a pipeline at once, before Spark starts: schemas, SQL, sinks and topics.
 
-A mistake is what would fail later, or never do what its author meant: Spark would tell them one at a time, and after a
-start. The questions that a run has about a spec are answered here too, because they take the same knowledge of what
-each view holds.
+A mistake is a future failure, or an effect that the author cannot want: Spark would report them one at a time, and
+after its start. This module also answers a run's questions about a spec, because they need the same analysis of each
+view.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Topics(NamedTuple):
     dead_letters: str | None
 
 
-# -- what a run asks -------------------------------------------------------------------------------------------------
+# -- questions of a run ----------------------------------------------------------------------------------------------
 
 
 def load(path: Path, cluster: Cluster | None = None) -> PipelineSpec:
@@ -54,20 +54,20 @@ def load(path: Path, cluster: Cluster | None = None) -> PipelineSpec:
 
 
 def step_columns(spec: PipelineSpec) -> dict[str, Columns]:
-    """The columns of each view, names and Spark's types ("?" where not known); views of which too little is known are
-    left out.
+    """The columns of each view, names and Spark's types ("?" if unknown), without views of which too little is
+    known.
     """
     names = {spec.source.name.lower(): spec.source.name, **{step.name.lower(): step.name for step in spec.steps}}
     return {names[key]: view.columns for key, view in _views(spec)[0].items() if view.columns is not None}
 
 
 def stateful_steps(spec: PipelineSpec, view: str) -> list[str]:
-    """The steps that a view's rows pass and that keep state, from the source on."""
+    """The stateful steps on the way to a view, from the source on."""
     return [step.name for step in state.stateful_steps(spec, _views(spec)[0], view)]
 
 
 def output_mode(spec: PipelineSpec, sink: Sink) -> str:
-    """How Spark hands a sink its rows: `update` sends an aggregate's row again whenever it changes, `append` sends it
+    """Spark's output mode for a sink: `update` sends an aggregate's row again whenever it changes, `append` sends it
     once, when it is final. A lake cannot change rows, and Spark itself cannot update everything.
     """
     rows = _rows(spec, sink.source)
@@ -76,13 +76,13 @@ def output_mode(spec: PipelineSpec, sink: Sink) -> str:
 
 
 def is_untransformed(spec: PipelineSpec, sink: Sink) -> bool:
-    """Whether a lake gets the source's rows as they are."""
+    """Whether a lake gets the source's rows unchanged."""
     return isinstance(sink, LakeSink) and sink.source.lower() == spec.source.name.lower()
 
 
 def time_column(spec: PipelineSpec, sink: LakeSink, columns: Sequence[tuple[str, str]] | None = None) -> str | None:
-    """The column whose days or hours partition a lake: when the record was stored, else the watermark's, else `at` or
-    `timestamp`, else the only time there is. `columns` are the sink's as Spark knows them, if it has been asked.
+    """The column whose days or hours partition a lake: the record's timestamp, else the watermark's, else `at` or
+    `timestamp`, else the only time column. `columns` are the sink's columns from Spark, if known.
     """
     found = columns if columns is not None else step_columns(spec).get(sink.source, [])
     times = {name.lower(): name for name, kind in found if kind.upper() in TIMES}
@@ -99,11 +99,11 @@ def topics_of(spec: PipelineSpec) -> Topics:
     return Topics(read, tuple(written), spec.dead_letters)
 
 
-# -- what is wrong ---------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------------------------
 
 
 def check(spec: PipelineSpec, cluster: Cluster | None = None) -> list[Mistake]:
-    """Everything that is wrong with a pipeline, as far as it can be known; topics are looked up with a cluster."""
+    """All detectable mistakes of a pipeline; topics are looked up if there is a cluster."""
     views, mistakes = _views(spec)
     mistakes = sources.check(spec) + mistakes
     for sink in spec.sinks:
@@ -116,7 +116,7 @@ def check(spec: PipelineSpec, cluster: Cluster | None = None) -> list[Mistake]:
 
 
 def _views(spec: PipelineSpec) -> tuple[dict[str, View], list[Mistake]]:
-    """What every view holds, by its name in lower case, and what is wrong in the steps."""
+    """Every view, by its name in lower case, and the mistakes in the steps."""
     columns = sources.columns(spec)
     names = [name for name, _ in columns] if columns is not None else None
     views = {spec.source.name.lower(): View(columns, Rows(names, is_stream=True))}
@@ -140,7 +140,7 @@ def _rows(spec: PipelineSpec, view: str) -> Rows:
 
 
 def _check_state(spec: PipelineSpec, sink: Sink, views: dict[str, View]) -> list[Mistake]:
-    """What a sink that has begun cannot go on with: the state that Spark keeps is that of another plan."""
+    """Changes that a started sink cannot take: Spark's state belongs to another plan."""
     folder = spec.checkpoint / sink.name
     plan = read_notes(folder).plan if has_begun(folder) else None
     if plan is None:
@@ -158,7 +158,7 @@ def _check_state(spec: PipelineSpec, sink: Sink, views: dict[str, View]) -> list
 
 
 class _Checked:
-    """One sink while it is looked at."""
+    """One sink during its check."""
 
     def __init__(self, spec: PipelineSpec, sink: Sink, view: View) -> None:
         self._spec = spec
@@ -183,7 +183,7 @@ class _Checked:
         self._found.append(Mistake(self._spec.lines.line(*self._sink.place, *keys), text))
 
     def _names(self) -> None:
-        """Columns need a name each where they are stored by name."""
+        """Columns that are stored by name need unique names."""
         source, columns = self._sink.source, self._view.columns or []
         names = [name for name, _ in columns if name != UNNAMED]
         twice = {name for name in names if [each.lower() for each in names].count(name.lower()) > 1}
@@ -195,7 +195,7 @@ class _Checked:
             self._wrong(f"{which} no name; add AS NAME", "from")
 
     def _mode(self) -> None:
-        """An aggregate can only be appended once it is final, and only a watermark says when that is."""
+        """An aggregate can only be appended once it is final, and only a watermark makes it final."""
         rows = self._view.rows
         if rows.aggregations == 0 or output_mode(self._spec, self._sink) != "append":
             return
@@ -265,7 +265,7 @@ class _Checked:
 
 
 def _wrong_url(url: str) -> str | None:
-    """What is wrong with a table's URL; passwords are never in it."""
+    """The mistake in a table's URL; never contains a password."""
     advice = "write sqlite:FILE or postgresql://USER@HOST/DATABASE"
     scheme, colon, rest = url.partition(":")
     if scheme == "sqlite":
@@ -286,7 +286,7 @@ def _wrong_url(url: str) -> str | None:
 
 
 def _check_topics(spec: PipelineSpec, cluster: Cluster) -> list[Mistake]:
-    """Topics that a source's pattern names may come later; the dead letters' topic is made by the run."""
+    """Topics of a source's pattern may be created later; the run creates the dead-letter topic."""
     wanted = [((*sink.place, "topic"), sink.topic) for sink in spec.sinks if isinstance(sink, TopicSink)]
     if spec.source.topic is not None:
         wanted.append(((*spec.source.place, "topic"), spec.source.topic))

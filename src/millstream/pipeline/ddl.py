@@ -1,7 +1,7 @@
-"""Spark's DDL, `user STRING, tags ARRAY<STRING>`, read without Spark: columns, types, and what is wrong with them.
+"""Spark's DDL, `user STRING, tags ARRAY<STRING>`, parsed without Spark: columns, types, and mistakes.
 
-Spark has a parser for it inside the JVM, which takes seconds to start. Types come out as Spark prints them in SQL, in
-capitals and under one name each: LONG is BIGINT, `tags array<string>` is `ARRAY<STRING>`.
+Spark has a parser for it inside the JVM, which takes seconds to start. Types are returned as Spark prints them in SQL,
+in capitals and with one name each: LONG is BIGINT, `tags array<string>` is `ARRAY<STRING>`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLAIN = {
 }
 DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
 SIZED = ("CHAR", "CHARACTER", "VARCHAR")
-"""Spark decodes and reckons with them as with STRING."""
+"""Spark decodes and processes them like STRING."""
 NESTED = ("ARRAY", "MAP", "STRUCT")
 USUAL = ("STRING", "INT", "LONG", "DOUBLE", "BOOLEAN", "TIMESTAMP", "DATE", "DECIMAL", "BINARY", *NESTED)
 DEPTH_MAX = 50
@@ -51,7 +51,7 @@ _INTERVAL = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")
 
 
 class BadDDL(MillstreamError):
-    """A schema that Spark would refuse; `offset` is where in it."""
+    """A schema that Spark would refuse; `offset` is the position in it."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class _Token(NamedTuple):
 
     @property
     def is_name(self) -> bool:
-        """Spark's own names are ASCII and not only digits; others stand in backticks."""
+        """Spark's plain names are ASCII and not only digits; others need backticks."""
         return self.kind == "quoted" or (self.kind == "name" and self.text.isascii() and not self.text.isdigit())
 
 
@@ -85,7 +85,7 @@ class _Reader:
         self._depth = 0
 
     def fields(self, closing: str) -> list[tuple[str, str]]:
-        """`name TYPE, ...` up to the closing sign; in a struct a colon may stand between."""
+        """`name TYPE, ...` up to the closing sign; a struct may have a colon between."""
         found: dict[str, tuple[str, str]] = {}
         if closing and self._take(closing):
             return []
@@ -180,7 +180,7 @@ class _Reader:
         return sizes
 
     def _attributes(self) -> None:
-        """NOT NULL, a comment: nothing that a pipeline needs."""
+        """NOT NULL, a comment: unused by pipelines."""
         if self._take("NOT") and not self._take("NULL"):
             after = self._peek()
             raise BadDDL(f"NULL is missing before {_sign(after)}", after.start)
@@ -226,7 +226,7 @@ def _token(match: re.Match[str]) -> _Token:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL needs it: in backticks unless it is plain."""
+    """A name for SQL: in backticks unless it is plain."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else f"`{name.replace('`', '``')}`"
 
 

@@ -1,7 +1,7 @@
-"""Values into columns: the view that a pipeline's SQL reads from.
+"""Decodes values into columns: the view that a pipeline's SQL reads from.
 
-A row of the view has the decoded columns and, behind them, where the record came from (`META`). Rows that cannot be
-decoded are marked with a cause (`CAUSE`) instead of being dropped or failing: whoever reads the rows chooses between
+A row of the view has the decoded columns and, after them, the record's origin (`META`). Rows that cannot be decoded are
+marked with a cause (`CAUSE`) instead of being dropped or failing: the caller chooses between
 `good` and `bad`. A record without a value (a tombstone) is a row whose columns are all null, and no mistake.
 """
 
@@ -28,9 +28,9 @@ META = {
 }
 CAUSE = "_cause"
 COLUMN = "_column"
-"""The column that could not be decoded, where it is one."""
+"""The column that could not be decoded, if it is one."""
 RAW = "_value"
-"""The value as it came, for dead letters."""
+"""The original value, for dead letters."""
 _BAD = "_bad"
 _BAD_COLUMN = "_bad_column"
 _END = "_millstream_end"
@@ -64,7 +64,7 @@ def good(rows: DataFrame) -> DataFrame:
 
 
 def good_or_stop(rows: DataFrame) -> DataFrame:
-    """For `on_error = "stop"`: the first row that cannot be decoded fails the batch, and says which record it was."""
+    """For `on_error = "stop"`: the first undecodable row fails the batch, and the error names its record."""
     where = F.concat(F.col("_topic"), F.lit("-"), F.col("_partition"), F.lit(" at offset "), F.col("_offset"))
     column = F.coalesce(F.concat(F.lit(", column "), F.col(COLUMN)), F.lit(""))
     stop = F.raise_error(F.concat(where, F.lit(": "), F.col(CAUSE), column, F.lit(' (on_error = "stop")')))
@@ -76,10 +76,10 @@ def bad(rows: DataFrame) -> DataFrame:
 
 
 def _goes_on(text: Column, options: Mapping[str, str]) -> Column:
-    """Whether something follows the object, such as another one: Spark reads the first, and is silent about the rest.
+    """Whether text follows the object, such as another object: Spark reads the first, and silently ignores the rest.
 
-    As the first of two elements the text must be one, and the second must be ours: behind a bracket in the text Spark
-    would be silent again. Only where a brace is not the last character may it not be.
+    The text is parsed as the first of two array elements, and the second must be ours: after a bracket in the text
+    Spark would be silent again. Only a text with a brace before its last character needs this.
     """
     both = F.from_json(
         F.concat(F.lit("["), text, F.lit(f'\n,{{"{_END}":"{_END}"}}]')), f"ARRAY<STRUCT<{_END}: STRING>>", dict(options)
@@ -89,10 +89,10 @@ def _goes_on(text: Column, options: Mapping[str, str]) -> Column:
 
 
 def _wrong_column(kind: str, text: Column, fields: StructType, options: Mapping[str, str]) -> Column:
-    """The first column whose own value does not fit, null where the value as a whole is not of its format.
+    """The first column whose own value does not fit; null if the whole value is not of its format.
 
-    A JSON object is parsed once for each column, alone: whatever its type is, only its own value can be wrong then. In
-    CSV a column has a place and a plain type, so that one is wrong which is null and has text.
+    A JSON object is parsed once for each column, alone: then only that column's value can be wrong, whatever its type.
+    In CSV a column has a position and a plain type, so a column is wrong if it is null and has text.
     """
     if kind == "json":
         alone = [_parse(kind, text, StructType([field]), options) for field in fields.fields]

@@ -1,8 +1,8 @@
-"""What happens to a batch of rows: one class per kind of sink, all on the driver.
+"""The delivery of a batch of rows: one class per kind of sink, all on the driver.
 
-Spark may hand the same batch over again, after a crash or a failed attempt, with the same number and the same rows. The
-lake and the table know the numbers that they have and take each once. Topics take it again: exactly-once into topics
-needs transactions, and `TopicDelivery.deliver`, which is told the number, is where they will go.
+Spark may deliver the same batch again, after a crash or a failed attempt, with the same number and the same rows. The
+lake and the table store the numbers of their batches and take each batch once. Topics take it again: exactly-once into
+topics needs transactions, which will go into `TopicDelivery.deliver`, since it gets the number.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from millstream.pipeline.table import Table, TableGone, open_table
 from millstream.spark.schema import HEADERS
 
 TIDY_EVERY = 10
-"""Batches between two looks for small files."""
+"""Batches between two checks for small files."""
 RENAMED = ", or the pipeline, under whose name batches are counted, had another"
 
 
 class Delivery(Protocol):
     def deliver(self, rows: DataFrame, batch: int) -> int:
-        """Puts a batch where it belongs, and gives the number of rows. All of it, or an error."""
+        """Writes a batch to the sink, and returns the number of rows. All of it, or an error."""
         ...
 
     def close(self) -> None: ...
 
 
 class NotTheSame(MillstreamError):
-    """A sink without the batches that its checkpoint counts: going on would leave them out for good."""
+    """A sink lacks batches that its checkpoint counts: going on would lose them for good."""
 
     def __init__(self, sink: Sink, what: str, batch: int, otherwise: str = "") -> None:
         super().__init__(
@@ -49,8 +49,8 @@ class NotTheSame(MillstreamError):
 class LakeDelivery:
     """Rows into Parquet files, written by the tasks; the driver commits their list.
 
-    A lake is made with the first batch, whether that has rows or not, and knows of it: one that is not there when a
-    later one comes, or has rows of others alone, is not the one that has the batches before.
+    The first batch creates the lake, even without rows, and is recorded in it. If the lake is missing at a
+    later batch, or has only rows of other sinks, it is not the lake of the earlier batches.
     """
 
     def __init__(self, sink: LakeSink, schema: StructType, time_column: str | None, app_id: str, batch: int) -> None:
@@ -80,7 +80,7 @@ class LakeDelivery:
         return self.commit(described, batch)
 
     def commit(self, described: DataFrame, batch: int) -> int:
-        """Rows that describe files which tasks have written, into the lake. Collected once: twice would write twice."""
+        """Commits the files that the rows describe. Collects once: collecting twice would write twice."""
         if self._lake.has(batch):
             return 0
         entries = [files.FileEntry.from_row(row) for row in described.collect()]
@@ -94,14 +94,14 @@ class LakeDelivery:
 
 
 class MovedDelivery(LakeDelivery):
-    """Files that the source itself has written (see mover.py)."""
+    """Commits files that the source itself has written (see mover.py)."""
 
     def deliver(self, rows: DataFrame, batch: int) -> int:
         return self.commit(rows, batch)
 
 
 class TableDelivery:
-    """Every batch leaves its number in the database, also one without rows."""
+    """Every batch stores its number in the database, even without rows."""
 
     def __init__(self, sink: TableSink, schema: StructType, app_id: str, batch: int) -> None:
         arrow = to_arrow_schema(schema, timezone="UTC")
@@ -136,10 +136,10 @@ class TopicDelivery:
 
 
 class DeadLetterDelivery:
-    """Rows that could not be decoded: as they came, and in more headers why, from where, and which pipeline says so.
+    """Rows that could not be decoded: unchanged, with headers for the cause, the origin and the pipeline.
 
-    Pipelines that read one topic share its dead letters. Compressed, because they may have been: a topic's limit is for
-    what a batch has then.
+    Pipelines that read one topic share its dead letters. Compressed, because the originals may have been: a topic's
+    limit applies to the compressed batch.
     """
 
     def __init__(self, topic: str, broker: str, pipeline: str) -> None:
@@ -189,12 +189,12 @@ def as_records(rows: DataFrame, sink: TopicSink) -> DataFrame:
 
 
 def _column(name: str) -> Column:
-    """By its very name, whatever is in it."""
+    """By its exact name, with any characters."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _send(records: DataFrame, broker: str, topic: str, compression: str) -> int:
-    """Writes records and counts them on the way."""
+    """Writes records and counts them."""
     observation = Observation()
     seen = F.count(F.lit(1)).alias("rows")
     options = {"bootstrap.servers": broker, "topic": topic, "compression": compression}

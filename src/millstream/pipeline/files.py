@@ -2,10 +2,10 @@
 
 Rules
 -----
-1. An entry is handed on when its file is complete and on disk, its directory too. Whoever commits the entry commits
-   something that a crash cannot take back.
-2. A name is used once. Tasks never rename or delete what they have finished: files that nobody commits are invisible,
-   and `Lake.tidy` sweeps them a day later. A file that was not finished is removed by the task itself.
+1. An entry is returned when its file and its directory are complete and synced. A crash cannot undo a committed
+   entry.
+2. A name is used once. Tasks never rename or delete finished files: uncommitted files are invisible, and `Lake.tidy`
+   deletes them a week later. A task itself deletes an unfinished file.
 3. Memory is bounded: rows wait in a buffer per day (or hour) until there are enough for a row group, or until all
    buffers together are too large, and then the largest is written.
 """
@@ -40,15 +40,15 @@ OPEN_FILES_MAX = 256
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 OWN_NAME = re.compile(r"mill-[A-Za-z0-9_.-]*-[0-9a-f]{12}-\d{5,}\.parquet(\.staged)?")
-"""What our files are called, so that a sweep never takes another's."""
+"""The names of our files, so that a sweep never deletes other files."""
 
 PARTITIONS: dict[str, tuple[str, ...]] = {"none": (), "day": ("day",), "hour": ("day", "hour")}
-"""The columns that a lake is partitioned by."""
+"""The partition columns of a lake."""
 
 ORPHAN_SECONDS = 7 * 24 * 3600
-"""How long after it was written a file that no batch names is removed by `Lake.tidy`."""
+"""The age at which `Lake.tidy` deletes a file that no batch names."""
 FRESH_SECONDS = ORPHAN_SECONDS // 2
-"""How long a file may be committed: so much earlier that a commit and a removal cannot meet."""
+"""The age limit for a commit: early enough that a commit and a deletion cannot meet."""
 
 FILE_SCHEMA = StructType(
     [
@@ -74,7 +74,7 @@ class FileEntry:
     """One finished file, as a task describes it to the driver."""
 
     path: str
-    """Relative to the folder that the task was given."""
+    """Relative to the task's folder."""
     size: int
     rows: int
     partition: dict[str, str | None]
@@ -93,11 +93,11 @@ class FileEntry:
 
 
 class FilesTooOld(MillstreamError):
-    """A batch was committed so long after it was written that its files may be gone."""
+    """A batch was committed so long after its writing that its files may be gone."""
 
 
 def check_fresh(batch_id: int, root: str, entries: Iterable[FileEntry]) -> None:
-    """Refuses a batch of which another driver may have taken files for those of a failed attempt, or is about to."""
+    """Refuses a batch whose files another driver may delete, or has deleted, as those of a failed attempt."""
     for entry in entries:
         try:
             is_fresh = time.time() - os.path.getmtime(os.path.join(root, entry.path)) < FRESH_SECONDS
@@ -121,7 +121,7 @@ def write_files(
 ) -> Iterator[FileEntry]:
     """Writes all rows below `root`, in files of about `file_bytes`. All batches have one schema.
 
-    The day and the hour are those of `time_column` in UTC. Rows without a time, or with one that no calendar has, go
+    The day and the hour are those of `time_column` in UTC. Rows without a time, or with one outside the calendar, go
     to a partition of their own.
     """
     with _Writing(root, file_bytes, name, suffix) as writing:
@@ -149,7 +149,7 @@ def describe_files(
 def write_partition(
     batches: Iterable[pa.RecordBatch], root: str, partition: dict[str, str | None], file_bytes: int, name: str
 ) -> Iterator[FileEntry]:
-    """Like `write_files`, where it is known to which partition the rows belong."""
+    """Like `write_files`, for rows of one known partition."""
     with _Writing(root, file_bytes, name, ".parquet") as writing:
         for batch in batches:
             yield from writing.add(partition, batch)
@@ -162,7 +162,7 @@ def write_partition(
 def _split(
     batch: pa.RecordBatch, partition_by: str, time_column: str | None
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """The rows of each hour, or of each day by its first hour; most batches have just one and stay as they are."""
+    """The rows of each hour, or of each day by its first hour; most batches have just one and stay unsplit."""
     if batch.num_rows == 0:
         return
     if partition_by == "none":
@@ -277,7 +277,7 @@ class _Writing:
         self._buffered_bytes -= each.file.buffered_bytes
         each.file.flush()
         size = each.file.close()
-        # All the way up: another task may have made a folder and not synced its name yet.
+        # All the way up: another task may have created a folder and not synced its name yet.
         folder = os.path.dirname(each.file.path)
         for _ in range(len(each.partition) + 1):
             _disk.sync_directory(folder)

@@ -1,5 +1,5 @@
-"""Spark's functions, as far as one has to know them to judge a query: which aggregate, which give columns, which names
-are no columns. The lists are those of Spark 4.3.
+"""Spark's functions, as far as the check of a query needs them: aggregates, generators of columns, names
+that are no columns. The lists are those of Spark 4.3.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 WINDOWS = frozenset({"window", "session_window"})
-"""Each gives a struct of a start and an end, under its own name."""
+"""Each returns a struct of a start and an end, under its own name."""
 AGGREGATES = frozenset(
     {
         *("any", "bitmap_and_agg", "collect_union", "count_min_sketch", "every", "histogram_numeric", "hll_sketch_agg"),
@@ -18,14 +18,14 @@ AGGREGATES = frozenset(
         *("tuple_sketch_agg_integer", "tuple_union_agg_double", "tuple_union_agg_integer"),
     }
 )
-"""Those that sqlglot does not know to be aggregates."""
+"""Aggregates that sqlglot does not know as such."""
 GENERATORS = frozenset(
     {
         *("explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack"),
         *("json_tuple", "variant_explode", "variant_explode_outer"),
     }
 )
-"""These give columns of their own making when nobody names them."""
+"""These name their own columns if the query does not."""
 WITHOUT_PARENTHESES = frozenset(
     {
         *("current_date", "current_timestamp", "current_time", "current_user", "localtime", "localtimestamp"),
@@ -34,7 +34,7 @@ WITHOUT_PARENTHESES = frozenset(
 )
 _UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
 UNITS = frozenset({*_UNITS, *(f"{unit}s" for unit in _UNITS), "dayofyear"})
-"""Words that stand in the place of an argument, as in timestampadd(HOUR, 1, at)."""
+"""Keywords used as an argument, as in timestampadd(HOUR, 1, at)."""
 
 
 def called(node: exp.Expr) -> str:

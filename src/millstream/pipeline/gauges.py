@@ -1,14 +1,14 @@
-"""What a running pipeline tells Prometheus, on an address of its own.
+"""The Prometheus metrics of a running pipeline, on an address of its own.
 
 | metric | what |
 |---|---|
 | `millstream_pipeline_rows_total` | rows that a sink has written |
 | `millstream_pipeline_batches_total` | its batches |
-| `millstream_pipeline_batch_seconds` | how long they took, as a histogram |
+| `millstream_pipeline_batch_seconds` | their durations, as a histogram |
 | `millstream_pipeline_lag` | records behind the end of each partition, when the last batch was planned |
 | `millstream_pipeline_dead_letters_total` | rows that could not be decoded |
 | `millstream_pipeline_rows_dropped_by_watermark_total` | late rows that a step dropped, as Spark counts them |
-| `millstream_pipeline_last_batch_timestamp_seconds` | when the last batch was done, for alerts |
+| `millstream_pipeline_last_batch_timestamp_seconds` | the end of the last batch, for alerts |
 
 All count from the start of the process, as counters do.
 """
@@ -35,7 +35,7 @@ _PREFIX = "millstream_pipeline"
 
 
 class CannotServeMetrics(MillstreamError):
-    """The address of `--metrics` cannot be listened on."""
+    """The address of `--metrics` cannot be bound."""
 
 
 class Gauges:
@@ -66,7 +66,7 @@ class Gauges:
             labelnames=("pipeline", "sink", "step"),
             registry=self.registry,
         )
-        for sink in sinks:  # so that a rate is known from the first batch on
+        for sink in sinks:  # so that a rate exists from the first batch on
             self._rows.labels(pipeline, sink)
             self._batches.labels(pipeline, sink)
         self._server: WSGIServer | None = None
@@ -87,7 +87,7 @@ class Gauges:
             self._dead.labels(self._pipeline).inc(report.rows)
 
     def serve(self, address: str) -> Address:
-        """Answers at `/metrics` from a thread of its own; gives the address, which has a port even if 0 was asked."""
+        """Serves `/metrics` from a thread of its own; returns the address, with the real port if 0 was given."""
         host, port = wanted = Address.parse(address)
         try:
             self._server, self._thread = start_http_server(port, host, self.registry)

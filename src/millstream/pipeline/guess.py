@@ -1,8 +1,8 @@
-"""What a topic's values look like, from a few hundred of them: its first records and its last.
+"""Guesses the format of a topic's values from a few hundred of them: its first records and its last.
 
-JSON gives columns if nine values of ten are JSON objects; a stream has its bad rows. A column's type is the narrowest
-that fits every sampled value, and text where they contradict each other. Records that were not looked at may not fit:
-then their columns are null.
+JSON gives columns if nine values of ten are JSON objects; a stream may have bad rows. A column's type is the narrowest
+that fits every sampled value, and text if they contradict each other. Other records may not fit: then their columns
+are null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OBJECTS_PART_MIN = 0.9
 LONG_MAX = 2**63 - 1
 
 Kind = str | dict[str, "Kind"] | list["Kind"]
-"""A type: its name, the fields of an object, or what an array holds (nothing, if all were empty)."""
+"""A type: its name, the fields of an object, or an array's element type (none, if all were empty)."""
 
 
 def sample(cluster: Cluster, topic: str, partitions: list[int]) -> list[bytes]:
@@ -50,7 +50,7 @@ def _values(records: memoryview, start: int) -> list[bytes]:
 
 
 def columns(values: Iterable[bytes]) -> str | None:
-    """Spark's DDL for the values; None where they are not JSON objects."""
+    """Spark's DDL for the values; None if they are not JSON objects."""
     seen = [_object(value) for value in values]
     objects = [each for each in seen if each is not None]
     if not seen or len(objects) < OBJECTS_PART_MIN * len(seen):
@@ -92,7 +92,7 @@ def _kind(value: Any) -> Kind:
 
 
 def _merge(one: Kind, other: Kind) -> Kind:
-    """The narrowest type that takes both; "" is that of null."""
+    """The narrowest type that fits both; "" is the type of null."""
     if one == other or other == "":
         return one
     if one == "":
@@ -117,7 +117,7 @@ def _ddl(kind: Kind) -> str:
 
 
 def _once(fields: Mapping[str, Kind]) -> dict[str, Kind]:
-    """Spark tells no capitals from small: of names that differ in nothing else the first stays."""
+    """Spark ignores case: of names that differ only in case the first stays."""
     kept: dict[str, tuple[str, Kind]] = {}
     for name, kind in fields.items():
         kept.setdefault(name.lower(), (name, kind))

@@ -1,7 +1,7 @@
-"""One table of a pipeline's file while it is read: each key is asked for by what it must be.
+"""One table of a pipeline's file during parsing: each key is requested by its type.
 
-What is wrong goes onto the list of mistakes, with its line, and the answer is the default, so that reading goes on and
-the rest of the file's mistakes are found as well. Values are shown in mistakes only where they are no secret.
+A mistake goes onto the list, with its line, and the result is the default, so that parsing goes on and finds the other
+mistakes of the file as well. Mistakes show values only if they are not secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DURATION = re.compile(rf"\s*(\d{{1,9}})\s+({'|'.join(_UNITS)})s?\b", re.IGNOREC
 
 
 def seconds(text: str) -> float | None:
-    """A duration as Spark takes them, `10 minutes` or `1 hour 30 minutes`; None: it is not one."""
+    """A duration in Spark's notation, `10 minutes` or `1 hour 30 minutes`; None if it is not one."""
     total, at = 0.0, 0
     while match := _DURATION.match(text, at):
         total += int(match[1]) * _UNITS[match[2].lower()]
@@ -67,7 +67,7 @@ class Keys:
         self.wrong(f"{self.title or 'the file'} has no {key}; add one, as in {example}")
 
     def text(self, key: str, example: str | None = None) -> str | None:
-        """A string that is not empty. With an example it must be there."""
+        """A string that is not empty. With an example it is required."""
         if key not in self._table:
             if example is not None:
                 self.missing(key, example)
@@ -82,7 +82,7 @@ class Keys:
         return None
 
     def named(self, key: str, pattern: re.Pattern[str], what: str, example: str | None = None) -> str | None:
-        """A text of a certain form."""
+        """A string that matches a pattern."""
         value = self.text(key, example)
         if value is not None and not pattern.fullmatch(value):
             self.wrong(f"{self._name(key)} = {shown(value)} is not valid: {what}", key)
@@ -155,7 +155,7 @@ class Keys:
         return [self._inner(each, (*self.place, key, at), f"this {key}") for at, each in enumerate(value)]
 
     def plain(self) -> dict[str, str]:
-        """The table as options: numbers and booleans turned into text."""
+        """The table as options: numbers and booleans as text."""
         options = {}
         for key, value in self._table.items():
             if isinstance(value, str):
@@ -174,7 +174,7 @@ class Keys:
 
 
 def kind(value: object) -> str:
-    """A value of the file in a sentence."""
+    """The kind of a value of the file, for a sentence."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -189,6 +189,6 @@ def kind(value: object) -> str:
 
 
 def shown(value: str, quote: str = '"') -> str:
-    """Text of the file in a sentence, on one line and not too long."""
+    """Text of the file for a sentence, on one line and shortened."""
     plain = value.encode("unicode_escape").decode() if not value.isprintable() else value
     return f"{quote}{plain if len(plain) <= 60 else plain[:57] + '...'}{quote}"

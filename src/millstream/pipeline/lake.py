@@ -1,8 +1,8 @@
-"""Lakes: folders of Parquet files that take each batch of a pipeline once.
+"""Lakes: folders of Parquet files that store each batch of a pipeline once.
 
 Tasks write files (`files.write_files`) into `lake.root`, with names that end in `lake.suffix`; the driver commits the
-list of them together with the batch's number. A batch that comes again, after a crash or a failed attempt, finds its
-number there.
+list of files together with the batch's number. If a batch is repeated, after a crash or a failed attempt, its number is
+already there.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ FILE_BYTES = 128 << 20
 
 
 class Lake(Protocol):
-    """The driver's side. `app_id` names who counts the batches: a pipeline's sink and its checkpoint."""
+    """The driver's side. `app_id` names the counter of batches: a pipeline's sink and its checkpoint."""
 
     root: str
     suffix: str
 
     def has(self, batch_id: int) -> bool:
-        """Whether this batch, or a later one, is in already."""
+        """Whether this batch, or a later one, is stored already."""
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
-        """Puts a batch in as one step. If it is in already, nothing happens, and the files are left to `tidy`."""
+        """Stores a batch atomically. If it is stored already, nothing happens, and `tidy` deletes the files."""
 
     def tidy(self) -> None:
-        """Work that is due now and then. Call it every few batches: it does little at a time."""
+        """Periodic maintenance. Call it every few batches: it does little at a time."""
 
     def rows(self) -> LakeRows: ...
 
@@ -45,7 +45,7 @@ class Lake(Protocol):
 def create_lake(
     path: str, format: str, schema: pa.Schema, partition_by: str, app_id: str, file_bytes: int = FILE_BYTES
 ) -> Lake:
-    """Opens a lake for writing and makes it where there is none; new columns are added to one that there is.
+    """Opens a lake for writing; creates it if it is missing, and adds new columns to an existing one.
 
     `schema` is that of the rows, without the columns that `partition_by` (none, day, hour) adds.
     """
@@ -66,14 +66,14 @@ def create_lake(
 
 
 def task_folder(path: str, format: str) -> tuple[str, str]:
-    """Where tasks write, and how the names of their files end: `root` and `suffix` of a lake that is not open yet."""
+    """The tasks' folder, and the suffix of their files: `root` and `suffix` of a lake that is not open yet."""
     if format == "parquet":
         return os.path.join(_folder(path), lake_parquet.STAGING), ParquetLake.suffix
     return _folder(path), DeltaLake.suffix
 
 
 def open_lake(path: str) -> LakeRows:
-    """The rows of a lake that exists."""
+    """The rows of an existing lake."""
     path = _folder(path)
     there = _format(path)
     if there is None:
@@ -87,7 +87,7 @@ def is_lake(path: str) -> bool:
 
 
 def is_only_of_others(path: str, app_id: str) -> bool:
-    """Whether a lake has rows, and its writers never heard of this one: not even of a first batch without rows."""
+    """Whether a lake has rows but no batch of this application, not even a first batch without rows."""
     path = _folder(path)
     if _format(path) == "delta":
         return lake_delta.is_only_of_others(path, app_id)

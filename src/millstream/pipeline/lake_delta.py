@@ -2,14 +2,14 @@
 
 Rules
 -----
-1. The log is the truth. A batch is in when the log has the application's transaction with its number or a later one;
-   files that no entry names do not exist for any reader.
-2. An entry goes in only as the very next version after the one that was looked at (`max_commit_retries=0`). Whoever
-   comes second, a driver thought dead or its successor, looks again and finds the batch there. The library's own
-   answer to a conflict is not enough: two merges of the same files would both go in, and double the rows.
-3. Nothing counts before it is on disk. The library does not sync, so entries are synced here, one's own and those of
-   others before it; a torn entry at the end of the log was never acknowledged and is set aside.
-4. Merging small files changes no row and carries no batch. The files merged stay for a week, for readers of older
+1. The log decides. A batch is stored if the log has the application's transaction with its number or a later one;
+   readers never see files that no entry names.
+2. An entry is written only as the next version after the one last read (`max_commit_retries=0`). The second writer,
+   a driver thought dead or its successor, reads again and finds the batch there. The library's own conflict
+   resolution is not enough: two merges of the same files would both be written, and double the rows.
+3. Nothing counts before it is on disk. The library does not sync, so this module syncs entries, its own and earlier
+   ones of other writers; a torn entry at the end of the log was never acknowledged and is set aside.
+4. Merging small files changes no row and carries no batch. The merged files stay for a week, for readers of older
    versions and for time travel.
 """
 
@@ -48,11 +48,11 @@ MERGES_MAX = 4
 SWEEP_SECONDS = 6 * 3600
 LOG = "_delta_log"
 LOCK = "_millstream.lock"
-"""Beside the log; what begins with _ is no data to any reader of Delta Lake."""
+"""Beside the log; readers of Delta Lake ignore names that begin with _."""
 _ENTRY = re.compile(r"(\d{20})\.json")
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _MERGEABLE = {"timestampNtz", "appendOnly", "invariants"}
-"""Features of a table under which a file's rows are what the file holds. A deletion vector is not among them."""
+"""Table features under which a file holds exactly its rows. Deletion vectors are not among them."""
 
 
 class DeltaLake:
@@ -67,7 +67,7 @@ class DeltaLake:
         self._synced = -1
         self._swept_at = float("-inf")
         wanted = with_partition(schema, partition_by)
-        if "%" in path:  # the library decodes the path once too often, and then looks in another folder
+        if "%" in path:  # the library decodes the path once too often, and then opens another folder
             raise LakeError(f"the lake {path} has a % in its path, which Delta Lake's library cannot take; rename it")
         try:
             self._table = self._open(wanted, partition_by)
@@ -83,7 +83,7 @@ class DeltaLake:
         try:
             table = DeltaTable(self.root)
         except TableNotFoundError:
-            with contextlib.suppress(CommitFailedError):  # another driver made it at the same moment
+            with contextlib.suppress(CommitFailedError):  # another driver created it at the same moment
                 DeltaTable.create(self.root, wanted, mode="ignore", partition_by=list(PARTITIONS[partition_by]))
             table = DeltaTable(self.root)
         there = partitioned_by(table.metadata().partition_columns, self.root)
@@ -98,9 +98,9 @@ class DeltaLake:
         return table
 
     def _mend(self) -> None:
-        """Sets aside what a machine's crash has torn: the last entry of the log, or a checkpoint, which is a copy.
+        """Sets aside files torn by a machine's crash: the last entry of the log, or a checkpoint, which is a copy.
 
-        One driver at a time: the next may have put a whole entry where this one has seen a torn one.
+        One driver at a time: another may have written a whole entry in the place of the torn one.
         """
         with locked(os.path.join(self.root, LOCK)):
             self._mend_entry()
@@ -122,7 +122,7 @@ class DeltaLake:
         copies = [name for name in os.listdir(self._log) if version and name.startswith(f"{version:020}.checkpoint.")]
         if copies and all(_is_parquet(os.path.join(self._log, name)) for name in copies if name.endswith(".parquet")):
             return
-        # Entries go only after their checkpoint is synced, so without this one they are all still there.
+        # Entries are deleted only after their checkpoint is synced, so without this one all still exist.
         logger.warning("the checkpoint of %s was not written to its end; removed", self._log)
         for torn in (hint, *(os.path.join(self._log, name) for name in copies)):
             self._disk.remove(torn)
@@ -155,9 +155,9 @@ class DeltaLake:
         return last is not None and last >= batch_id
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
-        """Puts the files of a batch in, once.
+        """Stores the files of a batch, once.
 
-        A batch without files leaves no trace, for it is as empty the next time; but the first leaves its number.
+        A batch without files leaves no trace, since a repeat is empty too; but the first stores its number.
         """
         if not entries and batch_id > 0:
             return
@@ -178,7 +178,7 @@ class DeltaLake:
         self._sync(self._table.version())
 
     def _transact(self, actions: Sequence[AddAction | RemoveAction], transactions: list[Transaction]) -> bool:
-        """Writes the log's next entry; False if somebody else just did."""
+        """Writes the log's next entry; False if another writer just did."""
         seen = self._table.version()
         try:
             self._table.create_write_transaction(
@@ -213,9 +213,9 @@ class DeltaLake:
     # -- tidying -----------------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Merges small files, keeps the log short and removes what is left of failed attempts; little at a time.
+        """Merges small files, keeps the log short and deletes files of failed attempts; little at a time.
 
-        What goes wrong here costs no batch: it is logged, and tried again the next time.
+        Errors here fail no batch: they are logged, and the next call retries.
         """
         try:
             self._look_again()
@@ -237,17 +237,17 @@ class DeltaLake:
         if version - (last if last is not None else 0) < CHECKPOINT_EVERY:
             return
         self._table.create_checkpoint()
-        # Old entries may go only when what stands for them is on disk.
+        # Old entries may be deleted only when their checkpoint is on disk.
         _sync_file(os.path.join(self._log, f"{version:020}.checkpoint.parquet"))
         _sync_file(os.path.join(self._log, "_last_checkpoint"))
         self._disk.sync_directory(self._log)
         self._table.cleanup_metadata()
 
     def _small_files(self) -> tuple[dict[str, str | None], list[tuple[str, int]]] | None:
-        """The partition with most small files, if they are too many; (path, size), the oldest first.
+        """The partition with the most small files, if they are too many; (path, size), the oldest first.
 
-        Asked anew for each merge: a transaction looks at the log again, and what somebody else has merged by then
-        would be merged a second time, and its rows doubled.
+        Read again for each merge: a transaction reads the log again. Files that another writer has merged by then would
+        be merged a second time, and their rows doubled.
         """
         protocol = self._table.protocol()
         if not {*(protocol.reader_features or ()), *(protocol.writer_features or ())} <= _MERGEABLE:
@@ -267,7 +267,7 @@ class DeltaLake:
         return partition, [(path, size) for _, path, size in sorted(files)]
 
     def _merge(self, partition: dict[str, str | None], small: list[tuple[str, int]]) -> None:
-        """Makes one file of as many as fit."""
+        """Merges as many files as fit into one."""
         chosen: list[tuple[str, int]] = []
         size = 0
         for path, each in small:
@@ -286,7 +286,7 @@ class DeltaLake:
                 self._disk.remove(os.path.join(self.root, entry.path))
 
     def _rows_of(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """Older files may lack columns, which are null then."""
+        """Columns that older files lack are null."""
         partitions = self._table.metadata().partition_columns
         schema = pa.schema([field for field in _schema(self._table) if field.name not in partitions])
         for path in paths:
@@ -301,10 +301,10 @@ class DeltaLake:
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _sweep(self) -> None:
-        """Removes what merges and others have taken out of the log, after its retention (a week unless the table says
-        otherwise), and after a week files of ours that no entry ever named.
+        """Deletes files that merges and other writers have removed from the log, after its retention (default: a week),
+        and files of ours that no entry ever named, after a week.
 
-        The library only says which: where it removes them itself, it writes two entries about that and syncs neither.
+        The library only lists them: if it deletes them itself, it writes two entries about that and syncs neither.
         """
         taken_out = set(self._table.vacuum(dry_run=True))
         removed = 0
@@ -329,7 +329,7 @@ def rows(path: str) -> LakeRows:
 def is_only_of_others(path: str, app_id: str) -> bool:
     try:
         table = DeltaTable(path)
-    except DeltaError:  # torn by a crash, perhaps: whoever writes to it mends it, or says what is wrong
+    except DeltaError:  # perhaps torn by a crash: the next writer repairs it, or reports the error
         return False
     return table.transaction_version(app_id) is None and bool(table.file_uris())
 
@@ -341,9 +341,9 @@ def _is_orphan(path: str) -> bool:
 
 
 def _add(entry: FileEntry, *, is_new: bool) -> AddAction:
-    """Of statistics only the number of rows: to Python's `deltalake` a column without bounds, beside others
-    that have them, is one that no value fits, and a filter on it finds nothing. So is a column that came later, and a
-    time that no calendar has. What can be skipped inside a file its own footer says.
+    """The only statistic is the number of rows: in Python's `deltalake` a filter finds nothing in a column without
+    bounds beside others with bounds. The same holds for a column that was added later, and for a time outside the
+    calendar. The file's own footer tells readers which parts to skip.
     """
     stats = json.dumps({"numRecords": entry.rows})
     return AddAction(entry.path, entry.size, entry.partition, entry.modified_ms, is_new, stats)
@@ -354,7 +354,7 @@ def _schema(table: DeltaTable) -> pa.Schema:
 
 
 def _is_whole(path: str) -> bool:
-    """An entry is written elsewhere and linked into place, so only a crash of the machine can leave half of one."""
+    """An entry is written elsewhere and linked into place, so only a crash of the machine can tear one."""
     with open(path, encoding="utf-8") as file:
         try:
             return len([json.loads(line) for line in file if line.strip()]) > 0
@@ -379,5 +379,5 @@ def _sync_file(path: str) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """The library puts a backtrace behind its message."""
+    """The library appends a backtrace to its message."""
     return str(error).split("\n", 1)[0]

@@ -1,18 +1,17 @@
-"""A lake of plain Parquet files, for readers that know no table format and take every file that they find.
+"""A lake of plain Parquet files, for readers without a table format, which read every file that they find.
 
-Tasks write below `_staging`, under names that do not end in .parquet. A batch then goes in like this:
+Tasks write below `_staging`, under names that do not end in .parquet. A batch is then stored like this:
 
-    1. its list of files replaces that of the batch before, in `_millstream/APP.json`     from here on it is in
+    1. its list of files replaces that of the batch before, in `_millstream/APP.json`     from here on it is stored
     2. each file is renamed into its place
     3. (the next batch begins again at 1)
 
-A crash before 1 leaves files that nobody sees, and Spark brings the batch again. A crash after 1 leaves a part of the
-files in place: whoever opens the lake next, or commits to it, goes on with 2 from the list. So no row is ever there
-twice, and none is missing once the pipeline runs again. Readers may see a batch arrive file by file; who needs whole
-batches uses Delta Lake.
+A crash before 1 leaves invisible files, and Spark repeats the batch. A crash after 1 leaves a part of the files in
+place: the next open or commit continues with 2 from the list. So no row is ever stored twice, and none is missing once
+the pipeline runs again. Readers may see a batch arrive file by file; for whole batches use Delta Lake.
 
 A lock on `_millstream/APP.lock` keeps a driver that was thought dead and its successor apart. Small files are not
-merged here: a reader would find rows twice, or not at all, while it happens.
+merged here: during a merge a reader would find rows twice, or not at all.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from millstream.pipeline.lock import locked
 logger = logging.getLogger(__name__)
 
 ABOUT = "_common_metadata"
-"""Parquet's customary name for a file with a schema and no rows; ours also says how the lake is partitioned."""
+"""Parquet's customary name for a file with a schema and no rows; ours also holds the lake's partitioning."""
 STATE = "_millstream"
 STAGING = "_staging"
 _PARTITION_BY = b"millstream.partition_by"
@@ -83,15 +82,15 @@ class ParquetLake:
 
     def has(self, batch_id: int) -> bool:
         batch = int(self._read()["batch"])
-        if batch >= batch_id and batch > self._finished:  # of another driver, who may have died before all was in place
+        if batch >= batch_id and batch > self._finished:  # another driver's, which may have died before step 2
             with locked(self._app + ".lock"):
                 self._finish(self._read())
         return batch >= batch_id
 
     def commit(self, batch_id: int, entries: list[FileEntry]) -> None:
-        """Puts the files of a batch in, once.
+        """Stores the files of a batch, once.
 
-        A batch without files leaves no trace, for it is as empty the next time; but the first leaves its number.
+        A batch without files leaves no trace, since a repeat is empty too; but the first stores its number.
         """
         if not entries and batch_id > 0:
             return
@@ -114,13 +113,13 @@ class ParquetLake:
             return {"batch": -1, "files": []}
 
     def _finish(self, state: dict[str, Any]) -> None:
-        """Renames the batch's files into place. Done once, doing it again changes nothing."""
+        """Renames the batch's files into place. Idempotent."""
         if state["batch"] <= self._finished:
             return
         folders = {
             self._path,
             os.path.dirname(self._app),
-        }  # the list itself may be another's, who died before its name was synced
+        }  # another driver may have written the list, and died before syncing its name
         for path in state["files"]:
             staged = os.path.join(self.root, path)
             place = os.path.join(self._path, path.removesuffix(".staged"))
@@ -142,7 +141,7 @@ class ParquetLake:
     # -- tidying -----------------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Removes staged files that nobody committed within a week. What goes wrong is tried again the next time."""
+        """Deletes staged files that are uncommitted after a week. The next call retries after an error."""
         removed = 0
         try:
             old = self._old_files()
@@ -160,13 +159,13 @@ class ParquetLake:
         for folder, _, names in os.walk(self.root):
             for name in filter(OWN_NAME.fullmatch, names):
                 path = os.path.join(folder, name)
-                with suppress(FileNotFoundError):  # put into its place meanwhile
+                with suppress(FileNotFoundError):  # moved into place meanwhile
                     if time.time() - os.path.getmtime(path) > ORPHAN_SECONDS:
                         found.add(os.path.relpath(path, self.root))
         return found
 
     def _listed(self) -> set[str]:
-        """Files of batches that are in, though their driver, of whichever sink, died before they were in place."""
+        """Files of stored batches of any sink, whose driver may have died before they were in place."""
         found: set[str] = set()
         folder = os.path.dirname(self._app)
         for name in os.listdir(folder):
@@ -200,7 +199,7 @@ def is_only_of_others(path: str, app_id: str) -> bool:
 
 
 def _state(path: str, app_id: str) -> str:
-    """Where a writer keeps what it knows, but for the ending."""
+    """The path of a writer's state, without the suffix."""
     return os.path.join(path, STATE, quote(app_id, safe=""))
 
 

@@ -16,7 +16,7 @@ BATCH_ROWS = 65_536
 
 
 class LakeRows:
-    """What the lake held when this was made; a lake that is written to meanwhile does not disturb it."""
+    """A snapshot of the lake at this object's creation; later writes do not affect it."""
 
     def __init__(self, path: str, dataset: Any, partition_columns: Sequence[str]) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class LakeRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """Without the columns that the lake is partitioned by: what a pipeline wrote."""
+        """Without the lake's partition columns: only the pipeline's own."""
         return pa.schema([field for field in self._dataset.schema if field.name not in self._partition_columns])
 
     def count(self) -> int:
@@ -34,7 +34,7 @@ class LakeRows:
     def read(
         self, columns: Sequence[str] | None = None, since: datetime | None = None, until: datetime | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows whose `_timestamp` lies in [since, until), from those days only. Times without a zone are UTC."""
+        """Rows whose `_timestamp` is in [since, until), from those days only. Times without a zone are UTC."""
         names = list(columns) if columns is not None else self.schema.names
         missing = [name for name in names if name not in self._dataset.schema.names]
         if missing:
@@ -45,14 +45,14 @@ class LakeRows:
             columns=names,
             filter=self._between(since, until),
             batch_size=BATCH_ROWS,
-            # What is read ahead is held in memory, and a value may have a megabyte.
+            # Memory holds the batches read ahead, and a value may have a megabyte.
             batch_readahead=2,
             fragment_readahead=1,
         )
         return (batch for batch in scanner.to_batches() if batch.num_rows)
 
     def split(self) -> list[LakeRows]:
-        """The rows of each file, for whoever reads the files in an order of his own."""
+        """The rows of each file, for reads in another order."""
         whole = self._dataset
         return [
             LakeRows(
@@ -69,7 +69,7 @@ class LakeRows:
         if TIME not in self._dataset.schema.names:
             raise LakeError(f"the lake {self._path} has no column {TIME}, so it cannot be read by time")
         wanted = ds.scalar(True)
-        # Rows whose time no calendar has are in no day.
+        # Rows with a time outside the calendar have no day.
         in_no_day = ds.field("day").is_null() if "day" in self._partition_columns else None
         if since is not None:
             since = _in_utc(since)

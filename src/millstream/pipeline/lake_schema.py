@@ -1,7 +1,7 @@
-"""The columns of a lake: what can be stored, what a day adds, and how they may change.
+"""The columns of a lake: storable types, the partition columns, and allowed changes.
 
-A lake grows: columns that a pipeline has and the lake has not are added, and are null in older rows. Columns that a
-pipeline no longer has stay, and are null in newer rows. A column never changes its type: old files would contradict
+A lake grows: new columns of a pipeline are added, and are null in older rows. Columns that a pipeline no longer has
+stay, and are null in newer rows. A column never changes its type: old files would contradict
 new ones.
 """
 
@@ -28,11 +28,11 @@ _PLAIN = (
 
 
 class LakeError(MillstreamError):
-    """A lake that cannot be written or read; says what to do."""
+    """A lake that cannot be written or read; the text says what to do."""
 
 
 def settle(schema: pa.Schema) -> pa.Schema:
-    """The schema as lakes store it: every column may be null, times are in microseconds, names are said once."""
+    """The schema as lakes store it: every column is nullable, times are in microseconds, names are unique."""
     wrong: list[str] = []
     fields = []
     for field in schema:
@@ -72,7 +72,7 @@ def _settle(kind: pa.DataType) -> pa.DataType:
 
 
 def with_partition(schema: pa.Schema, partition_by: str) -> pa.Schema:
-    """The settled schema and the partition columns behind it."""
+    """The settled schema and the partition columns after it."""
     for name in PARTITIONS[partition_by]:
         taken = [each for each in schema.names if each.lower() == name]
         if taken:
@@ -94,7 +94,7 @@ def partitioned_by(columns: Sequence[str], path: str) -> str:
 
 
 def new_columns(path: str, stored: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """What the lake must grow by; refuses a column whose type has changed."""
+    """The columns that the lake must add; refuses a column whose type has changed."""
     known = {field.name.lower(): field for field in stored}
     added, changed = [], []
     for field in wanted:

@@ -1,8 +1,8 @@
-"""Where in a TOML file each key, table and string stands.
+"""The line of each key, table and string in a TOML file.
 
-`tomllib` says what is in a file and not where, and of the libraries that write TOML none keeps positions, so the file
-is walked once more. The walk relies on `tomllib` having accepted the text: it looks for where things begin and end and
-judges nothing. Places are paths: `("step", 1, "sql")` is the key `sql` of the second `[[step]]`.
+`tomllib` keeps no positions, and neither do the libraries that write TOML, so this module walks the file once more.
+The walk relies on `tomllib` having accepted the text: it finds where things begin and end and validates
+nothing. Places are paths: `("step", 1, "sql")` is the key `sql` of the second `[[step]]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STRING = re.compile(
 _SCALAR = re.compile(r"[^,\]}#\n]*")
 _DOT = re.compile(r"[ \t]*\.[ \t]*")
 _PIECE = re.compile(r"(\\[ \t]*\n\s*)|\\u.{4}|\\U.{8}|\\.|.", re.DOTALL)
-"""What makes one character of a multi-line string; the group makes none."""
+"""The source of one character of a multi-line string; the group is the source of none."""
 
 
 class Lines:
@@ -32,19 +32,19 @@ class Lines:
         self._found: dict[Path, int] = {}
         self._strings: dict[Path, tuple[int, str]] = {}
         self._tables: dict[Path, int] = {}
-        """How many elements each array of tables has so far."""
+        """The number of elements so far in each array of tables."""
         self._at = 0
         self._walk()
 
     def line(self, *place: str | int) -> int:
-        """The line of a key or table; for what is missing, that of the table where it should be."""
+        """The line of a key or table; for a missing one, that of its table."""
         for length in range(len(place), 0, -1):
             if place[:length] in self._found:
                 return self._line_of(self._found[place[:length]])
         return 1
 
     def line_within(self, place: Path, offset: int) -> int:
-        """The line on which a character of a string's value stands."""
+        """The line of a character of a string's value."""
         if place not in self._strings:
             return self.line(*place)
         start, raw = self._strings[place]

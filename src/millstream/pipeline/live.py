@@ -1,6 +1,6 @@
-"""A pipeline as one watches it: a table that keeps itself up to date on a terminal, a JSON line per batch elsewhere.
+"""The display of a running pipeline: a live table on a terminal, a JSON line per batch elsewhere.
 
-Both count what they are told (`Tally`), so that the numbers at the end are those of the whole run.
+Both sum their reports (`Tally`), so that the final numbers are those of the whole run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DRAWN_PER_SECOND = 4
 PARTITIONS_SHOWN_MAX = 6
-"""Those furthest behind; a topic may have hundreds."""
+"""The partitions with the most lag; a topic may have hundreds."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class SinkTally:
 
 @dataclass
 class Tally:
-    """What was reported so far, by sink."""
+    """The reports so far, by sink."""
 
     pipeline: str
     sinks: dict[str, SinkTally]
@@ -69,13 +69,13 @@ class View(Protocol):
     ) -> None: ...
 
     def say(self, state: str) -> None:
-        """What is going on as a whole: starting, running, stopping."""
+        """The state as a whole: starting, running, stopping."""
         ...
 
     def take(self, report: BatchReport) -> None: ...
 
     def sum_up(self) -> None:
-        """The run is over, and everything went well."""
+        """The run is over, without errors."""
         ...
 
 
@@ -157,7 +157,7 @@ class LiveView:
         self._tally.take(report)
 
     def sum_up(self) -> None:
-        """The last table stays on the screen, and has the totals."""
+        """The last table stays on the screen, with the totals."""
         self._state = "done"
 
     def render(self) -> Group:

@@ -1,5 +1,5 @@
-"""One process at a time: with a checkpoint, where two would tell each other's batches apart by nothing, and with what
-several drivers of one lake change together.
+"""Locks for one process at a time: on a checkpoint, whose batches two processes could not tell apart, and on
+files that several drivers of one lake change.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class PipelineRunning(MillstreamError):
 
 
 class CheckpointUnusable(MillstreamError):
-    """The checkpoint's folder cannot be made or written."""
+    """The checkpoint's folder cannot be created or written."""
 
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Waits for its turn. The lock goes with the process that holds it, however that ends."""
+    """Waits for the lock. The kernel releases it when its process ends, however that ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -43,7 +43,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 class CheckpointLock:
-    """Held from `with` on; the kernel takes it back when the process ends, however it ends."""
+    """Held inside `with`; the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, name: str, checkpoint: Path) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Mistakes in a pipeline's file: collected, never raised one by one, so that a file is mended in one go."""
+"""Mistakes in a pipeline's file: collected, never raised one by one, so that one edit can fix them all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def format_mistakes(path: Path | str, mistakes: Iterable[Mistake]) -> list[str]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Words to put behind "x is not known": the name that was probably meant, else all that there are."""
+    """The text after "x is not known": the most similar name, else all known names."""
     names = list(known)
     folded = {each.lower(): each for each in names}
     close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)

@@ -1,9 +1,9 @@
-"""From topic to lake without Spark's rows: where nothing transforms the records, tasks move them themselves.
+"""From topic to lake without Spark's rows: if nothing transforms the records, tasks move them themselves.
 
-Handing rows from Python to the JVM costs most of a read. A task of this source fetches, decodes into Arrow and writes
-Parquet, and all that reaches Spark is a row per file. Spark still plans, retries and keeps the checkpoint, and the
-driver commits the files of a batch to the lake together. Files of failed attempts stay behind unnamed, and `Lake.tidy`
-removes them.
+Passing rows from Python to the JVM costs most of a read. A task of this source fetches, decodes into Arrow and writes
+Parquet, and Spark gets only one row per file. Spark still plans, retries and keeps the checkpoint, and the
+driver commits the files of a batch to the lake together. Files of failed attempts stay uncommitted, and `Lake.tidy`
+deletes them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from millstream.spark.stream import StreamReader
 FORMAT = "millstream-mover"
 MOVE = "move"
 ROWS_PER_BATCH = 4_000_000
-"""Unless the pipeline says how many: as no row reaches Spark, a batch costs no memory, and planning and committing one
+"""The default: as no row reaches Spark, a batch costs no memory, and planning and committing one
 costs as much as moving some hundred thousand records.
 """
 ROWS_PER_TASK_MIN, ROWS_PER_TASK_MAX = 500_000, 1_000_000
-"""Short ranges share a task, and so a file; a long one is cut, so that one partition keeps all cores busy."""
+"""Short ranges share a task, and so a file; a long one is split, so that one partition keeps all cores busy."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class MovingReader(StreamReader):
             yield entry.to_batch()
 
     def _rows(self, parts: list[RangePartition]) -> Iterator[pa.RecordBatch]:
-        """The rows of the view, as `decode` makes them of bytes."""
+        """The rows of the view, as `decode` returns them for bytes."""
         source = full_schema(self._move.with_headers)
         names = ["value", *(name for name, column in META.items() if column in source.fieldNames())]
         shape = Shape(StructType([source[META.get(name, name)] for name in names]))
@@ -110,7 +110,7 @@ class MovingReader(StreamReader):
 
 
 def _even(parts: list[RangePartition]) -> list[list[RangePartition]]:
-    """Ranges that share a task: as many tasks as there is work for, each with about as much as any other."""
+    """Ranges per task: as many tasks as the work needs, with about equal loads."""
     count = max(1, sum(part.range.size for part in parts) // ROWS_PER_TASK_MIN)
     tasks: list[list[RangePartition]] = [[] for _ in range(min(count, len(parts)))]
     loads = [(0, at) for at in range(len(tasks))]
@@ -118,6 +118,6 @@ def _even(parts: list[RangePartition]) -> list[list[RangePartition]]:
         load, at = heapq.heappop(loads)
         tasks[at].append(part)
         heapq.heappush(loads, (load + part.range.size, at))
-    # Those that tell the group how far a partition was read come last, after its other ranges.
+    # Tasks that commit a partition's offset to the group come last, after its other ranges.
     tasks.sort(key=lambda task: any(part.is_last for part in task))
     return [sorted(task, key=lambda part: (part.range.place, part.range.start)) for task in tasks]

@@ -1,11 +1,11 @@
-"""What Millstream keeps in a sink's checkpoint, beside the files of Spark.
+"""Millstream's own file in a sink's checkpoint, beside the files of Spark.
 
     <checkpoint>/<sink>/millstream.json
 
-`plan` is what the sink's rows were made of when its first batch was planned: the state that Spark keeps belongs to it
-(`state.py`). `rows_dropped_by_watermark` counts late rows by step, up to `batch`: a batch that is done again after a
-crash counts once. The file is replaced as a whole, and goes with the checkpoint. A checkpoint of an earlier version has
-no notes until the pipeline is started again.
+`plan` is the plan of the sink's rows at its first batch: Spark's state belongs to it
+(`state.py`). `rows_dropped_by_watermark` counts late rows by step, up to `batch`: a batch that runs again after a
+crash counts once. The file is replaced as a whole, and deleted with the checkpoint. A checkpoint of an earlier version
+has no notes until the next start of the pipeline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def read_notes(folder: Path) -> Notes:
-    """Of one sink; empty where there are none, or none that this version understands."""
+    """The notes of one sink; empty if there are none, or none that this version understands."""
     try:
         read = json.loads((folder / FILE).read_bytes())
         late = {str(step): int(rows) for step, rows in read["rows_dropped_by_watermark"].items()}

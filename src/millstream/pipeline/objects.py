@@ -1,8 +1,8 @@
-"""Rows of Arrow as JSON objects, a column at a time.
+"""Arrow rows as JSON objects, a column at a time.
 
-The words are those that Spark's `to_json` writes and `from_json` reads back: null columns are left out, times are ISO
-in UTC, bytes are base64, decimals are numbers with all their digits. Only what is nested, or needs escapes, is looked
-at value by value.
+The format is that of Spark's `to_json` and `from_json`: null columns are omitted, times are ISO in UTC, bytes are
+base64, decimals are numbers with all their digits. Only nested values, and those that need escapes, are converted
+one by one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def as_objects(rows: pa.RecordBatch, names: list[str]) -> pa.Array:
 
 
 def _member(name: str, texts: pa.Array) -> pa.Array:
-    """`,"name":text`, and nothing where there is no text. Arrow could leave nulls out while it joins, but then drops
-    rows that have nothing else.
+    """`,"name":text`, and nothing if there is no text. Arrow could omit nulls during the join, but then drops rows of
+    nulls only.
     """
     return pc.fill_null(pc.binary_join_element_wise(f",{encode_basestring(name)}:", texts, ""), "")
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Each value in JSON's words; null where there is none."""
+    """Each value as JSON; null if there is none."""
     kind, types = column.type, pa.types
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind):
         return column.cast(pa.string())
@@ -49,7 +49,7 @@ def _texts(column: pa.Array) -> pa.Array:
             return _quoted(column)
         return _each(column, encode_basestring)
     if types.is_timestamp(kind):
-        # Without its zone it stays in UTC, and no table of time zones is needed to print it.
+        # Without its zone it stays in UTC, and printing needs no table of time zones.
         printed = pc.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
         return pc.binary_join_element_wise('"', printed, 'Z"' if kind.tz is not None else '"', "")
     if types.is_date(kind):
@@ -67,7 +67,7 @@ def _each(column: pa.Array, write: Callable[[Any], str]) -> pa.Array:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A value as Python's JSON knows it."""
+    """A value that Python's JSON encoder accepts."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

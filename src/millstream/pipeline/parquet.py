@@ -1,7 +1,7 @@
-"""One Parquet file of a lake while it is written, and how its columns are stored.
+"""One Parquet file of a lake during its writing, and the storage of its columns.
 
-The first rows decide: a dictionary for each column that is smaller with one, compression for each that it makes
-smaller by a tenth. Random bytes are stored as they are, at twice the speed of a compressor that gains nothing.
+The first rows decide: a column gets a dictionary if that makes it smaller, and compression if that makes it smaller by
+a tenth. Random bytes are stored uncompressed, at twice the speed of a compressor that gains nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _disk = Disk()
 
 
 class ParquetFile:
-    """Buffers rows, and writes all that it has as one row group when told to. The file is made with the first."""
+    """Buffers rows, and writes them as one row group on request. The first row group creates the file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class ParquetFile:
         return self._sink.tell() if self._sink is not None else 0
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """Gives the bytes that the buffer has grown by."""
+        """Returns the growth of the buffer in bytes."""
         size: int = batch.nbytes
         self._batches.append(batch)
         self.buffered_bytes += size
@@ -62,7 +62,7 @@ class ParquetFile:
         self._writer = _writer(self._sink, table.schema, None, choose_storage(table))
 
     def close(self) -> int:
-        """Completes the file and syncs it; gives its size."""
+        """Completes the file and syncs it; returns its size."""
         self._writer.close()
         self._sink.close()
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -76,7 +76,7 @@ class ParquetFile:
 
     def abandon(self) -> None:
         if self._sink is not None:
-            with contextlib.suppress(OSError):  # the disk may be full, and that the reason for giving up
+            with contextlib.suppress(OSError):  # the disk may be full, which may be the reason for the abort
                 self._writer.close()
             self._sink.close()
             _disk.remove(self.path)
@@ -99,8 +99,8 @@ def _writer(sink: Any, schema: pa.Schema, metadata: list[Any] | None, storage: d
 
 
 def choose_storage(table: pa.Table) -> dict[str, Any]:
-    """The Parquet writer's settings, by the leaves of the columns. Numbers without a dictionary are stored as steps
-    from one to the next, and only they get statistics in the file: those of text cost more than a lake's readers gain.
+    """The Parquet writer's settings, by the leaves of the columns. Numbers without a dictionary are delta-encoded, and
+    only numbers get statistics in the file: those of text cost more than a lake's readers gain.
     """
     sample = table.slice(0, SAMPLE_ROWS)
     with_dictionary = _leaves(sample, {"use_dictionary": True})
@@ -127,12 +127,12 @@ class _Leaf:
 
     @property
     def cost(self) -> int:
-        """On disk, and a little for what every reader has to unpack."""
+        """The size on disk, and a little for the decompression by readers."""
         return self.compressed + self.plain // 8
 
 
 def _leaves(sample: pa.Table, storage: dict[str, Any]) -> dict[str, _Leaf]:
-    """What each leaf takes when the sample is written."""
+    """The size of each leaf when the sample is written."""
     squeeze = {"compression": "zstd", "compression_level": 1, "write_statistics": False}
     metadata: list[Any] = []
     with _writer(pa.BufferOutputStream(), sample.schema, metadata, {**squeeze, **storage}) as writer:

@@ -1,12 +1,12 @@
-"""`millstream query`: one SQL question over topics, answered by Spark's batch engine.
+"""`millstream query`: one SQL query over topics, run by Spark's batch engine.
 
-Every table of the SQL that is a topic becomes a view: the decoded columns (json), or `value` (text, bytes), and behind
-them `_key` as text, `_topic`, `_partition`, `_offset` and `_timestamp`. Filters on the last four reach the source where
-a topic stands in one place of the SQL, so a question about an hour reads an hour. Unlike in a pipeline, a value that
-cannot be decoded is a row of nulls: a question is about what is there.
+Every table of the SQL that is a topic becomes a view: the decoded columns (json), or `value` (text, bytes), and after
+them `_key` as text, `_topic`, `_partition`, `_offset` and `_timestamp`. Filters on the last four reach the source if
+the SQL names a topic only once, so a query over an hour reads an hour. Unlike in a pipeline, a value that
+cannot be decoded is a row of nulls: a query shows all records.
 
-Spark does not tell a Python source which columns a query needs. The SQL does: what it does not name is not read. If the
-query then turns out to have a mistake, it is asked again with all columns, so that Spark can say what was meant.
+Spark does not tell a Python source which columns a query needs. The SQL does: columns that it does not name are not
+read. If the query has a mistake, it runs again with all columns, so that Spark can suggest the right one.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 
 
 class BadQuestion(MillstreamError):
-    """An SQL text that has no answer; the sentence is ours or Spark's."""
+    """An SQL text that cannot run; the sentence is ours or Spark's."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """What can be said about an SQL text before Spark sees it."""
+    """The facts about an SQL text that need no Spark."""
 
     tables: tuple[str, ...]
-    """Those that must be topics; others may come up when Spark looks."""
+    """Tables that must be topics; Spark may find more."""
     names: frozenset[str] | None
-    """Every name in it, in small letters; None where it may ask for columns that it does not name."""
+    """Every name in it, in lower case; None if it may read columns that it does not name."""
     once: frozenset[str] = frozenset()
-    """Tables, in small letters, that Spark reads in one place only: their filters may decide what is fetched."""
+    """Tables, in lower case, that Spark reads in one place only: their filters may limit the fetches."""
 
 
 def read_wording(sql: str) -> Wording:
-    """What sqlglot does not understand is left to Spark."""
+    """SQL that sqlglot does not understand is left to Spark."""
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     try:
         opening = sqlglot.tokenize(sql, read="spark")[:1]
@@ -93,7 +93,7 @@ def _names(parsed: exp.Query) -> frozenset[str]:
 
 
 def _once(parsed: exp.Query) -> frozenset[str]:
-    """None where a part of the query is itself read in several places, and with it all that is in it."""
+    """Empty if the query reads a part of itself several times, and with it the tables inside."""
     counts = Counter(table.name.lower() for table in parsed.find_all(exp.Table))
     if any(counts[cte.alias.lower()] > 1 for cte in parsed.find_all(exp.CTE)):
         return frozenset()
@@ -101,7 +101,7 @@ def _once(parsed: exp.Query) -> frozenset[str]:
 
 
 class Question:
-    """One SQL text, and the topics that it is about."""
+    """One SQL text, and its topics."""
 
     def __init__(self, sql: str, broker: str, kind: str = "auto", schema: str | None = None) -> None:
         self._sql = sql
@@ -115,7 +115,7 @@ class Question:
         self._schemas: dict[str, tuple[str, str | None]] = {}
 
     def check_topics(self) -> None:
-        """Before Spark starts, so that a slip of the pen costs no ten seconds."""
+        """Before Spark starts, so that a typo does not cost ten seconds."""
         for topic in self._cluster.topics():
             bare = rf"(?:from|join|,)\s+{re.escape(topic)}(?![\w.-])"
             if re.search(r"[.-]", topic) and re.search(bare, self._sql, re.IGNORECASE):
@@ -124,7 +124,7 @@ class Question:
             self._partitions(name)
 
     def ask(self, spark: SparkSession) -> DataFrame:
-        """The answer, not yet computed."""
+        """The result, not yet computed."""
         with as_sentence():
             try:
                 return self._analyse(spark, self._wording.names)
@@ -134,7 +134,7 @@ class Question:
             return self._analyse(spark, None)
 
     def _analyse(self, spark: SparkSession, names: frozenset[str] | None) -> DataFrame:
-        """Topics become tables as Spark misses them: it knows best what is a table."""
+        """Adds a view for each table that Spark does not find: Spark knows best what is a table."""
         views: list[str] = []
         wanted = list(self._wording.tables)
         while True:
@@ -177,7 +177,7 @@ class Question:
         views.append(topic)
 
     def _settle(self, topic: str) -> tuple[str, str | None]:
-        """How the values are decoded, and into which columns."""
+        """The decoding of the values, and their columns."""
         partitions = self._partitions(topic)
         if self._schema is not None or self._kind in ("text", "bytes"):
             return ("json", self._schema) if self._schema is not None else (self._kind, None)
@@ -219,7 +219,7 @@ def as_sentence() -> Iterator[None]:
 
 
 def as_json(answer: DataFrame) -> Iterator[str]:
-    """An object a row, as text; of columns with the same name the second is `name_2`."""
+    """One JSON object per row; of columns with the same name the second is `name_2`."""
     names: list[str] = []
     for name in answer.columns:
         same = sum(each == name or each.startswith(f"{name}_") for each in names)
@@ -230,6 +230,6 @@ def as_json(answer: DataFrame) -> Iterator[str]:
 
 
 def rows(answer: DataFrame) -> Iterator[tuple[Any, ...]]:
-    """Computed and fetched a partition at a time, so that an answer may be larger than memory."""
+    """Computed and fetched a partition at a time, so that a result may be larger than memory."""
     with as_sentence():
         yield from answer.toLocalIterator(prefetchPartitions=True)

@@ -1,21 +1,21 @@
-"""A lake's rows, back into a topic.
+"""Replays a lake's rows into a topic.
 
-What a row becomes
-------------------
-A lake of `bytes` or `text` gives back what its pipeline has read: value, key, headers and time. The rows of any other
-lake are JSON objects of all columns but those about the source, null ones left out, as a topic sink writes them. Their
-keys and times are kept if the rows have them (`_key`, `_timestamp`). A record that had no value, or none that the
-columns could hold, comes back as `{}`.
+The record of a row
+-------------------
+A lake of `bytes` or `text` gives back the original records: value, key, headers and time. The rows of any other
+lake are JSON objects of all columns but those about the source, without null ones, as a topic sink writes them. Their
+keys and times are kept if the rows have them (`_key`, `_timestamp`). A record without a value, or with one that
+did not fit the columns, comes back as `{}`.
 
-Where it goes, and in which order
----------------------------------
-Keys choose the partition as they do with Kafka's Java producers, so the same key goes to the same partition. Rows that
-know where they came from (`_topic`, `_partition`, `_offset`) are sent one source partition after the other, each in the
-order of its offsets: rows of a key that came from one partition keep their order. Where partitions are kept, each row
-goes to the partition with the number it came from, and the partition has the order of its source, rows without a key
-included. Rows that do not know their place are sent as the lake has them, in no particular order.
+Partition and order
+-------------------
+Keys choose the partition as with Kafka's Java producers, so the same key goes to the same partition. Rows with their
+origin (`_topic`, `_partition`, `_offset`) are sent one source partition after the other, each in the
+order of its offsets: rows of a key that came from one partition keep their order. If partitions are kept, each row
+goes to the partition with its original number, and the partition has the order of its source, including rows without
+a key. Rows without their origin are sent in the lake's order, which is arbitrary.
 
-To put offsets in order, the files are first looked through for which offsets each has. A file is opened when its turn
+To order the offsets, a first pass finds the offsets of each file. A file is opened when its turn
 comes and is read a batch at a time, so memory does not grow with the lake.
 """
 
@@ -48,14 +48,14 @@ class NothingToReplay(MillstreamError):
 
 @dataclass(frozen=True)
 class Span:
-    """When the rows were written, by `_timestamp`: from `since` on and before `until`."""
+    """A time range by `_timestamp`: from `since` on and before `until`."""
 
     since: datetime | None = None
     until: datetime | None = None
 
 
 class Replay:
-    """`for sent in Replay(...)` sends everything; after the last row all of it is acknowledged."""
+    """`for sent in Replay(...)` sends everything; after the last row all rows are acknowledged."""
 
     def __init__(
         self, lake: str, span: Span, broker: str, topic: str, compression: str = "none", keep_partitions: bool = False
@@ -72,13 +72,13 @@ class Replay:
 
     @property
     def total(self) -> int | None:
-        """Rows to send, where that is known before they are read."""
+        """The number of rows to send, if known before the read."""
         if self._runs is not None:
             return sum(run.rows for runs in self._runs.values() for run in runs)
         return self._rows.count() if self._span == Span() else None
 
     def __iter__(self) -> Iterator[int]:
-        """Gives, again and again, how many rows were handed over so far."""
+        """Yields the number of rows sent so far, again and again."""
         writing = Writing(self._options, spread=0)
         sent = 0
         try:
@@ -110,12 +110,12 @@ class Run:
     rows: int
     file: LakeRows = field(compare=False)
     is_mixed: bool = field(default=False, compare=False)
-    """Whether its offsets go back, as where a merge took a later file first."""
+    """Whether its offsets decrease somewhere, as after a merge in another order."""
     last: int = field(default=-1, compare=False)
 
 
 def _plan(lake: LakeRows, span: Span) -> dict[tuple[str, int], list[Run]] | None:
-    """Which files have rows of a source partition, by their lowest offset; None if some rows do not say."""
+    """The files with rows of each source partition, by their lowest offset; None if some rows lack it."""
     runs: dict[tuple[str, int], list[Run]] = {}
     for file in lake.split():
         found: dict[tuple[str, int], Run] = {}
@@ -135,7 +135,7 @@ def _plan(lake: LakeRows, span: Span) -> dict[tuple[str, int], list[Run]] | None
 
 
 def _in_order(runs: list[Run], place: tuple[str, int], columns: list[str], span: Span) -> Iterator[pa.RecordBatch]:
-    """Merges the files of one source partition: most follow each other, but merged files may lie across others."""
+    """Merges the files of one source partition: most follow each other, but merged files may overlap others."""
     waiting = list(reversed(runs))
     opened: list[tuple[int, int, pa.RecordBatch, Iterator[pa.RecordBatch]]] = []
     number = 0
@@ -143,7 +143,7 @@ def _in_order(runs: list[Run], place: tuple[str, int], columns: list[str], span:
         while waiting and (not opened or waiting[-1].first <= opened[0][0]):
             run = waiting.pop()
             batches = _of_place(run.file.read(columns, span.since, span.until), place)
-            if run.is_mixed:  # in memory, but no more than one file
+            if run.is_mixed:  # in memory, but at most one file
                 batches = iter(pa.Table.from_batches(batches).sort_by("_offset").to_batches(max_chunksize=BATCH_ROWS))
             number = _push(opened, batches, number)
         if not opened:
@@ -200,7 +200,7 @@ def _data(schema: pa.Schema) -> list[str]:
 
 
 def as_records(rows: pa.RecordBatch, keep_partitions: bool = False) -> pa.RecordBatch:
-    """Columns as the writer takes them: value, and key, timestamp and headers where the rows have them."""
+    """The writer's columns: value, and key, timestamp and headers if the rows have them."""
     data = _data(rows.schema)
     is_raw = data == ["value"] and _is_bytes(rows.column("value").type)
     columns = {"value": rows.column("value") if is_raw else as_objects(rows, data)}

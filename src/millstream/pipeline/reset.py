@@ -1,7 +1,7 @@
-"""A sink that starts again: its output, then its checkpoint, are removed.
+"""Resets a sink: deletes its output, then its checkpoint.
 
-The order matters when this is interrupted. A checkpoint without its lake or table is refused by the next run, with a
-reason, and the reset can be repeated. A lake whose checkpoint is gone would take every row a second time.
+The order matters after an interruption. The next run refuses a checkpoint without its lake or table, with a
+reason, and the reset can be repeated. A lake without its checkpoint would take every row a second time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from millstream.pipeline.table import empty_table
 
 
 class ResetRefused(MillstreamError):
-    """What was asked for would delete more than the sink's own."""
+    """The reset would delete more than the sink's own data."""
 
 
 def delete_output(spec: PipelineSpec, sink: LakeSink | TableSink) -> str:
-    """Deletes a lake, or every row of a table; says what was deleted."""
+    """Deletes a lake, or every row of a table; returns a description."""
     if isinstance(sink, TableSink):
         rows = empty_table(sink.url, sink.table, f"{spec.name}/{sink.name}/")
         return f"{rows:,} row{'s' * (rows != 1)} of the table {sink.table}"

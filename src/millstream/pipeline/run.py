@@ -1,8 +1,8 @@
-"""A pipeline at work: one Spark query per sink, watched until it is done, told to stop, or fails.
+"""A running pipeline: one Spark query per sink, watched until it ends, is stopped, or fails.
 
-Each sink has a query, a checkpoint and a consumer group of its own (`<pipeline>.<sink>`), so each goes at its own pace,
-a sink that is added later reads from the beginning, and the lag of each shows in every Kafka tool. Rows that cannot be
-decoded are one more query, `dead-letters`.
+Each sink has a query, a checkpoint and a consumer group of its own (`<pipeline>.<sink>`), so each has its own pace,
+a sink that is added later reads from the beginning, and every Kafka tool shows the lag of each. Undecodable rows have
+one more query, `dead-letters`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 DEAD_LETTERS = "dead-letters"
 STOP_SECONDS_MAX = 10.0
-"""How long a batch may go on after a stop was asked for, before it is interrupted. Nothing is lost either way."""
+"""The time for a running batch to end after a stop request, before its interruption. Nothing is lost either way."""
 BEGIN_SECONDS_MAX = 30.0
 BEGINNINGS_MAX = 4
 WORKER_LATE = "Python worker failed to connect back"
-"""Spark gives a new Python process ten seconds, which a busy machine may not have. Nothing is wrong then: try again."""
+"""Spark gives a new Python process ten seconds, too few on a busy machine. That is no failure: retry."""
 OTHER_STATE = re.compile(r"\[((?:STATE_STORE|STREAMING_STATEFUL|STATEFUL)_\w+|STREAM_FAILED_STATE\w*)\b")
-"""Spark's names for state that was built by another plan."""
+"""Spark's error names for state of another plan."""
 BUSY = " The machine is too busy to start Python within Spark's ten seconds; nothing is lost, run the pipeline again."
 POLL_SECONDS = 0.1
 ROWS_PER_BATCH = 1_000_000
-"""Unless the pipeline says how many."""
+"""The default."""
 
 
 class PipelineFailed(MillstreamError):
@@ -67,12 +67,12 @@ class BatchReport:
     sink: str
     batch: int
     rows: int
-    """Written by the sink; 0 for a batch that it had already."""
+    """Written by the sink; 0 for a batch that it has already."""
     seconds: float
     lag: dict[str, int]
     """Records behind the end of each partition, `topic-partition`, when the batch was planned."""
     late: dict[str, int] = field(default_factory=dict)
-    """Rows behind the watermark that each step dropped, as Spark counts them: rows of one key that come together in a
+    """Rows behind the watermark that each step dropped, as Spark counts them: rows of one key that arrive together in a
     task count once.
     """
 
@@ -83,7 +83,7 @@ class BatchReport:
 
 @dataclass
 class _Running:
-    """One sink's query. The query's id is part of the sink's memory of batches: a new checkpoint is a new story."""
+    """One sink's query. The sink stores batches under the query's id: a new checkpoint starts a new count."""
 
     name: str
     deliver: Callable[[str, int], Delivery]
@@ -98,7 +98,7 @@ class _Running:
     stateful: list[str] = field(default_factory=list)
     """Steps that keep state, from the source on."""
     folder: Path | None = None
-    """The checkpoint, where there are notes to keep."""
+    """The checkpoint, if there are notes to keep."""
 
     def start(self) -> None:
         assert self.begin is not None
@@ -114,10 +114,10 @@ class _Running:
             if self.delivery is None:
                 self.delivery = self.deliver(str(self.query.id), batch)
             self.written[batch] = self.delivery.deliver(rows, batch)
-            self.begun = 1  # it works: what is late weeks from now has all its tries again
+            self.begun = 1  # it works: a later failure gets all its retries again
         except Exception as error:
             self.failure = error
-            # Short: Spark searches the text with a pattern that overflows Java's stack on a long one, and dies of it.
+            # Short: on a long text Spark's search pattern overflows Java's stack, and Spark dies.
             raise PipelineFailed(self.name, first_line(error)) from None
 
 
@@ -210,8 +210,8 @@ class Pipeline:
         self._running.append(running)
 
     def _let_others_begin(self) -> None:
-        """To plan its reads each query starts a Python process, which Spark gives ten seconds to come up: many at once
-        on few cores would not make it.
+        """To plan its reads each query starts a Python process, for which Spark waits ten seconds: many at once
+        on few cores would be too slow.
         """
         deadline = time.monotonic() + BEGIN_SECONDS_MAX
         while sum(_is_beginning(running) for running in self._running) >= (os.cpu_count() or 1):
@@ -222,7 +222,7 @@ class Pipeline:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _view(self, session: SparkSession, sink: Sink) -> DataFrame:
-        """The rows that a sink takes: the source's view and the steps, as far as they are needed."""
+        """A sink's rows: the source's view and the steps that the sink needs."""
         spec = self._spec
         rows = decode.decode(self._reader(session, sink.name).load(), spec.source)
         rows = decode.good_or_stop(rows) if spec.on_error == "stop" else decode.good(rows)
@@ -257,7 +257,7 @@ class Pipeline:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def watch(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchReport]:
-        """Every batch as it is done, until all queries have ended or a stop is asked for. Raises what went wrong."""
+        """Every batch when it is done, until all queries end or a stop is requested. Raises a query's error."""
         while True:
             ended = not any(running.query is not None and running.query.isActive for running in self._running)
             for running in self._running:
@@ -273,7 +273,7 @@ class Pipeline:
             yield from _news(running)
 
     def stop(self) -> None:
-        """Lets the batches that are on their way end, for a while, and stops all queries."""
+        """Gives running batches some time to end, and stops all queries."""
         deadline = time.monotonic() + STOP_SECONDS_MAX
         for running in self._running:
             query = running.query
@@ -287,7 +287,7 @@ class Pipeline:
                 running.delivery.close()
 
     def _begin_again(self, running: _Running) -> bool:
-        """Whether a query that failed was started again; raises what went wrong otherwise."""
+        """Whether a failed query was started again; else raises its error."""
         assert running.query is not None
         error = running.failure or running.query.exception()
         if error is None:
@@ -331,8 +331,8 @@ def _news(running: _Running) -> Iterator[BatchReport]:
 
 
 def _late(dropped: list[int], steps: list[str]) -> dict[str, int]:
-    """By step. Spark lists operators from the sink to the source. Where a step has several, which of them dropped a row
-    is not known, and the last step counts all.
+    """By step. Spark lists operators from the sink to the source. If a step has several, it is unknown which of them
+    dropped a row, and the last step counts all.
     """
     if not steps:
         return {}
@@ -352,7 +352,7 @@ def _offsets(text: str | None) -> dict[str, int]:
 
 
 def first_line(error: BaseException) -> str:
-    """The sentence in an error of Spark's, without the stack of the JVM or of a Python worker."""
+    """The sentence in a Spark error, without the stack of the JVM or of a Python worker."""
     if isinstance(error, MillstreamError):
         return str(error)
     said = str(error).partition("=== Streaming Query ===")[0]

@@ -1,7 +1,7 @@
-"""What a SELECT has in sight, and the rows that it gives.
+"""The names that a SELECT can use, and the rows that it returns.
 
-Names are compared as Spark does, without regard to case. Where something is not known, such as the columns of a table
-in a catalog, the names of rows are None, and nobody says anything about columns that might be theirs.
+Names are compared as in Spark, without regard to case. If something is unknown, such as the columns of a table in a
+catalog, the names of rows are None, and no check reports columns that might be theirs.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from sqlglot import exp
 from millstream.pipeline.functions import GENERATORS, WINDOWS, WITHOUT_PARENTHESES, called
 
 UNNAMED = ""
-"""The name of a column that its SELECT does not name; Spark makes one up, such as `count(1)`."""
+"""The name of a column that its SELECT does not name; Spark generates one, such as `count(1)`."""
 
 
 @dataclass(frozen=True)
 class Rows:
     names: list[str] | None
-    """None: not all are known."""
+    """None: some are unknown."""
     is_stream: bool = False
     aggregations: int = 0
-    """Aggregates on top of each other, DISTINCT included."""
+    """The depth of nested aggregates, including DISTINCT."""
     joins: bool = False
     """Streams are joined with streams."""
     append_only: str | None = None
-    """What in it Spark can only append and never update."""
+    """The part that Spark can only append and never update."""
     untimed: bool = False
-    """There is an aggregate that no watermark can ever close, so that its rows are never final."""
+    """An aggregate that no watermark can ever close, so that its rows are never final."""
 
 
 def together(sources: Iterable[Rows]) -> Rows:
-    """What is true of rows that come from all of these; their names are for somebody else to say."""
+    """The properties of rows that come from all of these; the caller sets the names."""
     every = list(sources)
     return Rows(
         names=None,
@@ -47,13 +47,13 @@ def together(sources: Iterable[Rows]) -> Rows:
 
 @dataclass
 class Sight:
-    """What the expressions of a SELECT can name; a subquery sees what is around it too."""
+    """The names that the expressions of a SELECT can use; a subquery sees the outer names too."""
 
     sources: dict[str, Rows] = field(default_factory=dict)
-    """By alias, in lower case; those without one are under a blank and a number."""
+    """By alias, in lower case; those without one have a blank and a number."""
     outer: Sight | None = None
     outputs: frozenset[str] = frozenset()
-    """Names that the SELECT itself gives. Other expressions may use them, except WHERE."""
+    """Names that the SELECT itself defines. Other expressions may use them, except WHERE."""
     windows: frozenset[str] = frozenset()
 
     def add(self, alias: str, rows: Rows) -> None:
@@ -66,7 +66,7 @@ class Sight:
             sight = sight.outer
 
     def columns(self) -> dict[str, str] | None:
-        """All columns in sight, by their names in lower case; None if there may be others."""
+        """All usable columns, by their names in lower case; None if there may be others."""
         found: dict[str, str] = {}
         for sight in self.chain():
             for rows in sight.sources.values():
@@ -80,7 +80,7 @@ class Sight:
 
 
 def outputs(select: exp.Select, sight: Sight) -> list[str] | None:
-    """The names of the columns that a SELECT gives."""
+    """The names of a SELECT's result columns."""
     names: list[str] = []
     for each in select.expressions:
         found = _output(each, select, sight)
@@ -96,7 +96,7 @@ def _output(node: exp.Expr, select: exp.Select, sight: Sight) -> list[str] | Non
     if isinstance(node, exp.Aliases):
         return [name.name for name in node.aliases]
     inner = node.unnest()
-    while isinstance(inner, exp.Cast):  # named after what is cast, if that has a name
+    while isinstance(inner, exp.Cast):  # named after its operand, if that has a name
         inner = inner.this.unnest()
         if not isinstance(inner, exp.Column | exp.Dot | exp.Cast):
             return [UNNAMED]

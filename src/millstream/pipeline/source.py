@@ -1,4 +1,4 @@
-"""The columns of a pipeline's source: what its schema decodes into, and where each record came from."""
+"""The columns of a pipeline's source: the decoded ones, and the origin of each record."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _CSV = (
     *("charToEscapeQuoteEscaping", "unescapedQuoteHandling", "multiLine", "lineSep", "encoding", "charset"),
 )
 DATA_LOSS = "failOnDataLoss"
-"""An option of the reading and not of the decoding: whether records that are gone stop the pipeline."""
+"""An option of reading, not of decoding: whether lost records stop the pipeline."""
 OPTIONS = {"json": (*_TIMES, *_JSON), "csv": (*_TIMES, *_CSV), "avro": ()}
 OURS = ("mode", "columnnameofcorruptrecord")
-"""Options of Spark's that decide about bad rows, which is what `on_error` does."""
+"""Spark's options for bad rows, which `on_error` replaces."""
 
 
 class _Wrong(NamedTuple):
@@ -45,7 +45,7 @@ class _Wrong(NamedTuple):
 
 
 def columns(spec: PipelineSpec) -> Columns | None:
-    """Of the source's view; None where the schema has mistakes."""
+    """The columns of the source's view; None if the schema has mistakes."""
     return _columns(spec.source)[0]
 
 
@@ -110,7 +110,7 @@ def _avro(schema: str) -> tuple[Columns, list[_Wrong]]:
         return [], [_Wrong(str(error))]
     except RecursionError:
         return [], [_Wrong("a record that holds itself cannot be columns")]
-    except Exception as error:  # fastavro says what is wrong with many kinds of exceptions
+    except Exception as error:  # fastavro raises many kinds of exceptions
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         return [], [_Wrong(f"is not an Avro schema: {cause[:200]}")]
 

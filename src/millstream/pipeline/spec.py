@@ -1,7 +1,7 @@
-"""A pipeline as its file declares it, and the reading of that file.
+"""A pipeline as its file declares it, and the parser of that file.
 
-`parse` never raises for what a file says. It reads on after a mistake, with a default in the place of what was wrong:
-a spec that came with mistakes is good for finding more of them (`check.check`) and for nothing else. Paths in the file
+`parse` never raises for a file's contents. It reads on after a mistake, with a default for the wrong value:
+a spec with mistakes only serves to find more of them (`check.check`). Paths in the file
 are relative to its folder and are absolute here, because Spark's workers have folders of their own.
 """
 
@@ -22,7 +22,7 @@ FORMATS = ("json", "csv", "avro", "text", "bytes")
 TOPIC_FORMATS = ("json", "text", "bytes")
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEAD_LETTERS = "dead-letters"
-"""The name of the query that takes bad rows; no sink may have it."""
+"""The name of the query for bad rows; no sink may have it."""
 
 TABLES = ("source", "step", "sink")
 TOP_KEYS = ("name", "broker", "dead_letters", "on_error", "trigger", "rows_per_batch", "checkpoint", *TABLES)
@@ -63,15 +63,15 @@ class Watermark:
 @dataclass(frozen=True)
 class SourceSpec:
     name: str
-    """Of the SQL view; what a topic's name has beyond letters and digits is `_` in it."""
+    """Of the SQL view; the topic's name, with `_` for characters other than letters and digits."""
     topic: str | None = None
     pattern: str | None = None
     """Exactly one of topic and pattern."""
     format: str = "json"
     schema: str | None = None
-    """Spark's DDL for json and csv; JSON text for avro, out of the file if one was named."""
+    """Spark's DDL for json and csv; JSON text for avro, read from its file if one is named."""
     schema_ids: Mapping[int, str] = field(default_factory=dict)
-    """Avro schemas by their ids in Confluent's registry, where values have the id in front."""
+    """Avro schemas by their ids in Confluent's registry, if values have the id in front."""
     watermark: Watermark | None = None
     starting: str = "earliest"
     headers: bool = False
@@ -84,7 +84,7 @@ class StepSpec:
     name: str
     sql: str
     check: bool = True
-    """False leaves the SQL to Spark, for what the check takes for a mistake and Spark does not."""
+    """False leaves the SQL to Spark, for false positives of the check."""
     place: Place = field(default=(), compare=False, repr=False)
 
 
@@ -133,16 +133,16 @@ class PipelineSpec:
     checkpoint: Path
     broker: str | None = None
     dead_letters: str | None = None
-    """None where no row can go there: values that are not decoded, and `on_error = "stop"`."""
+    """None if no row can go there: values are not decoded, or `on_error = "stop"`."""
     on_error: str = "dead-letter"
     trigger: str = "1 second"
     rows_per_batch: int | None = None
-    """None: as many as suit each sink."""
+    """None: the default of each sink."""
     lines: Lines = field(default_factory=Lines, compare=False, repr=False)
 
 
 def parse(path: Path, text: str | None = None) -> tuple[PipelineSpec | None, list[Mistake]]:
-    """What the file says and every mistake in how it says it; None where too little is left to look further."""
+    """The file's spec and every mistake of form; None if too little is left for further checks."""
     if text is None:
         try:
             text = path.read_bytes().decode()
@@ -163,7 +163,7 @@ def parse(path: Path, text: str | None = None) -> tuple[PipelineSpec | None, lis
 
 
 def redacted(url: str) -> str:
-    """A table's URL as it may be shown: without its password."""
+    """A table's URL for display: without its password."""
     hidden = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&\s]*", r"\1***", hidden)
 
@@ -178,7 +178,7 @@ def _syntax(message: str, text: str) -> Mistake:
 
 
 class _Reader:
-    """Goes through the file once; what it makes of each table depends on the names met before."""
+    """Reads the file once; the result for each table depends on the names before it."""
 
     def __init__(self, path: Path, top: Keys, lines: Lines) -> None:
         self._path = path
@@ -186,7 +186,7 @@ class _Reader:
         self._top = top
         self._lines = lines
         self._views: dict[str, str] | None = {}
-        """Names by which SQL and sinks call rows, in lower case as Spark compares them; None if one is not known."""
+        """Names of rows for SQL and sinks, in lower case as Spark compares them; None if one is unknown."""
         self._sinks: list[Sink] = []
 
     def read(self) -> PipelineSpec | None:
@@ -280,7 +280,7 @@ class _Reader:
         return self._avro(keys, "schema") if kind == "avro" else keys.text("schema")
 
     def _avro(self, keys: Keys, key: str) -> str | None:
-        """A schema, or the path of a file that has it."""
+        """A schema, or the path of its file."""
         text = keys.text(key)
         if text is None or not text.strip().endswith(".avsc"):
             return text
@@ -421,7 +421,7 @@ class _Reader:
         return topic or f"{source.topic or name}.dead"
 
     def _refuse_loops(self, source: SourceSpec, dead_letters: str | None) -> None:
-        """A pipeline that reads what it writes never ends."""
+        """A pipeline that reads its own output never ends."""
         written = [((*sink.place, "topic"), sink.topic) for sink in self._sinks if isinstance(sink, TopicSink)]
         if dead_letters is not None:
             written.append((("dead_letters",) if "dead_letters" in self._top else ("source",), dead_letters))

@@ -1,7 +1,7 @@
-"""A step's SQL as sqlglot reads it, before Spark starts.
+"""A step's SQL as sqlglot parses it, before Spark starts.
 
-sqlglot is a second opinion on Spark's language, and Spark has the last word. What Spark reads and sqlglot does not is
-listed here (`_BEYOND`), as are the expressions to which both give the same type (`_SURE`): in doubt nothing is said.
+sqlglot only approximates Spark's language, and Spark decides. `_BEYOND` lists the syntax that only Spark reads, and
+`_SURE` the expressions to which both give the same type: in doubt no mistake is reported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from millstream.core.errors import MillstreamError
 from millstream.pipeline import ddl
 from millstream.pipeline.functions import WINDOWS
 
-logging.getLogger("sqlglot").addHandler(logging.NullHandler())  # what it has to say is said as mistakes
+logging.getLogger("sqlglot").addHandler(logging.NullHandler())  # its messages are reported as mistakes
 
 Columns = list[tuple[str, str]]
-"""Names and types; a type that is not known is UNKNOWN."""
+"""Names and types; an unknown type is UNKNOWN."""
 UNKNOWN = "?"
 TIME_WINDOW = "STRUCT<start: TIMESTAMP, end: TIMESTAMP>"
 
 _SPARK = Spark()
 _BEYOND = re.compile(r">>>|\bX\s+'|\|>", re.IGNORECASE)
-"""Spark reads these and sqlglot does not, or not alike: unsigned shifts, X 'FF' with a space, pipes."""
+"""Spark reads these and sqlglot does not, or differently: unsigned shifts, X 'FF' with a space, pipes."""
 _CLOSED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _QUERY_WORDS = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE", "(")
 _SURE = (
@@ -40,7 +40,7 @@ _SURE = (
 _SURE_OF_NUMBERS = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Sum, exp.Avg, exp.Abs, exp.Neg)
 _AS_ITS_ARGUMENT = (exp.Min, exp.Max, exp.First, exp.Last, exp.AnyValue)
 _NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DOUBLE")
-"""Spark reckons with DECIMAL and FLOAT in ways of its own."""
+"""Spark computes with DECIMAL and FLOAT by its own rules."""
 
 
 class Finding(NamedTuple):
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 
 
 class BadSQL(MillstreamError):
-    """SQL that cannot be a step; `offset` is where in it."""
+    """SQL that cannot be a step; `offset` is the position in it."""
 
     def __init__(self, text: str, offset: int = 0) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class BadSQL(MillstreamError):
 
 
 def read(sql: str) -> exp.Query | None:
-    """The query, None where sqlglot cannot judge it. Raises BadSQL."""
+    """The query; None if sqlglot cannot judge it. Raises BadSQL."""
     if _BEYOND.search(sql):
         return None
     try:
@@ -76,7 +76,7 @@ def read(sql: str) -> exp.Query | None:
         raise _not_parsed(error, sql) from None
     except RecursionError:
         raise BadSQL("the SQL is nested too deeply; split it into steps") from None
-    except Exception:  # a bug of sqlglot's parser is no mistake of the file's author
+    except Exception:  # a bug of sqlglot's parser is no mistake of the file
         return None
     if not trees:
         raise BadSQL("the SQL is empty; write SELECT ... FROM ...")
@@ -91,7 +91,7 @@ def read(sql: str) -> exp.Query | None:
 
 
 def offset_of(node: exp.Expr) -> int:
-    """Where a node begins in the SQL: sqlglot keeps that for names alone, so its first name has to do."""
+    """The start of a node in the SQL: sqlglot keeps positions of names only, so this is its first name's."""
     for name in node.find_all(exp.Identifier, bfs=False):
         if (start := name.meta.get("start")) is not None:
             return int(start)
@@ -99,7 +99,7 @@ def offset_of(node: exp.Expr) -> int:
 
 
 def types(query: exp.Query, views: Mapping[str, Columns | None]) -> dict[str, str]:
-    """The types of a query's columns by their names in lower case, as far as they are sure."""
+    """The types of a query's columns by their names in lower case, if they are certain."""
     schema: dict[str, object] = {
         view: {name: "UNKNOWN" if kind == UNKNOWN else kind for name, kind in columns}
         for view, columns in views.items()
@@ -113,12 +113,12 @@ def types(query: exp.Query, views: Mapping[str, Columns | None]) -> dict[str, st
         typed = annotate_types(qualified, dialect=_SPARK, schema=schema)
         doubtful = _doubtful(typed)
         return {each.alias_or_name.lower(): _type_of(each, doubtful) for each in typed.selects}
-    except Exception:  # sqlglot's optimizer raises whatever it trips over, and types are a courtesy
+    except Exception:  # sqlglot's optimizer raises any exception, and types are optional
         return {}
 
 
 def _free_window(tokens: Sequence[Token]) -> None:
-    """`window` is a name like any other unless it opens WINDOW name AS (...); sqlglot takes it for the keyword."""
+    """`window` is an ordinary name unless it opens WINDOW name AS (...); sqlglot takes it for the keyword."""
     for at, token in enumerate(tokens):
         if token.token_type is TokenType.WINDOW:
             after = [each.token_type for each in tokens[at + 1 : at + 3]]
@@ -138,7 +138,7 @@ def _not_parsed(error: ParseError, sql: str) -> BadSQL:
 
 
 def _type_windows(node: exp.Expr) -> exp.Expr:
-    """Spark makes a struct of window(...) and calls it `window`; sqlglot does not know that."""
+    """Spark makes a struct of window(...) and names it `window`; sqlglot does not know that."""
     if isinstance(node, exp.Column) and node.table.lower() in WINDOWS and node.name.lower() in ("start", "end"):
         made = exp.cast(exp.null(), "TIMESTAMP", dialect=_SPARK)
     elif isinstance(node, exp.Anonymous | exp.Column) and node.name.lower() in WINDOWS:
@@ -159,7 +159,7 @@ def _type_of(selected: exp.Expr, doubtful: set[str]) -> str:
 
 
 def _doubtful(query: exp.Query) -> set[str]:
-    """Names of columns inside a query whose types are not sure, so that nothing built on them is."""
+    """Names of columns inside a query with uncertain types: types that depend on them are uncertain too."""
     names = {
         each.name.lower()
         for lateral in query.find_all(exp.Lateral)

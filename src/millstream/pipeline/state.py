@@ -1,14 +1,14 @@
-"""What Spark keeps between the batches of a sink, and whether a changed pipeline still fits it.
+"""Spark's state between the batches of a sink, and whether it still fits a changed pipeline.
 
 Spark keeps state for aggregates, DISTINCT and joins of streams. It is built for one set of keys, aggregates and types.
 After a change Spark fails with the name of a schema, or does not notice: a `sum(a)` that becomes `sum(b)` goes on from
-the sum of `a`. So the plan of a sink's first batch is kept in its notes and compared with the file before Spark starts.
+the sum of `a`. So the notes keep the plan of a sink's first batch, to compare with the file before Spark starts.
 
-    plan     the source's schema and watermark, the steps' SQL, and the view that the sink takes: as the file has them
-    state    what of a plan decides about state, computed from it when it is compared, so that another version of this
+    plan     the source's schema and watermark, the steps' SQL, and the sink's view: as the file has them
+    state    the parts of a plan that affect state, computed from it at the comparison, so that another version of this
              module, or of sqlglot, judges both by the same rules
 
-Filters, projections, names and the watermark's delay are not part of the state: Spark takes new ones and goes on.
+Filters, projections, names and the watermark's delay are not part of the state: Spark accepts new ones and goes on.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Kept:
 
     step: str
     parts: Mapping[str, str]
-    """What it is made of, by the clause that says so."""
+    """Its parts, by clause."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """Of the columns in it, where they are sure."""
+    """The types of its columns, if they are certain."""
 
 
 def plan_of(spec: PipelineSpec, view: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def plan_of(spec: PipelineSpec, view: str) -> dict[str, Any]:
 
 
 def spec_of(plan: Mapping[str, Any], now: PipelineSpec) -> tuple[PipelineSpec, str]:
-    """The pipeline that a plan was made from, as far as state goes, and the sink's view in it."""
+    """The pipeline of a plan, as far as state goes, and the sink's view in it."""
     given = plan["source"]
     mark = Watermark(given["watermark"], "0 seconds") if given["watermark"] is not None else None
     source = SourceSpec(
@@ -66,7 +66,7 @@ def spec_of(plan: Mapping[str, Any], now: PipelineSpec) -> tuple[PipelineSpec, s
 
 
 def stateful_steps(spec: PipelineSpec, views: Views, view: str) -> list[StepSpec]:
-    """The steps that the rows of a view pass and that keep state, from the source on."""
+    """The stateful steps on the way to a view, from the source on."""
     steps = {step.name.lower(): step for step in spec.steps}
     passed: set[str] = set()
     todo = [view.lower()]
@@ -84,7 +84,7 @@ def kept(spec: PipelineSpec, views: Views, view: str) -> list[Kept]:
 
 
 def differences(before: list[Kept], after: list[Kept]) -> Iterator[tuple[str | None, str]]:
-    """What changed: the step as it is called now, if there is one, and a sentence about it."""
+    """The changes: the step's current name, if there is one, and a sentence about it."""
     for old, new in zip_longest(before, after):
         if old is None:
             yield new.step, "it keeps state, which the batches so far have not built"
@@ -141,7 +141,7 @@ def _kept(step: StepSpec, views: Views, mark: str) -> Kept:
 
 
 def _meant(key: exp.Expr, select: exp.Select) -> exp.Expr:
-    """A key of GROUP BY, where it is the number or the alias of a column of the SELECT."""
+    """A key of GROUP BY, resolved if it is the number or the alias of a column of the SELECT."""
     selects = select.expressions
     if isinstance(key, exp.Literal) and key.is_int and 0 < int(key.this) <= len(selects):
         key = selects[int(key.this) - 1].unalias()

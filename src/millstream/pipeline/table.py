@@ -1,7 +1,7 @@
 """Tables that a pipeline keeps up to date: upserted by key, each batch once.
 
-The number of the last batch is kept beside the table and changes in the same transaction as its rows. A batch that
-comes again, after a crash or from a driver that was thought dead, finds its number there and changes nothing.
+The number of the last batch is stored beside the table and changes in the same transaction as its rows. If a batch is
+repeated, after a crash or by a driver that was thought dead, its number is already there and nothing changes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ NEEDS_POSTGRES = "a table in PostgreSQL needs pip install 'millstream[postgres]'
 
 
 class Table(Protocol):
-    """The driver's side. `app_id` names who counts the batches: a pipeline's sink and its checkpoint."""
+    """The driver's side. `app_id` names the counter of batches: a pipeline's sink and its checkpoint."""
 
     def has(self, batch_id: int) -> bool:
-        """Whether this batch, or a later one, is in already."""
+        """Whether this batch, or a later one, is stored already."""
 
     def upsert(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> int:
-        """Puts a batch in as one step, where of several rows with one key the last one wins. Gives the number of rows
-        that came, 0 if the batch is in already.
+        """Stores a batch atomically; of several rows with one key the last one wins. Returns the number of received
+        rows, 0 if the batch is stored already.
         """
 
     def close(self) -> None: ...
 
 
 def open_table(url: str, name: str, key: tuple[str, ...], schema: pa.Schema, app_id: str) -> Table:
-    """Opens a table and makes it where there is none; one that does not fit the rows is refused.
+    """Opens a table and creates it if it is missing; refuses one that does not fit the rows.
 
-    One that is not there though batches of `app_id` are counted is a `TableGone`, and not made.
+    If it is missing though batches of `app_id` are counted, raises `TableGone`, and creates nothing.
 
     `url` is `sqlite:FILE` or `postgresql://...` as libpq reads it; with PostgreSQL, `name` may be SCHEMA.TABLE.
     """
@@ -52,8 +52,8 @@ def open_table(url: str, name: str, key: tuple[str, ...], schema: pa.Schema, app
 
 
 def empty_table(url: str, name: str, apps: str) -> int:
-    """Deletes every row of a table, and the batches that are counted for applications whose ids begin with `apps`.
-    Gives the number of rows; a table that is not there has none.
+    """Deletes every row of a table, and the batch counts of applications whose ids begin with `apps`.
+    Returns the number of rows; 0 if there is no table.
     """
     if _is_sqlite(url):
         from millstream.pipeline import table_sqlite

@@ -1,4 +1,4 @@
-"""Columns of Arrow as columns of SQL, for every database that a table sink writes to."""
+"""Arrow columns as SQL columns, for every database of a table sink."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ import pyarrow.compute as pc
 from millstream.core.errors import MillstreamError
 
 BATCHES = "millstream_batches"
-"""The table that remembers, for each application, the last batch that is in."""
+"""The table with the last stored batch of each application."""
 SLICE_ROWS = 65_536
 KEY_TEXT_MAX = 200
 
 
 class TableError(MillstreamError):
-    """A table that cannot be written; says what to do, and never a password."""
+    """A table that cannot be written; the text says what to do, and never has a password."""
 
 
 class TableGone(TableError):
-    """Batches of the application are counted, and their table is not there: dropped, or under another name."""
+    """Batches of the application are counted, but their table is missing: dropped, or renamed."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"the table {table} is gone, though batches of it are counted")
 
 
 class Columns:
-    """The columns of a table sink: their names, what they hold, and which are the key."""
+    """The columns of a table sink: their names, their types, and the key."""
 
     def __init__(self, table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
         self.table = table
         self.names: list[str] = schema.names
-        by_any_case = {name.lower(): name for name in self.names}  # as Spark compares them, and `check` does
+        by_any_case = {name.lower(): name for name in self.names}  # as Spark and `check` compare them
         self.key = key = tuple(name if name in self.names else by_any_case.get(name.lower(), name) for name in key)
         self.rest = [name for name in self.names if name not in key]
         if not key:
@@ -58,7 +58,7 @@ class Columns:
         return self._schema.field(name).type
 
     def slices(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in pieces of bounded size, with our columns in our order. A key that is null is refused."""
+        """The rows in slices of bounded size, with our columns in our order. Refuses a null key."""
         for batch in batches:
             ours = batch.select(self.names)
             for name in self.key:
@@ -111,9 +111,9 @@ def _kind(table: str, field: pa.Field) -> str:
 
 
 def as_json(array: pa.Array) -> pa.Array:
-    """Lists, structs and maps as JSON text, as Spark's to_json has it: bytes in base64, times in ISO 8601.
+    """Lists, structs and maps as JSON text, like Spark's to_json: bytes in base64, times in ISO 8601.
 
-    U+0000 becomes U+FFFD, as in other text: PostgreSQL takes neither.
+    U+0000 becomes U+FFFD, as in other text: PostgreSQL accepts U+0000 in neither.
     """
     convert = _converter(array.type)
     texts = [
@@ -124,7 +124,7 @@ def as_json(array: pa.Array) -> pa.Array:
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Maps come from Arrow as lists of pairs and look like lists of structs, so the type decides."""
+    """Arrow returns maps as lists of pairs, which look like lists of structs, so the type decides."""
     types = pa.types
     if types.is_map(kind):
         item = _converter(kind.item_type)

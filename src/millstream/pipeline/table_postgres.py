@@ -6,10 +6,10 @@ One transaction per batch:
        locks the row: a second driver with the same batch waits here, then finds the number taken and does nothing
     2. COPY into a temporary table
     3. INSERT ... ON CONFLICT DO UPDATE from there, of the last row of each key, in the key's order, so that two
-       pipelines on one table cannot lock each other out
+       pipelines on one table cannot deadlock
 
-A table that exists is used as it is if it has our columns and a unique key; other columns of it may be there if they
-fill themselves. Text cannot hold U+0000 in PostgreSQL: it becomes U+FFFD, because one such record must not stop all.
+An existing table is used as it is if it has our columns and a unique key; its other columns must be nullable or have
+defaults. PostgreSQL's text cannot hold U+0000: it becomes U+FFFD, so that one record does not stop all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "decimal": ("numeric",),
     "json": ("jsonb", "json", "text"),
 }
-"""What a column is made as, and what else it may be in a table that exists."""
+"""A column's type at creation, and the other accepted types in an existing table."""
 
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, NULL), a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
@@ -109,7 +109,7 @@ class PostgresTable:
         return sql.SQL(text)
 
     def _check(self, transaction: psycopg.Cursor[Any]) -> None:
-        """Adds new columns; refuses a table that does not fit, with all that is wrong."""
+        """Adds new columns; refuses a table that does not fit, with all its problems."""
         name = self._table.as_string(transaction)
         there = {each: (kind, must) for each, kind, must in transaction.execute(_COLUMNS, (name,)).fetchall()}
         wrong = []
@@ -159,7 +159,7 @@ class PostgresTable:
     def _copy(self, transaction: psycopg.Cursor[Any], batches: Iterable[pa.RecordBatch]) -> int:
         names = _names(self._columns.names)
         number = sql.Identifier(self._row)
-        # As a query, so that the types are those of the table whoever made it.
+        # As a query, so that the types are those of the existing table.
         transaction.execute(
             sql.SQL(
                 "CREATE TEMPORARY TABLE millstream_new ON COMMIT DROP AS SELECT 0::bigint AS {}, {} FROM {} LIMIT 0"
@@ -200,7 +200,7 @@ class PostgresTable:
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Cursor[Any]]:
-        """All or nothing; what the database says comes out as one sentence without the password."""
+        """All or nothing; database errors become one sentence without the password."""
         connection = self._connect()
         try:
             with connection.transaction(), connection.cursor() as cursor:
@@ -213,7 +213,7 @@ class PostgresTable:
             raise TableError(f"the table {self._columns.table} at {self._where}: {_sentence(error)}") from error
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """A connection that answers: the last batch may have been hours ago, and the database restarted since."""
+        """A working connection: the last batch may have been hours ago, and the database restarted since."""
         if self._connection is not None:
             try:
                 self._connection.execute("SELECT 1")
@@ -256,7 +256,7 @@ def _identifier(schema: str, name: str) -> sql.Identifier:
 
 
 def _understand(url: str) -> tuple[str, str]:
-    """The URL with our defaults, and where it leads in words that leave the password out."""
+    """The URL with our defaults, and a description of it without the password."""
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error:
@@ -277,7 +277,7 @@ def _exists(transaction: psycopg.Cursor[Any], table: sql.Identifier) -> bool:
 
 
 def _text(array: pa.Array, kind: str) -> pa.Array:
-    """A column as CSV can hold it and PostgreSQL reads it."""
+    """A column in a CSV form that PostgreSQL reads."""
     if kind == "bytes":
         return pa.array([None if value is None else "\\x" + value.hex() for value in array.to_pylist()], pa.string())
     if kind == "json":

@@ -1,9 +1,9 @@
 """A table in an SQLite file.
 
 One transaction per batch, with the writer's lock from its start (BEGIN IMMEDIATE): the application's row of
-`millstream_batches` takes the batch's number, then the rows go in one after the other, so the last one of a key wins.
+`millstream_batches` takes the batch's number, then the rows are upserted in order, so the last one of a key wins.
 
-SQLite has no type for time: instants are text in ISO 8601 with microseconds and a Z, so that they sort as they should.
+SQLite has no type for time: instants are text in ISO 8601 with microseconds and a Z, so that they sort correctly.
 Decimals are text as well, because a floating-point number would change them.
 """
 
@@ -57,7 +57,7 @@ class SqliteTable:
     def _open(self, path: str) -> sqlite3.Connection:
         is_new = not os.path.exists(path)
         try:
-            # Spark calls back on whatever thread it has, one after the other.
+            # Spark calls back on any thread, one call after the other.
             connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False)
             if is_new:
                 _write_ahead(connection)
@@ -85,7 +85,7 @@ class SqliteTable:
         transaction.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join(fields)}, PRIMARY KEY ({key}))")
 
     def _check(self, transaction: sqlite3.Connection) -> None:
-        """Adds new columns; refuses a table that does not fit, with all that is wrong."""
+        """Adds new columns; refuses a table that does not fit, with all its problems."""
         wrong = []
         there = {row[1]: row for row in transaction.execute(f"PRAGMA table_info({self._table})")}
         for name in self._columns.names:
@@ -200,7 +200,7 @@ def empty(path: str, table: str, apps: str) -> int:
 
 
 def _affinity(declared: str) -> str:
-    """SQLite's own rules, in its order."""
+    """SQLite's affinity rules, in its order."""
     declared = declared.upper()
     for affinity, words in {
         "INTEGER": ("INT",),
@@ -214,8 +214,8 @@ def _affinity(declared: str) -> str:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """So that readers and this writer do not wait for each other. SQLite does not wait for the lock that this needs,
-    and two who make the file at the same moment may both find it taken: none of them may leave it to the other.
+    """WAL mode, so that readers and this writer do not wait for each other. SQLite does not wait for the lock that this
+    needs, and two processes that create the file at once may both find it taken: each must retry.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while True:

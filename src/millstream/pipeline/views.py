@@ -1,7 +1,7 @@
-"""What each view of a pipeline holds: its columns, and what Spark can do with it as a stream.
+"""The views of a pipeline: their columns, and what Spark can do with each as a stream.
 
-A query is walked from the inside out: every SELECT has the rows of its FROM in sight and gives rows of its own. What is
-found wrong is what Spark would refuse as well, only earlier and with a line. In doubt nothing is said.
+A query is walked from the inside out: every SELECT sees the rows of its FROM and returns rows of its own. Spark would
+refuse every mistake found here as well, only later and without a line. In doubt no mistake is reported.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class View:
 def analyse(
     text: str, views: Mapping[str, View], watermark: str | None, later: Collection[str]
 ) -> tuple[View, list[Finding]]:
-    """The view that a step's SQL makes, and what is wrong with it.
+    """The view of a step's SQL, and its mistakes.
 
-    `views` are those that it may use, by their names in lower case, the source's first; `later` those that only steps
-    below it may use.
+    `views` are those that it may use, by their names in lower case, the source's first; `later` those that only later
+    steps may use.
     """
     try:
         query = sql.read(text)
@@ -56,14 +56,14 @@ def analyse(
 
 
 def unknown_view(text: str, views: Mapping[str, View] | None = None) -> View:
-    """For SQL that is left to Spark; that it aggregates is a guess by its words."""
+    """For SQL that is left to Spark; its words only suggest whether it aggregates."""
     below = together(views[name].rows for name in references(text, views)) if views else together([])
     aggregations = below.aggregations + bool(_AGGREGATING.search(text))
     return View(None, replace(below, is_stream=True, aggregations=aggregations))
 
 
 def references(text: str, views: Collection[str]) -> set[str]:
-    """The views that a step's SQL reads; where it cannot be parsed, those whose names are among its words."""
+    """The views that a step's SQL reads; if it cannot be parsed, those whose names are among its words."""
     try:
         query = sql.read(text)
     except BadSQL:
@@ -107,7 +107,7 @@ class _Walk:
         return known
 
     def _bounded(self, node: exp.Expr, rows: Rows) -> Rows:
-        """Clauses at the end of a query that a stream, which has none, cannot have."""
+        """Refuses clauses that need the end of the rows, which a stream lacks."""
         if not rows.is_stream:
             return rows
         for clause, name in _ENDS:
@@ -124,7 +124,7 @@ class _Walk:
         distinct = 1 if node.args.get("distinct") else 0
         return replace(both, names=left.names, aggregations=both.aggregations + distinct)
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- the rows of FROM --------------------------------------------------------------------------------------------
 
     def _select(self, node: exp.Select, ctes: Mapping[str, Rows], outer: Sight | None) -> Rows:
         sight = Sight(outer=outer)
@@ -153,7 +153,7 @@ class _Walk:
         return self._stateful(node, inside, rows, sight) if streams else rows
 
     def _read(self, node: exp.Expr, ctes: Mapping[str, Rows], sight: Sight) -> Rows:
-        """The rows of one thing in FROM."""
+        """The rows of one item in FROM."""
         rows = _renamed(self._taken(node, ctes, sight), node)
         if rows.is_stream and node.args.get("sample") is not None:
             self._say(node, "Spark cannot sample a stream: leave TABLESAMPLE out, or filter with rand()")
@@ -202,7 +202,7 @@ class _Walk:
             self._say(join, f"a {kind} JOIN of streams needs a watermark, or it waits without end; add one to [source]")
         return replace(right, joins=True, append_only=f"{kind} JOIN")
 
-    # -- what is named -----------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------------------------
 
     def _resolve(self, column: exp.Column, sight: Sight) -> None:
         parts = [part.name for part in column.parts]
@@ -250,7 +250,7 @@ class _Walk:
             self._say(column, f"WHERE comes before SELECT and cannot see {column.name}: write its expression instead")
         return True
 
-    # -- what a stream keeps -----------------------------------------------------------------------------------------
+    # -- state of a stream -------------------------------------------------------------------------------------------
 
     def _stateful(self, node: exp.Select, inside: list[exp.Expr], rows: Rows, sight: Sight) -> Rows:
         over = {id(each.this) for each in inside if isinstance(each, exp.Window)}
@@ -274,7 +274,7 @@ class _Walk:
         return replace(rows, aggregations=rows.aggregations + grouped + distinct)
 
     def _lacks_time(self, keys: list[exp.Expr], group: exp.Expr | None, sight: Sight) -> bool:
-        """Whether the rows are surely not grouped by event time; only plain columns of the source are sure."""
+        """Whether the rows are certainly not grouped by event time; only plain columns of the source are certain."""
         if group is not None and (set(group.args) - {"expressions"} or not keys):
             return False
         if len(sight.sources) != 1 or next(iter(sight.sources.values())) is not self._views[self._source].rows:
@@ -291,7 +291,7 @@ class _Walk:
 
 
 def _inside(select: exp.Select) -> Iterator[exp.Expr]:
-    """The nodes of a SELECT's own expressions; a query inside them comes as one node."""
+    """The nodes of a SELECT's own expressions; an inner query is one node."""
     todo: list[exp.Expr] = []
     for key, value in select.args.items():
         if key in ("with_", "from_"):
@@ -322,7 +322,7 @@ def _alias_columns(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _given(select: exp.Select) -> Iterator[str]:
-    """Names that a SELECT adds to those it has read."""
+    """Names that a SELECT adds to those of its input."""
     for each in select.expressions:
         if isinstance(each, exp.Aliases):
             yield from (name.name for name in each.aliases)

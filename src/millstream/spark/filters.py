@@ -1,11 +1,11 @@
-"""Filters of a query, pushed into the ranges that a batch read plans: a query over an hour reads an hour.
+"""Filters of a query, pushed into the ranges of a batch read: a query over an hour reads an hour.
 
 Only with the option `pushFilters`, for a DataFrame that is used once: Spark plans its reads with the first filters.
 
-Every filter is also handed back to Spark: what is planned here may hold more rows than the filter lets through, never
-fewer. That is exact for topic, partition and offset, and for the lower bound of timestamp. Its upper bound cannot be:
-producers choose timestamps, and a record may be older than those before it. Records that are up to `timestampSkewMs`
-out of order are found (an hour unless told otherwise; a negative number reads to the end and cuts nothing off).
+Every filter is also handed back to Spark: a planned range may hold more rows than the filter passes, never fewer. That
+is exact for topic, partition and offset, and for the lower bound of timestamp. Its upper bound cannot be: producers
+choose timestamps, and a record may be older than earlier records. Records that are up to `timestampSkewMs` out of order
+are found (default: an hour; a negative number reads to the end).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a conjunction of filters leaves of each column; numbers as first and last, both inclusive."""
+    """The values of each column that pass a conjunction of filters; numbers as first and last, both inclusive."""
 
     topics: frozenset[str] | None = None
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class FilteringReader(BatchReader):
 
 
 def _span(filter_: Filter, value: Any) -> tuple[int, int]:
-    """First and last whole number that the filter may let through."""
+    """First and last integer that the filter may pass."""
     if not isinstance(filter_, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
         return ALL
     number = _number(value)
@@ -123,7 +123,7 @@ def _span(filter_: Filter, value: Any) -> tuple[int, int]:
         return number + 1, ALL[1]
     if isinstance(filter_, GreaterThanOrEqual):
         return number, ALL[1]
-    if isinstance(filter_, LessThan) and isinstance(value, int):  # a time was rounded down, and may be the last one
+    if isinstance(filter_, LessThan) and isinstance(value, int):  # a time was rounded down, and may itself pass
         return ALL[0], number - 1
     if isinstance(filter_, LessThan | LessThanOrEqual):
         return ALL[0], number

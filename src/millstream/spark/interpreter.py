@@ -1,12 +1,12 @@
-"""Which Python runs Spark's tasks.
+"""The choice of the Python that runs Spark's tasks.
 
 A local Spark uses the Python that runs this. So does a cluster whose master is on this machine. The workers of any
-other cluster are asked for `pythonX.Y` of this one's version; `PYSPARK_PYTHON` or `spark.pyspark.python` names another.
-Spark plans reads with the same name or path on this machine, so it has to lead to a Python here as well.
+other cluster run `pythonX.Y` of this one's version; `PYSPARK_PYTHON` or `spark.pyspark.python` names another.
+Spark plans reads with the same name or path on this machine, so it must exist here as well.
 
-Spark has its processes import pyspark out of a zip file, of which Python keeps no compiled modules: each of them, and a
-stream starts several, spends a second on compiling it. Where pyspark is installed as a package, which is the same code,
-`python.sh` takes the zip out of their way.
+Spark's processes import pyspark from a zip file, for which Python caches no compiled modules: each process, and a
+stream starts several, compiles for a second. If pyspark is installed as a package, which is the same code,
+`python.sh` removes the zip from their path.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from millstream.spark.jvm import SparkDidNotStart
 
 WITHOUT_ZIP = os.path.join(os.path.dirname(__file__), "python.sh")
 BEHIND_IT, SPARK = "PYSPARK_MILLSTREAM_PYTHON", "PYSPARK_MILLSTREAM_SPARK"
-"""The variables that tell `python.sh` which Python to run, and which Spark's archives it does not need. Those of
-another one, which the same process may start, stay.
+"""Variables for `python.sh`: the Python to run, and the Spark whose archives it does not need. Archives of another
+Spark, which the same process may start, stay.
 """
 _WHERE_NAMED = "PYSPARK_PYTHON"
 _before: dict[str, str | None] = {WITHOUT_ZIP: None}
-"""What `settle` has put into the environment, and what was named there before."""
+"""The values that `settle` has set, each with the user's value before it."""
 
 
 def settle(python: str) -> None:
-    """Names the Python where Spark looks for it."""
+    """Names the Python in the variables that Spark reads."""
     _before[python] = _named()
-    # Spark takes the one for what it runs in the driver's name as the one for tasks of a source it has found by itself.
+    # For tasks of a source that Spark finds by itself, Spark uses the driver's Python.
     os.environ[_WHERE_NAMED] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
 
 
 def _named() -> str | None:
-    """What the user has named: not what an earlier session here, or in the process that started this, was given."""
+    """The user's choice: not the value of an earlier session here, or of the parent process."""
     named = os.environ.get(_WHERE_NAMED)
     return _before.get(named, named) if named else None
 
@@ -50,7 +50,7 @@ def for_local() -> str:
 
 
 def _is_told_to_java() -> bool:
-    """A Java that runs already gives its processes the environment that it was started with, perhaps by others."""
+    """A running Java passes the environment of its own start, perhaps by another program, to its processes."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -58,7 +58,7 @@ def _is_told_to_java() -> bool:
 
 
 def _is_package() -> bool:
-    """Whether the pyspark that any new process of this Python finds is the very one whose Java classes are started."""
+    """Whether a new process of this Python finds the same pyspark whose Java classes are started."""
     installed = os.path.join(sysconfig.get_path("purelib"), "pyspark")
     return os.path.isdir(installed) and all(
         os.path.isdir(each) and os.path.samefile(each, installed)
@@ -83,6 +83,6 @@ def for_cluster(named: str | None, is_here: bool) -> str:
         return named
     if is_here:
         return sys.executable
-    # The name alone, because paths differ from machine to machine; here it has to mean this very Python.
+    # The name only, because paths differ between machines; here it must resolve to this Python.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
     return f"python{sys.version_info.major}.{sys.version_info.minor}"

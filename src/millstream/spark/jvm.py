@@ -1,8 +1,8 @@
-"""The Java process under Spark, started without a word unless it fails.
+"""Spark's Java process, started silently unless it fails.
 
-Spark greets with a dozen lines that mean nothing to whoever runs a pipeline, some of them from Java itself, so no
-logging configuration could stop them all. Its standard error is therefore a pipe: what comes while it starts is kept,
-and told only if it does not start; what comes later is passed on. That is errors, without those that reach the caller
+Spark prints a dozen lines at start that mean nothing to a pipeline's user, some of them from Java itself, so no
+logging configuration could stop them all. Its standard error is therefore a pipe: lines during the start are kept,
+and shown only if the start fails; later lines are passed on. Those are errors, without the ones that reach the caller
 as an exception anyway.
 """
 
@@ -36,21 +36,21 @@ SILENT = (
     "org.apache.spark.sql.execution.datasources",
     "org.apache.spark.sql.execution.streaming",
 )
-"""Loggers of what fails in a task or a query: the exception says it."""
+"""Loggers of failures in a task or a query: the exception reports them."""
 
 SILENT_IN_PYTHON = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers of PySpark itself, which write every error that it raises to standard error as well."""
+"""Loggers of PySpark itself, which repeat every raised error on standard error."""
 
 TALKATIVE = ("org.apache.spark.scheduler.TaskSchedulerImpl",)
-"""Warns when a cluster gives no worker to a job that waits for one, which looks like nothing happening."""
+"""Warns when a cluster gives no worker to a waiting job, which otherwise looks like a hang."""
 
 
 class SparkDidNotStart(MillstreamError):
-    """Spark cannot be had here: the sentence says what is missing."""
+    """Spark cannot start here: the sentence says what is missing."""
 
 
 class Relay:
-    """Keeps what the pipe brings until a line that equals `token`, then passes the rest on to standard error."""
+    """Keeps the pipe's lines until one equals `token`, then passes the rest on to standard error."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self.token = uuid.uuid4().hex
@@ -80,21 +80,21 @@ class Relay:
 
 def _pass_on(line: str) -> None:
     try:
-        sys.stderr.write(line)  # looked up each time: a live view on the terminal puts its own there
+        sys.stderr.write(line)  # looked up each time: a live view replaces it
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # closed; the JVM must not block because nobody listens
+        pass  # closed; the JVM must not block on a full pipe
 
 
 class Jvm:
-    """One per process, as Spark has it: `launch` makes it, and it lives until the process ends."""
+    """One per process, as in Spark: `launch` creates it, and it lives until the process ends."""
 
     def __init__(self, gateway: JavaGateway, relay: Relay) -> None:
         self.gateway = gateway
         self._relay = relay
 
     def be_heard(self) -> None:
-        """From here on its standard error is ours."""
+        """Passes its standard error on from here."""
         self.gateway.jvm.java.lang.System.err.println(self._relay.token)
 
     def kept(self) -> list[str]:
@@ -143,7 +143,7 @@ def check_java_version() -> None:
 
 
 def last_words(lines: list[str]) -> str:
-    """The line that names the cause: a reason that Spark gives, else of the innermost exception, else the last one."""
+    """The line with the cause: Spark's reason, else the innermost exception's, else the last line."""
     for cause in (r"Reason: (.+)", r"[\w.$]+(?:Exception|Error): (?:\[[A-Z_.]+\] )?(.+)"):
         for line in reversed(lines):
             found = re.search(cause, line)

@@ -1,16 +1,16 @@
 """The options of `format("millstream")`: the names of Spark's Kafka source and sink, so that a job moves by one word.
 
-Spark hands options over without regard to case, and so they are matched. A name may stand with or without `kafka.`
-in front where it is a client's setting. Unknown names, contradictions and values that cannot be read are refused at
-once, in one sentence that says what is known.
+Spark ignores the case of option names, and so does this module. A client's setting may have `kafka.` in front of its
+name. Unknown names, contradictions and unreadable values are refused at once, in one sentence that lists the known
+names.
 
-What Spark's Kafka source and Kafka's own clients know besides falls into three kinds:
+Other options of Spark's Kafka source and of Kafka's own clients fall into three kinds:
 
-    no meaning here    CONSUMER_TUNING, PRODUCER_TUNING: accepted and ignored. They set the pace of a client that is not
-                       at work here, and none of them changes which rows come out or go in.
-    would change rows  REFUSED: a sentence says what to use instead, as Spark's own source does for most of them.
-    security           security.protocol other than PLAINTEXT, sasl.* and ssl.*: refused, because to ignore them would
-                       send data in the open without a word.
+    no meaning here    CONSUMER_TUNING, PRODUCER_TUNING: accepted and ignored. They tune a client that is not used
+                       here, and none of them changes the rows that are read or written.
+    would change rows  REFUSED: a sentence names the replacement, as Spark's own source does for most of them.
+    security           security.protocol other than PLAINTEXT, sasl.* and ssl.*: refused, because ignoring them would
+                       silently send data unencrypted.
 
 `minOffsetsPerTrigger` and `maxTriggerDelay` work as there. Two differences to Spark's source: only committed records
 are read (its default is read_uncommitted), and offsets given as JSON need not name every partition.
@@ -55,12 +55,12 @@ SOURCE_OPTIONS = (
 )
 SINK_OPTIONS = ("topic", "includeHeaders", "compression", "max.request.size")
 FETCH_BYTES = 4 << 20
-"""Of one partition per request. Four times Kafka's default: a read of ten million records took a tenth less time."""
+"""Per partition and request. Four times Kafka's default: a read of ten million records took a tenth less time."""
 INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
-"""What Kafka's protocol can say."""
+"""The limits of Kafka's protocol."""
 SKEW_MS_MAX = 1 << 60
 SPARKS_OWN = ("path", "checkpointlocation", "queryname")
-"""What Spark hands to a sink with the options that are meant for it."""
+"""Spark's own options, which it also passes to a sink."""
 CLIENT_OPTIONS = (
     "bootstrap.servers",
     "client.id",
@@ -120,12 +120,12 @@ REFUSED = {
 
 
 class BadOption(MillstreamError):
-    """An option that Spark was given and that cannot be."""
+    """An invalid option."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Where to begin or end: by offset, by time, or at one of the ends; partitions that are not named use `rest`."""
+    """Start or end positions: by offset, by time, or at one of the ends; unnamed partitions use `rest`."""
 
     rest: int
     """EARLIEST, LATEST, or a time in milliseconds."""
@@ -150,21 +150,21 @@ class SourceOptions:
     starting: Positions = field(default_factory=lambda: Positions(EARLIEST))
     ending: Positions = field(default_factory=lambda: Positions(LATEST))
     strict_times: bool = True
-    """A starting time behind the last record is an error, not the end."""
+    """A start time after the last record is an error, not the end."""
     rows_per_trigger_max: int | None = None
     rows_per_trigger_min: int | None = None
     trigger_delay_seconds_max: float = 900.0
-    """How long a batch may wait for `rows_per_trigger_min`."""
+    """The longest wait of a batch for `rows_per_trigger_min`."""
     partitions_min: int | None = None
     rows_per_partition_max: int = 2_000_000
-    """Where a task's range is cut: a long partition is read by several tasks."""
+    """The size limit of a task's range: several tasks read a long partition."""
     fail_on_data_loss: bool = True
     with_headers: bool = False
     timestamp_skew_ms: int = 3_600_000
-    """How far a record's time may lie behind that of an earlier one, where a filter on time cuts off the end."""
+    """How much older a record may be than an earlier one, for the upper bound of a filter on time."""
     push_filters: bool = False
-    """Whether a query's filters decide what is fetched. Spark plans a DataFrame's reads once: whatever else is asked of
-    the same one gets the same ranges.
+    """Whether a query's filters limit the fetches. Spark plans a DataFrame's reads once: other queries of
+    the same DataFrame get the same ranges.
     """
     group: str | None = None
     fetch_bytes: int = FETCH_BYTES
@@ -176,11 +176,11 @@ class SinkOptions:
     topic: str | None = None
     compression: str = "none"
     batch_bytes: int = 1_000_000
-    """Of a batch before it is compressed. A little below what brokers take unless told otherwise, 1 MiB."""
+    """Of a batch before compression. A little below the brokers' default limit, 1 MiB."""
 
 
 class _Given:
-    """The options of one read or write, each taken out once; what is left over is not known."""
+    """The options of one read or write, each taken out once; the rest is unknown."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...], tuning: tuple[str, ...] = ()) -> None:
         self._known = (*known, *CLIENT_OPTIONS)
@@ -329,7 +329,7 @@ def _or(value: int | None, default: int) -> int:
 
 def _positions(given: _Given, which: str, default: int) -> Positions:
     names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
-    # Where several are given, the same one wins as with Spark's own source.
+    # If several are given, the same one wins as with Spark's own source.
     by_time = given.text(names[2])
     time = given.integer(names[1], 0)
     if time is not None:
@@ -345,7 +345,7 @@ def _positions(given: _Given, which: str, default: int) -> Positions:
 
 
 def _check_order(starting: Positions, ending: Positions) -> None:
-    """What is given for both ends of a partition must be in order."""
+    """The given start and end of a partition must be in order."""
     if starting.rest >= 0 and 0 <= ending.rest < starting.rest:
         raise BadOption(f"startingTimestamp={starting.rest} is after endingTimestamp={ending.rest}")
     for kind, starts, ends in (("offset", starting.offsets, ending.offsets), ("time", starting.times, ending.times)):
@@ -357,7 +357,7 @@ def _check_order(starting: Positions, ending: Positions) -> None:
 
 
 def _seconds(name: str, text: str) -> float:
-    """A time as Spark writes it: 500ms, 15m, 2h; plain numbers are milliseconds."""
+    """A time in Spark's notation: 500ms, 15m, 2h; plain numbers are milliseconds."""
     units = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.lower())
     if match is None or match[2] not in units:
@@ -385,7 +385,7 @@ def _per_partition(name: str, text: str, low: int) -> dict[Place, int]:
 
 
 def _whole(value: object) -> int:
-    """A number of JSON, or one in quotes, that has no fraction which would be lost."""
+    """A JSON number, or one in quotes, without a fraction."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         return int(value)
     raise ValueError(value)

@@ -1,4 +1,4 @@
-"""Which offsets to read: from options to ranges, and from ranges to tasks."""
+"""The offsets to read: from options to ranges, and from ranges to tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connect(options: SourceOptions) -> Cluster:
 
 
 def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = True) -> list[Place]:
-    """Every partition that the options ask for, as there are now. A topic that is named must exist, unless told."""
+    """Every partition that the options select now. With `must_exist`, a named topic must exist."""
     if options.assigned:
         names = {topic for topic, _ in options.assigned}
         found = cluster.partitions(names)
@@ -67,7 +67,7 @@ def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = 
 
 
 def find_starts(cluster: Cluster, options: SourceOptions, places: Iterable[Place]) -> dict[Place, int]:
-    """Where each partition begins. A given offset behind its end is lost data: an error, or the end instead."""
+    """The start of each partition. A given offset after its end is lost data: an error, or the end instead."""
     places = list(places)
     starts = resolve(cluster, options.starting, places, strict_times=options.strict_times)
     given = [place for place in places if options.starting.offsets.get(place, -1) >= 0]
@@ -115,7 +115,7 @@ def _check_times(cluster: Cluster, times: Mapping[Place, int], found: Mapping[Pl
 
 
 def split(ranges: list[OffsetRange], partitions_min: int | None, rows_max: int) -> list[OffsetRange]:
-    """One task per partition, and more where `minPartitions` or `maxRecordsPerPartition` asks for it."""
+    """One task per partition, and more if `minPartitions` or `maxRecordsPerPartition` requires it."""
     ranges = [one for one in ranges if one.size > 0]
     total = sum(one.size for one in ranges)
     parts: list[OffsetRange] = []

@@ -1,14 +1,14 @@
 """A task's work: one range of offsets, from the broker into Arrow batches.
 
-A few megabytes at a time. While one answer is decoded and handed to Spark, the next is already on its way: the
-headers of the batches tell where to go on, so nothing has to be decoded for that.
+A few megabytes at a time. While one response is decoded and handed to Spark, the next fetch is in flight: the
+batch headers give the next offset without decoding.
 
-What does not belong to the range is cut off: a broker answers with whole batches. Control batches and records of
-aborted transactions never appear. Offsets that are gone (deleted, trimmed) are an error if `failOnDataLoss` is set,
+Records outside the range are cut off: a broker returns whole batches. Control batches and records of
+aborted transactions never appear. Deleted or trimmed offsets are an error if `failOnDataLoss` is set,
 and skipped if it is not.
 
-Well compressed batches of that size may hold gigabytes. What decodes to more than `DECODED_BYTES_MAX` is decoded in
-halves, down to single batches, so that memory has a bound.
+Well compressed batches of that size may hold gigabytes. A response that decodes to more than `DECODED_BYTES_MAX` is
+decoded in halves, down to single batches, so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from millstream.wire.kafka.requests import Fetched
 
 WAIT_MS_MAX = 500
 EMPTY_ANSWERS_MAX = 20
-"""How often a broker may answer with nothing although its end lies further on, before that counts as lost."""
+"""The number of empty responses before the high watermark after which records count as lost."""
 DECODED_BYTES_MAX = 64 << 20
 FORMAT = 2
-"""Of record batches; brokers have turned older ones into it for years."""
+"""Of record batches; brokers have converted older formats to it for years."""
 
 
 class DataLost(MillstreamError):
-    """Offsets that Spark wants to read are gone."""
+    """Offsets that Spark reads are gone."""
 
     def __init__(self, wanted: OffsetRange, at: int, why: str) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class DataLost(MillstreamError):
 
 
 class Damaged(MillstreamError):
-    """A broker answered with something that is no record batch."""
+    """A broker returned data that is not a record batch."""
 
     def __init__(self, wanted: OffsetRange, at: int, why: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class Damaged(MillstreamError):
 
 @dataclass(frozen=True)
 class _Run:
-    """The whole batches of one answer, and where in `data` each of them ends."""
+    """The whole batches of one response, and the end of each in `data`."""
 
     data: memoryview
     ends: list[int]
@@ -116,7 +116,7 @@ class _Reading:
         return thread.submit(self._cluster.fetch, self._wanted.place, offset, self._options.fetch_bytes, WAIT_MS_MAX)
 
     def _end(self, fetched: Fetched, offset: int) -> int:
-        """A broker that shares its store may be behind the one that the range was planned with: it looks when asked."""
+        """A broker that shares its store may lag behind the one that planned the range: a request refreshes it."""
         place = self._wanted.place
         return fetched.high_watermark if fetched.high_watermark > offset else self._cluster.latest([place])[place]
 
@@ -130,7 +130,7 @@ class _Reading:
             raise DataLost(self._wanted, offset, why)
 
     def _whole_batches(self, fetched: Fetched, offset: int) -> _Run:
-        """Leaves out what a transaction took back, and a batch that the answer cuts off."""
+        """Omits aborted transactions, and a batch that is cut off at the end."""
         records = fetched.records
         kept: list[memoryview] = []
         ends: list[int] = []
@@ -176,7 +176,7 @@ class _Reading:
         bytes_max = DECODED_BYTES_MAX if len(ends) > 1 else DATA_BYTES_MAX
         try:
             columns = codec.decode_columns(data, columns=wanted, bytes_max=bytes_max)
-        except (ColumnsTooLarge, CorruptBatch) as error:  # the second one too where one batch alone is too large
+        except (ColumnsTooLarge, CorruptBatch) as error:  # the second also if a single batch is too large
             if len(ends) == 1:
                 raise Damaged(self._wanted, read_header(data).base_offset, str(error)) from error
         else:

@@ -1,7 +1,7 @@
 """The columns of `format("millstream")`, as Spark's Kafka source has them, and Arrow batches in that shape.
 
-Spark does not tell a Python source which columns a query needs. A schema given by hand does: with
-`.schema("value BINARY")` nothing else is decoded, and that is the way to read fast.
+Spark does not tell a Python source which columns a query needs. An explicit schema does: with
+`.schema("value BINARY")` nothing else is decoded, which is the fastest way to read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DECODED = {
     "timestampType": "timestamp_type",
     "headers": "headers",
 }
-"""Which column of the kernel a column of Spark is made of; topic and partition are made of nothing."""
+"""The kernel's column for each column of Spark; topic and partition have none."""
 MILLISECONDS_MAX = (2**63 - 1) // 1000
 
 
@@ -55,7 +55,7 @@ def full_schema(with_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """A schema given by hand may leave columns out and order them anew, and nothing else."""
+    """An explicit schema may omit and reorder columns, and nothing else."""
     for wanted in schema.fields:
         if wanted.name not in TYPES:
             raise BadOption(f"there is no column {wanted.name}; there are {', '.join(TYPES)}")
@@ -78,7 +78,7 @@ class Shape:
         self._repeated: dict[str | int, Any] = {}
 
     def batch(self, columns: Columns, topic: str, partition: int, first: int, rows: int) -> pa.RecordBatch:
-        """Rows `first` to `first + rows` of what was decoded."""
+        """Rows `first` to `first + rows` of the decoded columns."""
         decoded = columns.to_arrow()
         arrays = [
             self._array(name, decoded, topic, partition, first, rows, self.arrow.field(at).type)
@@ -103,7 +103,7 @@ class Shape:
         return _microseconds(array, kind) if name == "timestamp" else pc.cast(array, kind)
 
     def _repeat(self, value: str | int, rows: int, kind: Any) -> Any:
-        """The same value again and again: made once, as long as the longest batch so far, and cut to size."""
+        """A repeated value: created once, as long as the longest batch so far, and sliced."""
         array = self._repeated.get(value)
         if array is None or len(array) < rows:
             array = self._repeated[value] = pa.repeat(pa.scalar(value, kind), rows)
@@ -111,7 +111,7 @@ class Shape:
 
 
 def _null_where_empty(array: Any) -> Any:
-    """A record without headers has none, not an empty list of them: so it is in Spark's Kafka source."""
+    """A record without headers has null, not an empty list, as in Spark's Kafka source."""
     lengths = pc.list_value_length(array)
     if not len(array) or pc.min(lengths).as_py():
         return array
@@ -119,7 +119,7 @@ def _null_where_empty(array: Any) -> Any:
 
 
 def _microseconds(array: Any, kind: Any) -> Any:
-    """Milliseconds as Spark's microseconds. Producers may write any number: what is too large becomes the largest."""
+    """Milliseconds as Spark's microseconds. Producers may write any number: too large ones become the largest."""
     try:
         return pc.cast(array, kind)
     except pa.ArrowInvalid:

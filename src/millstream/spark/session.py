@@ -1,8 +1,8 @@
-"""Starting Spark: a local one unless told otherwise, quiet, in UTC.
+"""Starting Spark: a local one by default, quiet, in UTC.
 
-Millstream's code travels to the workers of a cluster by itself (`shipping.py`), to a Python that `interpreter.py`
-chooses. Before anything else they are asked whether they can run it: a task that fails to import something says so in
-forty lines of stack trace.
+Spark ships Millstream's code to the workers of a cluster (`shipping.py`), to a Python that `interpreter.py`
+chooses. A first job checks that workers can run it: a task with a failed import would report it in forty lines of
+stack trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
 MASTER_SECONDS_MAX = 5.0
-"""For a master to accept a connection. Spark itself would try for a minute and then not say why."""
+"""For a master to accept a connection. Spark itself would try for a minute and then give no reason."""
 
 LOG_LEVEL = "spark.log.level"
 PYTHON = "spark.pyspark.python"
@@ -30,7 +30,7 @@ ARCHIVES = "spark.archives"
 WORKERS_PATH = "spark.executorEnv.PYTHONPATH"
 
 ARROW_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Java's Arrow looks at bounds and nulls for every value it gets; Spark has asked before. A tenth of a read."""
+"""Java's Arrow checks bounds and nulls of every value; Spark has checked before. Saves a tenth of a read."""
 
 DEFAULTS = {
     LOG_LEVEL: "ERROR",
@@ -45,7 +45,7 @@ DEFAULTS = {
 
 
 def start(app: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session; the one of this process if there is one already. What `conf` says wins over the defaults here."""
+    """A session; the existing one of this process if there is one. `conf` overrides the defaults here."""
     try:
         from pyspark import SparkContext
     except ModuleNotFoundError as error:
@@ -76,7 +76,7 @@ def _session(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
-    """Every setting of the session; the choice of Python goes into the environment, where Spark looks for it."""
+    """Every setting of the session; sets the environment variables for the choice of Python."""
     settings: dict[str, str] = {**DEFAULTS, "spark.app.name": app, "spark.master": master}
     is_local = master == "local" or master.startswith("local[")
     if is_local:
@@ -95,7 +95,7 @@ def _settle(app: str, master: str, given: dict[str, str]) -> dict[str, str]:
 
 
 def _reach(master: str) -> tuple[str, bool]:
-    """Our address as the master sees it, which is where workers will find the driver; and whether it is here too."""
+    """Our address as the master sees it, at which workers reach the driver; and whether the master is local."""
     cause = ""
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
@@ -138,7 +138,7 @@ def _start(settings: Mapping[str, str], quiet: bool) -> SparkSession:
 
 
 def _lead_to_code(session: SparkSession) -> None:
-    """What Spark runs in Python on the driver runs with the workers' Python, and may need the shipped code there."""
+    """Spark runs Python code on the driver with the workers' Python, which may need the shipped code there."""
     from pyspark import SparkFiles
     from pyspark.errors import AnalysisException
 
@@ -148,12 +148,12 @@ def _lead_to_code(session: SparkSession) -> None:
     try:
         session.dataSource.register(MillstreamSource)
     except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # that one: found by Spark itself
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # Spark found it by itself
             raise
 
 
 def ask_workers(session: SparkSession) -> None:
-    """Raises unless tasks can run, in one sentence. While a cluster has no room for any it waits, and Spark says so."""
+    """Raises one sentence unless tasks can run. Waits while a cluster has no free worker, and Spark warns."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -1,13 +1,13 @@
 """Millstream's code, packed for the workers of a cluster.
 
-A worker needs Python of the driver's minor version, pyspark and pyarrow. What else tasks import travels with the job:
-this package with its compiled kernel, and the few libraries that kernel and codecs stand on. Spark itself sends the
-archive and unpacks it beside each executor (a compiled module cannot be imported out of a zip file), and PYTHONPATH
-leads there, before anything that is installed on the worker: driver and tasks always run the same Millstream.
+A worker needs Python of the driver's minor version, pyspark and pyarrow. The other imports of tasks travel with the
+job: this package with its compiled kernel, and the few libraries that kernel and codecs need. Spark itself sends the
+archive and unpacks it beside each executor (a compiled module cannot be imported from a zip file). PYTHONPATH
+names it before the worker's own packages: driver and tasks always run the same Millstream.
 
 The archive holds compiled code, so workers must have the driver's operating system and processor.
 
-It is built once for each state of the code: its name is the hash of what is in it.
+It is built once for each version of the code: its name is the hash of its contents.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pathlib import Path, PurePosixPath
 
 PACKAGES = ("millstream", "pyspark_millstream")
 LIBRARIES = ("crc32c", "cramjam", "fastavro")
-"""Distributions that tasks import; pyspark, pyarrow and their like are the worker's own. Absent ones are not needed."""
+"""Distributions that tasks import; the worker provides pyspark, pyarrow and the like. Absent ones are not needed."""
 
 FOLDER = "millstream-code"
-"""What the archive is unpacked as, in the folder that an executor runs in."""
+"""The unpacked archive's name, in an executor's working directory."""
 
 SUFFIXES_LEFT_OUT = frozenset((".c", ".h", ".pyc", ".pyi", ".pyx", ".pxd", ".typed"))
 
 FOLDERS_LEFT_OUT = frozenset(("__pycache__",))
-"""In which files come and go under passing names, whenever some process imports something for the first time."""
+"""Holds short-lived files with temporary names whenever a process imports a module for the first time."""
 
 Entry = tuple[str, Path]
-"""Where a file goes in the archive, and where it is."""
+"""A file's path in the archive, and on disk."""
 Content = tuple[str, bytes]
 
 
 def pack() -> Path:
-    """The archive of what tasks need, made if there is none of this state yet."""
-    # Read once: what is hashed and what is packed must be the same, though the code may change meanwhile.
+    """The archive of the tasks' code, built if this version has none."""
+    # Read once: the hash must match the packed files, though the code may change meanwhile.
     contents = [(name, path.read_bytes()) for name, path in sorted({*_packages(), *_libraries()})]
     archive = _folder() / f"millstream-{_fingerprint(contents)}.zip"
     if not archive.exists():
@@ -50,7 +50,7 @@ def pack() -> Path:
 
 
 def check_worker(rows: Iterable[object]) -> None:
-    """A task: raises unless this worker's Python has what tasks need."""
+    """A task: raises unless this worker's Python can import everything that tasks need."""
     from pyspark.sql.pandas.utils import require_minimum_pyarrow_version
 
     require_minimum_pyarrow_version()
@@ -75,7 +75,7 @@ def _libraries() -> Iterator[Entry]:
         except PackageNotFoundError:
             continue
         for file in files:
-            inside = PurePosixPath(file)  # the .dist-info too: libraries ask for their own version
+            inside = PurePosixPath(file)  # the .dist-info too: libraries read their own version
             if ".." not in inside.parts and _is_wanted(inside):
                 path = Path(str(file.locate()))
                 if path.is_file():
@@ -95,7 +95,7 @@ def _fingerprint(contents: list[Content]) -> str:
 
 
 def _folder() -> Path:
-    """Ours alone: whoever could write there could run code on the workers."""
+    """Private: write access to it would allow running code on the workers."""
     folder = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -105,7 +105,7 @@ def _folder() -> Path:
 
 
 def _write(archive: Path, contents: list[Content]) -> None:
-    """Appears whole or not at all: another driver may start at the same moment."""
+    """Atomic: another driver may start at the same moment."""
     handle, unfinished = tempfile.mkstemp(dir=archive.parent, suffix=".unfinished")
     try:
         with (

@@ -1,11 +1,11 @@
 """`df.write` and `df.writeStream` with `format("millstream")`.
 
-A task writes its rows with a producer of its own and reports what it wrote when all of it is acknowledged. If it
-fails, Spark runs it again and its rows are sent again: none is lost, some may be there twice.
+A task writes its rows with a producer of its own and reports them when all are acknowledged. If it fails, Spark runs it
+again and its rows are sent again: none is lost, some may be stored twice.
 
-What a task reports says which attempt at which batch of which query it was. Rows are readable as soon as they are
-acknowledged, so `commit` has nothing to publish. With transactions it will: it is told the winning attempts of a batch
-and no others, once, though perhaps in another process than last time.
+A report names the query, the batch and the attempt. Rows are readable as soon as they are acknowledged, so `commit`
+has nothing to publish. With transactions it will: it gets the winning attempts of a batch and no others, once, though
+perhaps in another process than last time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of one task. Of all that have the same but the last, one wins."""
+    """One run of one task. Of all runs of the same task and batch, one wins."""
 
     query: str | None
     batch: int | None
@@ -44,11 +44,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one attempt has written, all of it acknowledged."""
+    """The rows that one attempt has written, all acknowledged."""
 
     attempt: Attempt
     producer: tuple[int, int] | None
-    """Id and epoch; None where there was nothing to write."""
+    """Id and epoch; None if there was nothing to write."""
     delivered: tuple[Delivered, ...]
 
 
@@ -82,7 +82,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
     attempt = _attempt()
-    # Triggers with few rows would all fill the first partition, if every batch of a query began there.
+    # If every batch of a query began at the first partition, triggers with few rows would fill only that one.
     writing = Writing(options, spread=attempt.partition + (attempt.batch or 0))
     try:
         for batch in batches:
@@ -107,7 +107,7 @@ def _attempt() -> Attempt:
 
 
 def _check(given: Mapping[str, str], schema: StructType) -> SinkOptions:
-    """The options, if the rows can be written with them: columns, types, and the topic if it is known already."""
+    """The options, after a check of the rows: columns, types, and the topic if it is known already."""
     options = parse_sink(given)
     names = schema.fieldNames()
     unknown = [name for name in names if name not in COLUMNS]

@@ -1,7 +1,7 @@
 """`format("millstream")`: topics as a Spark source and sink, in Python alone.
 
 It speaks plain Kafka protocol, so it works with any Kafka cluster. Every class here is pickled to Spark's workers,
-so each holds options and nothing that is open.
+so each holds options and no open resources.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RangePartition):
-            return  # what Spark hands over where there is nothing to read
+            return  # Spark's partition if there is nothing to read
         cluster = connect(self._options)
         try:
             yield from read_range(cluster, self._options, partition.range, Shape(self._schema))

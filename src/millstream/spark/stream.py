@@ -1,15 +1,15 @@
 """The streaming side of the source: offsets from batch to batch.
 
-An offset of the stream is what Spark's Kafka source writes into its checkpoint too: `{"topic": {"0": 23}}`, the next
-record to read of each partition. A partition that is not in the offset a batch starts from is new and read from its
+An offset of the stream has the format of Spark's Kafka source in its checkpoint: `{"topic": {"0": 23}}`, the next
+record to read of each partition. A partition that is missing from the start offset of a batch is new and read from its
 beginning.
 
-The reader lives in a process of the driver for as long as the query runs and keeps its connections; pickled copies of
-it go to the tasks without them.
+The reader lives in a process of the driver as long as the query runs and keeps its connections; pickled copies go
+to the tasks without them.
 
-With `group.id`, how far a partition has been read is told to the broker by the task that read its last range, and by
-the driver when Spark calls `commit`. Neither alone would do: Spark calls `commit` for a batch only while it plans the
-next one, and so never for the last batch of a run. Nothing is ever read from there: the checkpoint is the truth.
+With `group.id`, the task that read a partition's last range commits the offset to the broker, and so does the driver
+when Spark calls `commit`. Neither alone is enough: Spark calls `commit` for a batch only while it plans the next one,
+and so never for the last batch of a run. The source never reads these offsets: it uses the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Offsets = dict[Place, int]
 
 
 class StreamBroken(MillstreamError):
-    """What the checkpoint says and what the broker has do not fit."""
+    """The checkpoint and the broker's data do not match."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -65,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, dict[str, int]]:
         places = find_places(self._cluster, self._options)
         starts = find_starts(self._cluster, self._options, places)
-        if self._target is not None:  # asked for before this was, and records may have come in between
+        if self._target is not None:  # it was set before this call, and records may have arrived since
             self._target = {place: max(self._target.get(place, 0), start) for place, start in starts.items()}
         return pack(starts)
 
@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_first, self._latest = self._latest is None, ends
         ends = self._keep_lost(began, ends)
         if is_first and self._options.fail_on_data_loss:
-            find_places(self._cluster, self._options)  # after a restart there may be names that never were read
+            find_places(self._cluster, self._options)  # after a restart there may be names that were never read
         if not isinstance(limit, ReadMaxRows) and self._options.rows_per_trigger_min is None:
             return pack(ends)
         first = {**began, **self._first_offsets(began, ends)}
@@ -114,12 +114,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster.latest(find_places(self._cluster, self._options, must_exist=False))
 
     def _first_offsets(self, began: Offsets, ends: Offsets) -> Offsets:
-        """Where to begin with partitions that are new, or were made anew and end before what was read."""
+        """The start of partitions that are new, or recreated and end before the last offset read."""
         behind = [place for place, end in ends.items() if place not in began or began[place] > end]
         return self._cluster.earliest(behind) if behind else {}
 
     def _check_new(self, began: Offsets, ends: Offsets, first: Offsets) -> None:
-        """Nothing says where a new partition began when its batch was planned, perhaps by a driver that crashed."""
+        """The start of a new partition at planning time, perhaps by a crashed driver, is unknown: it must be 0."""
         short = sorted(place for place in ends if place not in began and first[place] > 0)
         if short and self._options.fail_on_data_loss:
             topic, partition = short[0]
@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _must_wait(self, rows: int) -> bool:
-        """For `minOffsetsPerTrigger`, though not for ever, and not where nothing more will come."""
+        """For `minOffsetsPerTrigger`, up to the delay limit, and not if no more records will come."""
         rows_min = self._options.rows_per_trigger_min
         now = time.monotonic()
         waited = now - self._triggered if self._triggered is not None else math.inf
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._target is None
 
     def _keep_lost(self, began: Offsets, ends: Offsets) -> Offsets:
-        """What is gone since the last batch: an error, or read on with what is there."""
+        """Records lost since the last batch: an error, or skipped."""
         gone = sorted(began.keys() - ends.keys())
         back = sorted(place for place, offset in ends.items() if began.get(place, 0) > offset)
         if (gone or back) and self._options.fail_on_data_loss:
@@ -171,19 +171,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._options.group is not None
         try:
             cluster.commit(self._options.group, offsets)
-        except ClusterError as error:  # for people who watch the lag, and no reason to stop
+        except ClusterError as error:  # only lag monitoring needs it: no reason to stop
             logger.warning("the offsets of group %s are not committed: %s", self._options.group, error)
 
 
 def ration(began: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> Offsets:
-    """Ends that are at most `rows_max` further in all, each partition by its share of what there is to read."""
+    """Ends with at most `rows_max` rows in all, for each partition in proportion to its unread rows."""
     sizes = {place: max(end - began[place], 0) for place, end in ends.items()}
     total = sum(sizes.values())
     if total <= rows_max:
         return dict(ends)
     left = rows_max
     rationed: Offsets = {}
-    # Small ones first, each at least one row: rounding down would never move them.
+    # Small ones first, each at least one row: rounding down would never advance them.
     for place in sorted(sizes, key=lambda place: (sizes[place], place)):
         share = min(sizes[place], max(1, sizes[place] * rows_max // total), left)
         rationed[place] = began[place] + share if sizes[place] else ends[place]

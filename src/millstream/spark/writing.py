@@ -1,17 +1,17 @@
-"""A task's work: Arrow batches, out to the partitions of topics.
+"""A task's work: Arrow batches, written to the partitions of topics.
 
-Rows are encoded straight out of Arrow's buffers, into one body per partition. A full one becomes a batch of the task's
-own idempotent producer and goes to a thread, which sends it while the next one is encoded.
+Rows are encoded straight from Arrow's buffers, into one body per partition. A full body becomes a batch of the task's
+own idempotent producer; a thread sends it while the next one is encoded.
 
 Rules
 -----
-1. Batches of a partition are numbered when they are closed, and sent one after the other, so their order holds. A try
-   that is repeated has the same numbers, and is stored once.
-2. `finish` returns when everything is acknowledged. Whatever cannot be delivered is an error of the task, which Spark
-   runs again: under another producer, so that rows of the failed attempt may be there twice, but none is missing.
-3. Where a row goes: to its partition, if it has one; else where its key belongs, as with Kafka's Java clients; else to
-   the partition whose batch is being filled. When that is full the next partition's turn comes, and tasks start at
-   different ones.
+1. Batches of a partition are numbered when they are closed, and sent one after the other, so their order holds. A
+   retry has the same numbers, and is stored once.
+2. `finish` returns when everything is acknowledged. A failed delivery is an error of the task, which Spark runs again:
+   with another producer, so that rows of the failed attempt may be stored twice, but none is missing.
+3. A row goes to its partition, if it names one; else to its key's, as with Kafka's Java clients; else to the partition
+   whose batch is being filled. When that batch is full the next partition follows, and tasks start at different
+   partitions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from millstream.spark.options import SinkOptions
 from millstream.wire.kafka.requests import Place
 
 UNSENT_MAX = 3
-"""Batches that are closed and not yet acknowledged: one on its way, the others ready."""
+"""Batches that are closed and not yet acknowledged: one in flight, the others ready."""
 OPEN_BYTES_MAX = 32 << 20
-"""Of the batches that are being filled, all partitions together."""
+"""Of the open batches, all partitions together."""
 SEQUENCES = 1 << 31
 
 
 class SinkError(MillstreamError):
-    """Rows that cannot be written where they should go."""
+    """Rows that cannot be written to their destination."""
 
 
 class MissingTopic(SinkError):
@@ -55,7 +55,7 @@ class MissingTopic(SinkError):
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one task has put into one partition, all of it acknowledged."""
+    """The rows that one task has written to one partition, all acknowledged."""
 
     topic: str
     partition: int
@@ -77,7 +77,7 @@ def count_partitions(cluster: Cluster, topic: str, options: SinkOptions) -> int:
 
 
 class _Partition:
-    """The batch that is being filled for one partition, and the numbers of those before it."""
+    """The open batch of one partition, and the numbers of those before it."""
 
     def __init__(self, topic: str, index: int) -> None:
         self.place: Place = (topic, index)
@@ -88,7 +88,7 @@ class _Partition:
 
     def note(self, offset: int, count: int) -> None:
         self.rows += count
-        # A repeat that the broker has long stored and no longer finds has no offset.
+        # A duplicate of a batch that the broker stored long ago has no offset.
         if offset >= 0:
             self.first_offset = offset if self.first_offset < 0 else min(self.first_offset, offset)
             self.last_offset = offset + count - 1
@@ -99,11 +99,11 @@ class _Topic:
         self.name = name
         self.partitions = [_Partition(name, index) for index in range(count)]
         self.turn = first % count
-        """The partition that rows go to which have no place of their own."""
+        """The partition for rows without a partition or a key."""
 
 
 class Writing:
-    """What a task writes, from its first row to the acknowledgement of its last."""
+    """The output of a task, from its first row to the acknowledgement of its last."""
 
     def __init__(self, options: SinkOptions, spread: int) -> None:
         self._options = options
@@ -115,7 +115,7 @@ class Writing:
         self._unsent: deque[Future[None]] = deque()
         self._is_broken = False
         self.producer: tuple[int, int] | None = None
-        """Id and epoch, once there was something to write."""
+        """Id and epoch, after the first row."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -134,7 +134,7 @@ class Writing:
             self._close_all()
 
     def finish(self) -> list[Delivered]:
-        """Sends what is left, and waits for every acknowledgement."""
+        """Sends the rest, and waits for every acknowledgement."""
         self._close_all()
         while self._unsent:
             self._unsent.popleft().result()
@@ -146,15 +146,15 @@ class Writing:
         ]
 
     def stop(self) -> None:
-        """Gives up what is not on its way yet."""
+        """Drops batches that are not in flight yet."""
         self._is_broken = True
         self._thread.shutdown(cancel_futures=True)
         self._cluster.close()
 
-    # -- where rows go -----------------------------------------------------------------------------------------------
+    # -- the destination of rows -------------------------------------------------------------------------------------
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Any, int]]:
-        """Topics, the numbers of their rows (None: all), and how many these are."""
+        """Topics, the numbers of their rows (None: all), and the count of these."""
         if self._options.topic is not None:
             yield self._options.topic, None, batch.num_rows
             return
@@ -174,7 +174,7 @@ class Writing:
             start += counts[index]
 
     def _find(self, name: str) -> _Topic:
-        # In the thread that sends: the cluster's links are for one thread at a time.
+        # In the sending thread: the cluster's links are for one thread at a time.
         count = self._thread.submit(count_partitions, self._cluster, name, self._options).result()
         self._topics[name] = topic = _Topic(name, count, self._spread)
         return topic
@@ -192,7 +192,7 @@ class Writing:
             ) from None
         start = 0
         for index, end in enumerate(ends):
-            # Where all rows go to one partition they are taken as they lie.
+            # If all rows go to one partition they need no reordering.
             chosen, first, stop = (picked, 0, count) if end - start == count else (order, start, end)
             if index == size:
                 self._add_anywhere(topic, rows, chosen, first, stop)
