@@ -1,6 +1,6 @@
 """One client's connection: length-prefixed frames in, responses out, in the order of the requests.
 
-    bytes --> frames --> handle --> answer, at once or later --> line --> outbox --> bytes
+    bytes --> frames --> handle --> response, at once or later --> line --> outbox --> bytes
 
 Receiving. One read takes many small requests into a buffer that all connections of the door share, and they are handled
 in place. An incomplete frame moves into its own buffer, which grows with the received bytes, so a large length in a

@@ -1,15 +1,15 @@
 """Acknowledgements of leased records: the queue checks them, writes them, then applies them.
 
-    LEASED --answer--> ACCEPTED, ANSWERED --durable--> done, available, waiting, renewed, or dying
-       ^                       |
-       +------ not written ----+
+    LEASED --acknowledge--> ACCEPTED, ANSWERED --durable--> done, available, waiting, renewed, or dying
+       ^                          |
+       +------ not written -------+
 
 Rules
 -----
-1. A member acknowledges records that it leases now. The queue refuses late answers and answers for other records.
-2. An answer takes effect when it is durable. Until then the record stays leased: the lease does not expire, and no
-   member gets the record or the next record of its key.
-3. If an answer cannot be written (full disk, database unavailable), the queue refuses it. The lease and its expiry stay
+1. A member acknowledges records that it leases now. Acknowledgements that are late or of other records are refused.
+2. An acknowledgement takes effect when it is durable. Until then the record stays leased: the lease does not expire,
+   and no member gets the record or the next record of its key.
+3. An acknowledgement that cannot be written (full disk, database unavailable) is refused. The lease and its expiry stay
    unchanged, and the member may retry. If the member has left, the delivery has failed.
 4. An expired lease or a departed member takes effect at once. The next successful write stores it; a crash before that
    write causes a redelivery.
@@ -74,7 +74,7 @@ class QueueAnswers(QueueStates):
                 self._blocks[number].renew(start, stop, until)
 
     def _note_failures(self, number: int, block: Block, places: Iterable[int], answer: Answer) -> list[DeadRecord]:
-        """Marks released or rejected records as answered; returns the dead records among them."""
+        """Marks released or rejected records as ANSWERED; returns the dead records among them."""
         dead_records = []
         for at in places:
             is_final = answer.verb == Verb.REJECT
@@ -137,7 +137,7 @@ class QueueAnswers(QueueStates):
             self._calendar.watch(number, block)
 
     def _take_back(self, settlement: Settlement, block: Block) -> None:
-        """An answer was not written: restores the lease, unless its member has left."""
+        """An acknowledgement was not written: restores the lease, unless its member has left."""
         member, number = settlement.member, settlement.number
         refused = block.refuse(settlement.start, settlement.stop)
         if self._queue.owner(member.id) is not member:
@@ -147,7 +147,7 @@ class QueueAnswers(QueueStates):
             self._writer.save_soon()
         self._calendar.watch(number, block)
 
-    # Without an answer
+    # Without an acknowledgement
 
     def release(self, member: Member, reason: str, offsets: Set[int] | None = None) -> None:
         """Ends a member's leases on these offsets (or all) as failed deliveries."""

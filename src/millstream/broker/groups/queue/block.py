@@ -7,7 +7,7 @@
     DYING     dead, its dead letter not written yet
     HELD      waits for an earlier record of its key
     ACCEPTED  leased, and its acceptance is being written
-    ANSWERED  leased, and another answer is being written: `answers` holds its outcome
+    ANSWERED  leased, and a release, reject or renewal is being written: `answers` holds its outcome
 
 A block has four arrays and no object per record: about 14 bytes each. Changes work on runs, at the speed of `bytes`.
 """
@@ -29,8 +29,8 @@ _READY = bytes([READY])
 _ACCEPTED = bytes([ACCEPTED]) * SIZE
 _ONE_MORE = bytes([*range(1, 256), 255])
 _STORED = bytes([DONE, READY, READY, WAITING, DYING, READY, DONE, READY]) + bytes(248)
-"""The stored form of each state. Leases end with the broker, a restart restores the key order, and an answer is
-stored as if it were durable already."""
+"""The stored form of each state. Leases end with the broker, a restart restores the key order, and an acknowledgement
+is stored as if it were durable already."""
 _TIME = Struct(">q")
 
 
@@ -130,7 +130,7 @@ class Block:
         return self.states[start:stop] == _ACCEPTED[: stop - start]
 
     def refuse(self, start: int, stop: int) -> list[int]:
-        """Answers were not written: returns their records to LEASED."""
+        """Acknowledgements were not written: returns their records to LEASED."""
         refused = [at for at in range(start, stop) if self.states[at] in (ACCEPTED, ANSWERED)]
         for at in refused:
             self.states[at] = LEASED

@@ -3,7 +3,7 @@
 Rules
 -----
 1. A delivery is stored within `SAVE_MS`, not before it happens: a crash forgets at most the attempts of that time.
-2. A closed partition leases nothing and refuses answers: another broker may own it, and would know of neither.
+2. A closed partition refuses leases and acknowledgements: another broker may own it, and would know of neither.
 3. Only records outside the log's range count as deleted. Only damaged or undecodable records become dead without a
    delivery. Any other failed read changes nothing.
 """
@@ -272,7 +272,7 @@ class QueuePartition(QueueAnswers):
         self._wake()
 
     def end(self, reason: RequestError) -> None:
-        """Refuses leases, answers and writes from now on; wakes no waiter yet."""
+        """Refuses leases, acknowledgements and writes from now on; wakes no waiter yet."""
         if self.ended is None:
             self.ended = reason
             self._writer.end(reason)

@@ -206,7 +206,7 @@ def _is_worth_telling(leased: Sequence[Leased]) -> bool:
 def acknowledge(
     queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
 ) -> dict[Place, Promise[None]]:
-    """Acknowledges records. Each partition accepts all its answers or none, on its own."""
+    """Acknowledges records. Each partition takes all its acknowledgements or none, on its own."""
     promises: dict[Place, Promise[None]] = {}
     for place, said in answers.items():
         try:
@@ -220,7 +220,7 @@ def acknowledge(
 
 
 async def settle(promises: Mapping[Place, Promise[None]]) -> dict[Place, RequestError | None]:
-    """Waits until all answers are durable or refused."""
+    """Waits until each is durable or refused."""
     errors: dict[Place, RequestError | None] = {}
     for place, promise in promises.items():
         try:

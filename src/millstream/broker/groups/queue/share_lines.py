@@ -4,9 +4,9 @@ An available record calls only the first fetch in line: with a thousand idle wor
 attempts. A called fetch that leases records calls the next fetch, since more may be available. A called fetch that
 finds nothing calls no other. A called fetch that leaves without an attempt passes the call on.
 
-    waiting --called--> looks (from here on it may be called again) --nothing--> waiting, last in line
+    waiting --called--> tries (from here on it may be called again) --nothing--> waiting, last in line
                           |
-                          +--something, or gone--> calls the next
+                          +--leased, or gone--> calls the next
 """
 
 from __future__ import annotations

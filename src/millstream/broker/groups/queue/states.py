@@ -476,7 +476,7 @@ class QueueStates(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
-        """Applies answers that are durable, or reverts refused ones."""
+        """Applies durable acknowledgements, or reverts refused ones."""
 
     # Dead records
 

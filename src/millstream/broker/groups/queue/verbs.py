@@ -1,4 +1,4 @@
-"""Members of a queue, their leases and their answers."""
+"""Members of a queue, leases and acknowledgements."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Rules
 -----
 1. A write contains all changes since the last write, in their state when the write starts. One write waits at a time,
    and later callers share it.
-2. The next write repeats failed changes. A dead record has no effect before it is durable. A member's answer is not
+2. The next write repeats failed changes. A dead record has no effect before it is durable. An acknowledgement is not
    repeated: it succeeds or fails with its own write, before the member gets the result. A failed write may have reached
    the store (PostgreSQL can lose its connection at the commit). So the next write deletes the dead records of refused
-   answers: the member may still accept the record.
+   acknowledgements: the member may still accept the record.
 3. A private queue has no storage: it stores nothing, and every write completes at once.
 4. After the end (another broker owns the queue, or it was deleted) every write fails. A caller must never take a lost
    write for durable.
@@ -29,11 +29,11 @@ from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 
 SAVE_MS = 50
-"""Longest delay of the write of a delivery. The write of an answer includes it."""
+"""Longest delay before a delivery is written. The write of an acknowledgement includes it."""
 
 
 class Settlement(NamedTuple):
-    """A member's answer for consecutive records of one block, until its write completes."""
+    """An acknowledgement of consecutive records of one block, until its write completes."""
 
     member: Member
     number: int
@@ -41,7 +41,7 @@ class Settlement(NamedTuple):
     start: int
     stop: int
     dead_records: Sequence[DeadRecord] = ()
-    """The records that the answer gives up."""
+    """The records that it makes dead."""
 
 
 class WrittenState(Protocol):
@@ -53,7 +53,7 @@ class WrittenState(Protocol):
     def block(self, number: int) -> Block | None: ...
 
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
-        """Answers are durable, or were refused."""
+        """The settlements are durable, or were refused."""
 
 
 class Write(Entry):
