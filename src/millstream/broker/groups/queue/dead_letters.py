@@ -14,7 +14,7 @@ Rules
 1. A record is marked DYING, durably and with the end of the dead-letter topic at that time (`DeadRecord.after`), before
    its letter is written.
 2. After a crash the broker searches for the letter from that offset on, and writes it if it is missing.
-3. A queue that reads the dead-letter topic itself writes no letters; its dead records stay where they are.
+3. A dead record of the dead-letter topic itself gets no letter: it is already there.
 4. A failed read is retried. Only a record outside the log's range gets no letter. A damaged or undecodable record gets
    a letter without key and value, with the cause as reason.
 5. A broker that lost the queue writes nothing: the new coordinator finds the same dead records.
