@@ -1,20 +1,20 @@
-"""The connections of a door: how many there may be, of one peer and of all, and which one makes room.
+"""The connections of a door: the limits per peer and in total, and the eviction at the limit.
 
-    limit                                            reached by a newcomer
-    `connections_per_peer_max`, of its address       it is closed
-    `connections_max`, and what descriptors allow    another is closed for it, as in Kafka (KIP-402), or it is
+    limit                                            a new connection at the limit
+    `connections_per_peer_max`, of its address       is closed
+    `connections_max`, or the descriptor limit       evicts another, as in Kafka (KIP-402), or is closed
 
-The peer with most connections makes room: with the one of which nothing was heard for longest, those that hung up
-first. A connection that is owed the answer to a write never does; where all connections of a peer are, the next largest
-peer makes room. An answer that its client does not read is not owed. So a client that leaves thousands of idle, waiting
-or unread connections behind costs other clients nothing.
+The peer with the most connections loses the least recently used one; connections that hung up go first. A connection
+that waits for the response to a write is never evicted. If all connections of a peer wait so, the next largest peer
+loses one. A response that its client does not read does not count. So thousands of idle, waiting or unread connections
+of one client cost other clients nothing.
 
 Three quarters of the process's descriptors are for clients, in equal shares for the open doors: a client cannot take
-those of another door, nor those that the logs need.
+the descriptors of another door or of the logs.
 
-A connection waits for one answer at a time, so a limit of connections is a limit of waits as well.
+A connection waits for one response at a time, so a limit of connections also limits waiting requests.
 
-A peer is an IPv4 address, or the /64 of an IPv6 address: a host has all of that.
+A peer is an IPv4 address, or the /64 of an IPv6 address: one host usually has a whole /64.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from millstream.core.peer import is_loopback, peer_of
 refusals = Damped(__name__)
 
 CHOSEN_AT_ONCE = 64
-"""Connections that are chosen to make room with one look at all: a flood of newcomers must not look once each."""
+"""Connections chosen for eviction in one scan: a flood of new connections must not cause a scan each."""
 LOOK_SECONDS = 1.0
-"""How long nothing is looked for after nothing was found."""
+"""Pause after a scan that found no connection to evict."""
 
 
 class Client(Protocol):
-    """What a connection is here. It is hashable, and its `close` calls `discard`."""
+    """A connection of a door. It is hashable, and its `close` calls `discard`."""
 
     last_used: float
     hung_up: bool
@@ -72,7 +72,7 @@ class Connections(Generic[C]):
         return len(self._peers)
 
     def have_room(self, host: str) -> bool:
-        """For a connection from this address; at the door's limit another one may go for it."""
+        """Whether a connection from this address may open; at the door's limit it may evict another."""
         of_peer = len(self._by_peer.get(peer_of(host), ()))
         if of_peer >= self._limit_of(host):
             refusals.warning("refusing a connection from %s: it has %d, connections_per_peer_max", host, of_peer)
@@ -84,7 +84,7 @@ class Connections(Generic[C]):
         return False
 
     def _limit_of(self, host: str) -> int:
-        """Clients behind a proxy come from loopback, and so does all of a test: they share the door's limit."""
+        """Loopback has the door's whole limit: proxies and tests connect from there."""
         if self._peer_limit:
             return self._peer_limit
         return self._limit + 1 if is_loopback(host) else max(self._limit // 2, 1)
@@ -107,7 +107,7 @@ class Connections(Generic[C]):
         self._metrics.connections_active -= 1
 
     def make_room(self) -> bool:
-        """Closes the quietest connection of the peer with most; whether there was one."""
+        """Evicts a connection as described above; returns whether it could."""
         connection = self._next_chosen()
         if connection is None and self._clock.monotonic() >= self._look_again:
             self._choose()
@@ -146,7 +146,7 @@ def _quietest(of_peer: dict[C, None], count: int) -> list[C]:
 
 
 def _descriptors(config: Config) -> int:
-    """The share of one door in the descriptors that this process may have."""
+    """One door's share of the process's descriptor limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 31

@@ -1,8 +1,8 @@
-"""Whether this broker looks after a group, for protocols that cannot send their clients to another one.
+"""Checks that this broker coordinates a group, for protocols that cannot redirect their clients.
 
-Where brokers share a store a group belongs to one of them. Kafka's clients ask who that is; those of other protocols
-come to the broker that they know. A group that nobody looks after is taken up for them, and any other is refused with
-the broker that has it, so that somebody can point the client there.
+In a cluster every group has one coordinator. Kafka's clients ask for it (FindCoordinator); clients of other protocols
+use the broker that they know. This broker becomes the coordinator of a group that has none. For any other group it
+refuses the request and names the coordinator, so that an operator can point the client there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from millstream.core.errors import Code, RequestError
 
 
 async def coordinate(cluster: Cluster, group_id: str) -> None:
-    """Raises `RequestError` unless this broker looks after the group, or fanout id, from now on."""
+    """Raises `RequestError` unless this broker coordinates the group, or fanout id, from now on."""
     try:
         cluster.check(group_id)
     except RequestError as error:

@@ -1,16 +1,16 @@
-"""Notices that clients hang up, whether or not their connections are read.
+"""Detects hang-ups of clients, whether or not their connections are read.
 
-A parked connection has no reader while bytes of its client wait in the socket, so it never reads the end of the
-stream. And uvloop stops to report a socket that was reset after its first event, although there is more to read. So one
-epoll instance watches every connection of a door for RDHUP, HUP and ERR alone; the event loop watches the instance.
-Requests do not wake it: a connection costs two system calls in its life, and none per request.
+A parked connection is not read while its client's bytes wait in the socket, so it never reads the end of the stream.
+And uvloop stops reporting a reset socket after its first event, although there is more to read. So one epoll instance
+watches every connection of a door for RDHUP, HUP and ERR only; the event loop watches the instance. Requests do not
+wake it: a connection costs two system calls in its life, and none per request.
 
-    event           the client                                            told
+    event           the client                                            reported
     end of stream   closed, or closed its sending side only (`nc -N`)     once
-    reset           closed with answers unread, or refused one            in every turn until `forget`
+    reset           closed with unread responses, or refused one          in every turn until `forget`
 
-An end of stream looks the same in both cases, so it is no reason to drop what the client is owed, or what it sent. It
-is a reason to wait for nothing on its behalf.
+An end of stream looks the same in both cases. So the door still handles the client's requests and sends its responses,
+but it does not wait for other clients on its behalf.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections.abc import Callable
 
 EVENTS_PER_TURN = 256
 _RESET = select.EPOLLHUP | select.EPOLLERR
-"""The kernel reports these whether or not they are asked for."""
+"""The kernel always reports these events."""
 
 Noticed = Callable[[bool], None]
-"""Is told whether the connection was reset, or only the client's stream has ended."""
+"""Called with True after a reset, with False at the end of the client's stream."""
 
 
 class HangUps:
-    """Of one door."""
+    """The hang-ups of one door."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class HangUps:
         self._epoll.register(connected.fileno(), select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def forget(self, connected: socket.socket) -> None:
-        """Before the socket is closed: its number may be the next connection's."""
+        """Call before the socket closes: the next connection may get its descriptor."""
         if self._watched.pop(connected.fileno(), None) is not None:
             self._epoll.unregister(connected.fileno())
 
@@ -55,7 +55,7 @@ class HangUps:
     def _notice(self) -> None:
         for descriptor, events in self._epoll.poll(0, EVENTS_PER_TURN):
             noticed = self._watched.get(descriptor)
-            if noticed is None:  # closed by one of those before it
+            if noticed is None:  # an earlier callback closed it
                 continue
             noticed(bool(events & _RESET))
             if self._watched.get(descriptor) is noticed:

@@ -1,12 +1,11 @@
-"""TCP keep-alive, for connections that idleness must not close.
+"""TCP keep-alive (RFC 9293), for connections that may be idle for long.
 
-Producers of Luxun and Flume hold one connection for as long as they live. A oneway item that Luxun's producer sends
-over a connection which the broker has closed is lost without an error. So idleness closes no connection: TCP's
-keep-alive detects clients that are gone. Only where the door is full does a new client take the place of a quiet one
-(`connections.py`).
+Producers of Luxun and Flume keep one connection for their whole life. If Luxun's producer sends a oneway item over a
+connection that the broker has closed, the item is lost without an error. So these doors close no idle connection: TCP
+keep-alive detects dead clients. Only a full door evicts a quiet connection for a new client (`connections.py`).
 
-Kafka's clients reconnect, so that door closes what is idle. But a client that is gone may have a request that waits for
-minutes, and only the keep-alive notices.
+Kafka's clients reconnect, so that door closes idle connections. But a dead client may have a request that waits for
+minutes, and only keep-alive detects that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import socket
 
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""A client that is gone without a word is detected in two minutes."""
+"""Detects a silently dead client within two minutes."""
 
 
 def keep_alive(connected: socket.socket) -> None:

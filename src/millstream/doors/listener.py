@@ -1,7 +1,7 @@
 """A listening socket for doors that serve plain non-blocking connections on the event loop's readers.
 
-It binds and accepts; what a connection is, and how many there may be, is the door's business. Out of descriptors it has
-the door close a connection for the one that comes. Where the door has none to close, it pauses instead of spinning.
+It binds and accepts; the door creates and limits the connections. Without free descriptors it makes the door evict a
+connection for the new one. If the door evicts none, it pauses instead of spinning.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 0.1
 
 Welcome = Callable[[socket.socket, str], bool]
-"""Gets a connected socket and its peer's address; answers whether there was room. Where there was not, the socket is
-closed here.
+"""Takes a connected socket and its peer's address; returns whether there was room. If not, the listener closes the
+socket.
 """
 
 
 class Listener:
     def __init__(self, door: str, clients: str, welcome: Welcome, make_room: Callable[[], bool]) -> None:
-        """`door` is the name of its flag, `clients` says in an error whose port this is. `make_room` closes a
-        connection, if there is one to close.
+        """`door` is the name of its flag, `clients` names its clients in errors. `make_room` evicts a connection and
+        returns whether it could.
         """
         self._door = door
         self._clients = clients
@@ -40,7 +40,7 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def start(self, address: Address) -> Address:
-        """Listens; answers with the address that it got, where port 0 was asked for."""
+        """Listens and returns the bound address; port 0 binds a free port."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +68,7 @@ class Listener:
         return -1 if self._socket is None else self._socket.fileno()
 
     def accept(self) -> None:
-        """Lets in the clients that wait, so many at a time."""
+        """Accepts waiting clients, up to `ACCEPTS_PER_TURN`."""
         assert self._socket is not None
         for _ in range(ACCEPTS_PER_TURN):
             try:
@@ -88,7 +88,7 @@ class Listener:
                 connected.close()
 
     def _pause(self) -> None:
-        """Lets connections end before looking again."""
+        """Stops accepting for `ACCEPT_PAUSE_SECONDS`."""
         listener = self._socket
         assert listener is not None
         self._loop.remove_reader(listener.fileno())

@@ -1,4 +1,4 @@
-"""What the door may hold in memory: a budget for frames, and a pool so that large ones are not allocated each time."""
+"""The memory of a door: a budget for bytes in flight, and a pool that reuses large buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Waiter:
 
 
 class Budget:
-    """Bytes in flight over all connections. Whoever does not fit waits in line, and its connection is not read."""
+    """Bytes in flight over all connections. A request without room waits in line; its connection is not read."""
 
     __slots__ = ("_is_serving", "_waiting", "free", "limit")
 
@@ -27,7 +27,7 @@ class Budget:
 
     @property
     def is_contested(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a connection waits."""
         return bool(self._waiting)
 
     def take(self, size: int) -> bool:
@@ -37,7 +37,7 @@ class Budget:
         return True
 
     def wait(self, size: int, ready: Callable[[], None]) -> Callable[[], None]:
-        """Calls back once `size` bytes are taken for the caller; what is answered leaves the line."""
+        """Calls back once `size` bytes are taken for the caller. The returned function leaves the line."""
         waiter = _Waiter(size, ready)
         self._waiting.append(waiter)
 
@@ -52,8 +52,8 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        """First come, first served. Whoever is called back may give or leave in turn, which must not start this
-        again.
+        """Serves waiters in order of arrival. A callback may call `give` or leave the line, which must not start this
+        loop again.
         """
         if self._is_serving:
             return
@@ -72,13 +72,11 @@ class Budget:
 
 
 class BufferPool:
-    """Buffers of two sizes that are used again: for the beginning of any frame, and for a full batch of most
-    clients.
-    """
+    """Reuses buffers of two sizes: for the beginning of any frame, and for a full batch of most clients."""
 
     FREE = 4 << 10
-    """Whoever has sent no more of a frame than half of this gets so much, and nobody counts it: many who send a byte
-    and stop must not use up the budget.
+    """Size of the first buffer after at most half as many bytes of a frame. It is not counted: many clients that send
+    one byte and stop must not use up the budget.
     """
     SMALL = 64 << 10
     LARGE = (1 << 20) + (64 << 10)
@@ -88,7 +86,7 @@ class BufferPool:
         self._kept: dict[int, list[bytearray]] = {self.SMALL: [], self.LARGE: []}
 
     def size_for(self, size: int) -> int:
-        """How large a buffer for so many bytes will be."""
+        """The size of the buffer for this many bytes."""
         return self.SMALL if size <= self.SMALL else max(size, self.LARGE)
 
     def take(self, size: int) -> bytearray:

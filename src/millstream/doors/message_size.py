@@ -1,7 +1,7 @@
-"""The size of records on doors of systems that take 1 MiB: FlowMQ, Flume, Luxun.
+"""The record size of doors whose systems accept 1 MiB: FlowMQ, Flume, Luxun.
 
-Kafka measures a batch, those systems a payload. So topics that such a door creates have a `max.message.bytes` that a
-payload of 1 MiB fits into, with its batch's header, its key and its lengths around it.
+Kafka limits a batch, those systems limit a payload. So topics that such a door creates have a `max.message.bytes` with
+room for a payload of 1 MiB and its batch header, key and lengths.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ BATCH_BYTES_MAX = (1 << 20) + 1024
 
 
 def one_mebibyte(config: Config) -> dict[str, str]:
-    """The settings of a new topic."""
+    """Settings for a new topic."""
     return {} if config.message_bytes_max >= BATCH_BYTES_MAX else {"max.message.bytes": str(BATCH_BYTES_MAX)}

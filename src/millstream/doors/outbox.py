@@ -9,7 +9,7 @@ from collections import deque
 from millstream.log.slice import Slice
 
 COPY_BYTES_MAX = 16 * 1024
-"""A range up to this size is cheaper to copy next to its header than to send with a system call of its own."""
+"""A range up to this size is cheaper to copy next to its header than to send with a separate system call."""
 Chunk = bytes | Slice
 
 
@@ -20,16 +20,16 @@ class Outbox:
         self.socket = connected
         self._chunks: deque[Chunk | memoryview] = deque()
         self._done = 0
-        """How much of the first chunk, if it is a file range, has been sent."""
+        """Sent bytes of the first chunk, if it is a file range."""
         self.size = 0
-        """How many bytes were put in since it was last empty."""
+        """Bytes put in since it was last empty."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
     @property
     def held(self) -> int:
-        """How many of the bytes that wait are in memory."""
+        """Waiting bytes that are in memory."""
         return sum(len(chunk) for chunk in self._chunks if not isinstance(chunk, Slice))
 
     def put(self, chunk: Chunk) -> None:
@@ -37,10 +37,10 @@ class Outbox:
         self.size += len(chunk) if type(chunk) is bytes else chunk.size  # type: ignore[union-attr]
 
     def send(self) -> int:
-        """Sends what the socket takes and answers with how much; raises OSError if the peer is gone."""
+        """Sends as much as the socket takes and returns the count. Raises OSError if the peer is gone."""
         chunks = self._chunks
         if len(chunks) == 1 and type(data := chunks[0]) is bytes:
-            # The common case, in as few steps as there are: one answer, and room for it in the socket.
+            # Fast path for the common case: one response, and room for it in the socket.
             try:
                 count = self.socket.send(data)
             except (BlockingIOError, InterruptedError):
@@ -62,7 +62,7 @@ class Outbox:
         return sent
 
     def _send_bytes(self) -> int:
-        """The run of byte chunks at the front as one send; -1 if the socket is full."""
+        """Sends the byte chunks at the front with one call; -1 if the socket is full."""
         chunks = self._chunks
         data = chunks.popleft()
         assert not isinstance(data, Slice)
@@ -99,7 +99,7 @@ class Outbox:
 
 
 def pieces(chunk: Slice) -> Chunk:
-    """A slice as it is best sent: small ones and those in memory as bytes."""
+    """The cheapest form to send: bytes for small slices and slices in memory."""
     if chunk.file is None or chunk.size <= COPY_BYTES_MAX:
         data = chunk.to_bytes()
         if len(data) < chunk.size:

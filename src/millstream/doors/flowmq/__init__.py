@@ -1,1 +1,1 @@
-"""The FlowMQ door: topics, pushed messages, ACK and NACK, over the queue engine of the broker."""
+"""The FlowMQ door: topics, pushed messages, ACK and NACK, over the broker's queues."""

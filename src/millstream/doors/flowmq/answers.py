@@ -1,4 +1,4 @@
-"""What is said to a client about a request that had to wait."""
+"""Responses to requests that waited for a write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _refused(error: BaseException) -> bytes:
 
 
 def not_leased(name: bytes) -> str:
-    """Why a message cannot be answered."""
+    """Why a message cannot be acknowledged."""
     if message_id.parse(name) is None:
         return f"{name[:60].decode('utf-8', 'replace')!r} is no message id"
     return f"message {name.decode()} is not this connection's to answer: it was answered, or its lease ran out"

@@ -1,19 +1,18 @@
-"""One client's connection: frames in, answers and messages out.
+"""One client's connection: frames in, responses and messages out.
 
-Answers keep the order of the requests. PUBLISH, ACK and NACK overlap while they wait for their sync: each gets a place
-in line, and an answer leaves when all before it have left. What changes topics or subscriptions waits until everything
-before it is answered, and what comes after it waits for it. Messages are pushed whenever there are some; the answer to
-a SUBSCRIBE is sent before the first of them.
+Responses keep the order of the requests. PUBLISH, ACK and NACK overlap while they wait for their sync: each gets a
+place in line, and a response is sent after all before it. A request that changes topics or subscriptions waits until
+all requests before it are answered, and later requests wait for it. Messages are pushed at any time; the response to a
+SUBSCRIBE is sent before its first message.
 
-The connection is not read while a client does not read: not while output waits, while too many requests wait for
-their answers, while a partition has too much unsynced, and while the door has no memory for more of a large frame. A
-client that does not read gets no messages either, and goes if all such clients together hold up too much.
+Backpressure: the connection is not read while output waits for the client, while too many requests are in flight, while
+a partition has too many unsynced bytes, and while the door has no memory for more of a large frame. A client that does
+not read gets no messages. It is disconnected if the unread output of all clients exceeds the limit.
 
-While the connection is not read, `hangup.py` notices that the client hung up. What it sent before is still handled; a
-connection that makes no progress with that is closed after `STUCK_SECONDS_MAX`.
+While the connection is not read, `hangup.py` detects a hang-up. Requests sent before it are still handled; without
+progress the connection is closed after `STUCK_SECONDS_MAX`.
 
-A frame that cannot be understood is answered with an ERROR, and ends the connection where nothing after it could be
-understood either.
+An invalid frame gets an ERROR response. It ends the connection if the frames behind it cannot be decoded either.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 256 * 1024
 SUBSCRIPTIONS_MAX = 1000
 COPY_BYTES_MAX = 16 * 1024
-"""A payload up to this size is cheaper to copy behind its head than to send on its own."""
+"""A payload up to this size is cheaper to copy behind its head than to send separately."""
 DISCARDED_BYTES_MAX = 1 << 20
-"""Read from a client after it was told that its connection ends, so that it can read why."""
+"""Bytes that are read and discarded after a final ERROR, so that the client can read it."""
 IDLE_SECONDS_MAX = 600
 STUCK_SECONDS_MAX = 60
-"""How long a client may stop in the middle of a frame."""
+"""How long a client may pause within a frame."""
 
 _PUBLISH, _ACK, _NACK, _PING = map(int, (Command.PUBLISH, Command.ACK, Command.NACK, Command.PING))
 _NACK_REASON = "refused by its subscriber"
 
 
 class _Place:
-    """A request's place in line: what to send for it, once that is known."""
+    """A request's place in line, with its response once that is known."""
 
     __slots__ = ("answer",)
 
@@ -77,13 +76,13 @@ class Connection:
         self._in_line: deque[_Place] = deque()
         self._in_line_bytes = 0
         self._backlog: list[Frame] = []
-        """Frames that came before the connection was parked, and are not handled yet."""
+        """Frames received before the connection was parked, not handled yet."""
         self.subscriptions: dict[bytes, Subscription] = {}
-        """By the part of a message's id that says its topic."""
+        """By the topic part of a message id."""
         self._inlet: Inlet | None = None
-        """Where the last message went that was published just now."""
+        """The inlet of the last PUBLISH in this read."""
         self._answering: dict[Subscription, None] = {}
-        """Those that answered messages just now: they have room for as many others, when all answers are read."""
+        """Subscriptions with an ACK or NACK in this read: they have room for more messages after it."""
         self._running: asyncio.Task[None] | None = None
         self._drained: Promise[None] | None = None
         self._waits_for_line = False
@@ -97,12 +96,12 @@ class Connection:
         self._is_stopped = False
         self._discarded = 0
         self.takes_messages = True
-        """Whether it reads what it is sent."""
+        """Whether the client reads its output."""
         self.unread_since_ms: float = math.inf
-        """Since when it has not taken all that it was sent."""
+        """Since when output waits for the client."""
         self.closed = False
         self.hung_up = False
-        """The client's stream has ended behind what it sent so far."""
+        """Whether the client has ended its stream."""
         self.last_used = door.now
         keep_alive(connected)  # a subscriber may be silent for days
         door.loop.add_reader(connected.fileno(), self._on_readable)
@@ -135,7 +134,7 @@ class Connection:
             self.close()
 
     def _handle_all(self, frames: list[Frame]) -> None:
-        """One after the other, until the connection has to wait; it does not now."""
+        """Handles frames in order until the connection has to wait. It is not parked at the start."""
         self._is_handling = True
         for at, (command, payload) in enumerate(frames):
             if at and (self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent())):
@@ -161,7 +160,7 @@ class Connection:
             self._look_where_to_read()
 
     def _go_on(self) -> None:
-        """With what was received before the connection was parked, then with the socket."""
+        """Continues with the backlog, then with the socket."""
         if self._is_handling or self.closed or self._is_parked or self._is_written:
             return
         frames, self._backlog = self._backlog, []
@@ -244,7 +243,7 @@ class Connection:
         if subscription is None:
             raise RequestError(Code.INVALID_RECORD_STATE, answers.not_leased(name))
         dispatcher = subscription.dispatcher
-        dispatcher.forget_expired(subscription)  # not all of it is delivered again: some is a dead letter by now
+        dispatcher.forget_expired(subscription)  # some of it is not redelivered: it is a dead letter by now
         if name not in subscription.unanswered:
             if subscription.is_late:
                 subscription.answered_late()
@@ -294,14 +293,14 @@ class Connection:
         return b""
 
     def end(self, subscription: Subscription) -> None:
-        """Its topic is gone; the client notices by getting nothing more."""
+        """Ends a subscription silently, for example when its topic is deleted."""
         dispatcher = subscription.dispatcher
         if self.subscriptions.pop(dispatcher.topic_part, None) is not None:
             dispatcher.remove(subscription)
             self._door.leave(dispatcher)
 
     def lose(self, subscription: Subscription, reason: str) -> None:
-        """Its queue is elsewhere. The client is told, and the connection ends: it would wait for ever."""
+        """Another broker owns the queue. Sends an ERROR and ends the connection: the client would wait for ever."""
         self.end(subscription)
         self._backlog = []
         self._reader.give_up(reason)
@@ -309,10 +308,10 @@ class Connection:
             self._refuse(reason)
             self.flush()
 
-    # -- answers and messages ----------------------------------------------------------------------------------------
+    # -- responses and messages --------------------------------------------------------------------------------------
 
     def _start(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Does it when all before it is answered; the connection is parked until it is done."""
+        """Runs a request after all before it are answered. The connection is parked meanwhile."""
         self._running = asyncio.ensure_future(self._run(work))
 
     async def _run(self, work: Coroutine[Any, Any, bytes]) -> None:
@@ -337,7 +336,7 @@ class Connection:
         self._go_on()
 
     def _reply(self, answer: bytes) -> None:
-        """An answer that is there at once: straight into the outbox, unless others are in line before it."""
+        """Puts an immediate response into the outbox, or behind the responses in line."""
         if self._in_line:
             self._in_line.append(_Place(answer))
             self._in_line_bytes += len(answer)
@@ -350,7 +349,7 @@ class Connection:
         self._reply(wire.error(error.detail))
 
     def _refuse(self, reason: str) -> None:
-        """Nothing after this can be understood, or served: the client is told, and the connection ends."""
+        """Sends an ERROR and ends the connection: later frames cannot be decoded or served."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -360,7 +359,7 @@ class Connection:
         self._reply(wire.error(reason))
 
     def _fill(self, place: _Place, answer: bytes) -> None:
-        """An answer that was waited for is there."""
+        """Sets the response of a place in line."""
         if self.closed:
             return
         place.answer = answer
@@ -379,7 +378,7 @@ class Connection:
             self.flush()
             if not self._is_read:
                 self._go_on()
-        elif not self._is_flush_due:  # those behind it are often answered in the same turn: they leave together
+        elif not self._is_flush_due:  # later responses often come in the same turn: one send takes them all
             self._is_flush_due = True
             self._door.loop.call_soon(self._flush_soon)
 
@@ -388,7 +387,7 @@ class Connection:
         self.flush()
 
     def push(self, name: bytes, payload: bytes) -> None:
-        """A message; `flush` sends it."""
+        """Queues a message; `flush` sends it."""
         if len(payload) <= COPY_BYTES_MAX:
             self._outbox.put(wire.message_head(name, len(payload)) + payload)
         else:
@@ -396,7 +395,7 @@ class Connection:
             self._outbox.put(payload)
 
     def flush(self) -> None:
-        """Sends what waits, as far as the client takes it."""
+        """Sends as much of the outbox as the socket takes."""
         if self._is_written or self.closed:
             return
         if self._outbox.size:
@@ -453,7 +452,7 @@ class Connection:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
-        """The client gets the end of the stream behind the ERROR; a plain close would discard what it has not read."""
+        """Ends the stream behind the ERROR. A plain close would discard output that the client has not read."""
         self._end_subscriptions()
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -462,7 +461,7 @@ class Connection:
 
     @property
     def quiet_seconds_max(self) -> float:
-        """How long nothing may happen here before the connection is closed."""
+        """How long the connection may be idle before it is closed."""
         if self._is_ending or self.hung_up or self._reader.held or self._memory.leave_line is not None:
             return STUCK_SECONDS_MAX
         if self._is_written:
@@ -471,11 +470,11 @@ class Connection:
 
     @property
     def is_owed(self) -> bool:
-        """Whether it waits for answers that will come soon."""
+        """Whether responses are due soon."""
         return bool(self._in_line or self._running is not None or (self._outbox.size and not self._is_written))
 
     def stop(self) -> None:
-        """Reads nothing and gets no messages any more."""
+        """Stops reading and message delivery."""
         self._is_stopped = True
         self.takes_messages = False
         self._look_where_to_read()

@@ -1,20 +1,20 @@
-"""Hands the records of one group and topic to the group's subscribers on this broker, one by one, in turn.
+"""Delivers the records of one group and topic to the group's subscribers on this broker, one by one, round robin.
 
     log grows, lease ends ──> lane is awake ──┐
-    subscriber has room ──────────────────────┴──> pump: acquire as many as there is room for, hand out in turn
+    subscriber has room ──────────────────────┴──> pump: acquire as many as there is room for, deliver in turn
 
-To the engine a dispatcher is one member of the group; which subscriber has which record is known here alone. So one
-acquisition serves all subscribers, however the records fall on them.
+To the queue a dispatcher is one member of the group; only the dispatcher knows which subscriber has which record. So
+one acquisition serves all subscribers.
 
 Rules
 -----
-1. A record is acquired only for a subscriber that has room for it: nothing lies here leased and unsent.
-2. Who has no room, or does not read what it was sent, is not in line. It costs the others nothing.
-3. What a subscriber leaves unanswered behind when it goes is released at once, for the others.
-4. A topic that is deleted ends its subscriptions; one that grows gets further lanes.
-5. A queue that another broker has by now ends the connections of its subscribers, with the reason: the protocol has no
-   other way to tell them, and nothing would ever come here again.
-6. A partition that cannot be read now rests for a moment and is tried again.
+1. A record is acquired only for a subscriber that has room for it: no record is leased and unsent here.
+2. A subscriber that has no room, or does not read its output, is not in line. It costs other subscribers nothing.
+3. When a subscriber leaves, its unacknowledged records are released at once.
+4. A deleted topic ends its subscriptions; a topic that grows gets further lanes.
+5. If another broker gets the queue, the connections of its subscribers end, with the reason. The protocol has no other
+   way to tell the clients, and no message would ever arrive here again.
+6. A partition that cannot be read is retried after `RETRY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TAKEN_MAX = 256
-"""Records at a time."""
+"""Records per acquisition."""
 TAKEN_BYTES_MAX = 256 * 1024
-"""At a time; one record more may be as large as it likes."""
+"""Bytes per acquisition; the last record may exceed it."""
 RETRY_SECONDS = 1.0
 LEFT = "its subscriber disconnected"
 
@@ -56,13 +56,13 @@ class Lane:
     def __init__(self, partition: QueuePartition, prefix: bytes) -> None:
         self.partition = partition
         self.prefix = prefix
-        """Of the ids of its messages."""
+        """Prefix of its message ids."""
         self.is_awake = False
-        """Whether something may be available."""
+        """Whether records may be available."""
         self.rests = False
-        """Whether it could not be read a moment ago."""
+        """Whether the last read failed."""
         self.seen = partition.log.high_watermark
-        """How far the log was when it last woke us."""
+        """High watermark at the last wake-up."""
         self.cancel: Callable[[], None] = lambda: None
 
 
@@ -77,20 +77,20 @@ class Dispatcher:
         self._awake: deque[Lane] = deque()
         self.subscriptions: list[Subscription] = []
         self._line: deque[Subscription] = deque()
-        """Those that take messages, the next one first."""
+        """Subscriptions with room, the next one first."""
         self._is_pumping = False
         self._is_pump_due = False
         self._no_lease_ends_before = 0
         self.is_closed = False
         self.lost: RequestError | None = None
-        """Why the queue is not here any more, if that is why it is closed."""
+        """Why this broker lost the queue, if it did."""
         self.users = 0
-        """Subscriptions, and those that are being made."""
+        """Subscriptions, including those that are starting."""
         self._is_opening = False
         self.opened = begin(self._open(self.topic.partition_count))
 
     async def _open(self, first_count: int) -> None:
-        """Opens the lanes that there are not yet. Its promise settles turns after its last look: hence the flag."""
+        """Opens missing lanes. Its promise settles turns after the last check: hence the flag."""
         self._is_opening = True
         try:
             await self._open_lanes(first_count)
@@ -102,7 +102,7 @@ class Dispatcher:
             index = len(self._lanes)
             partition = await self.queue.partition(self.topic, index)
             if index >= first_count and not self.queue.is_durable:
-                await partition.seek(0)  # a partition that is new: all in it came after the subscription
+                await partition.seek(0)  # new partition: all its records follow the subscription
             if self.is_closed:
                 return
             partition.check()
@@ -118,7 +118,7 @@ class Dispatcher:
         self.has_room(subscription)
 
     def remove(self, subscription: Subscription) -> None:
-        """What it has not answered is released, and counts as a failed delivery."""
+        """Releases its unacknowledged messages as failed deliveries."""
         self.subscriptions.remove(subscription)
         self.has_no_room(subscription)
         self.forget_expired(subscription)
@@ -128,25 +128,25 @@ class Dispatcher:
         self.pump()
 
     def has_room(self, subscription: Subscription) -> None:
-        """Something changed for this subscriber: it may take messages now."""
+        """The subscriber may have room for messages now."""
         if subscription.room > 0 and not subscription.is_in_line:
             self._join_line(subscription)
         if self._awake:
             self.pump()
 
     def has_no_room(self, subscription: Subscription) -> None:
-        """It does not read what it was sent, or is gone."""
+        """The subscriber does not read its output, or has left."""
         if subscription.is_in_line:
             self._line.remove(subscription)
             subscription.is_in_line = False
 
     def forget_expired(self, subscription: Subscription) -> None:
-        """What is not its own any more."""
+        """Drops messages whose lease expired."""
         if subscription.unanswered:
             subscription.forget_expired(self._door.clock.now_ms() - self._lease_ms)
 
     def answer(self, subscription: Subscription, name: bytes, verb: Verb, reason: str = "") -> Promise[None]:
-        """Settles when the answer to one message is durable. One that fails with `RequestError` may be repeated."""
+        """Settles when the ACK or NACK is durable. After a `RequestError` the client may retry."""
         sent = subscription.unanswered.pop(name)
         subscription.answered_in_time()
         try:
@@ -157,7 +157,7 @@ class Dispatcher:
         return answered
 
     def _take_up(self, subscription: Subscription, name: bytes, sent: Sent) -> None:
-        """An answer could not be written: its message is unanswered again."""
+        """An ACK or NACK was not written: its message is unacknowledged again."""
         if subscription in self.subscriptions:
             subscription.take_up(name, sent)
         else:
@@ -168,16 +168,16 @@ class Dispatcher:
         subscription.is_in_line = True
 
     def _line_up(self) -> None:
-        """Everybody who may have a turn gets into line: late ones only where all are."""
+        """Puts all subscriptions with room into line. `_room` skips late ones unless all are late."""
         for subscription in self.subscriptions:
             if not subscription.is_in_line and subscription.room > 0:
                 self._join_line(subscription)
 
-    # -- handing out -------------------------------------------------------------------------------------------------
+    # -- delivery ----------------------------------------------------------------------------------------------------
 
     def _on_awake(self, lane: Lane) -> None:
-        """New records are handed out at once. Those that come back do so one by one, each with a call: they wait until
-        all have, so that they go out in their order and together.
+        """New records are delivered at once. Redeliveries become available one by one, each with its own call: they
+        wait for the end of this turn, so that they are delivered together and in order.
         """
         if lane.partition.ended is not None:
             self._door.loop.call_soon(self._end, lane.partition.ended)
@@ -205,9 +205,9 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Hands out what is available to those who have room, until one of the two is used up.
+        """Delivers available records until there are no more, or no subscriber has room.
 
-        This is called by the log while it appends, so nothing that goes wrong here may reach it.
+        The log calls this while it appends, so no exception may escape.
         """
         if self._is_pumping:
             return
@@ -246,9 +246,9 @@ class Dispatcher:
 
     def _have_taken(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
         if lane.partition.ended is not None:
-            return  # whoever ended it has called
+            return  # `_on_awake` has been called
         if isinstance(taken.error, LogLost):
-            lane.rests = True  # until a restart; the log of the broker has told at start
+            lane.rests = True  # until a restart; the broker logged the loss at start
         elif taken.error is not None:
             what = logger.warning if isinstance(taken.error, RequestError) else logger.error
             what("group %s cannot read %s-%d: %r", self.queue.id, self.topic.name, lane.partition.index, taken.error)
@@ -262,8 +262,8 @@ class Dispatcher:
             self._hand_out(lane, [(record.offset, record.value) for record, _ in records], now_ms)
 
     def _take_back(self, name: bytes) -> None:
-        """A message is about to be delivered again. To the engine all subscribers are one member: whoever had it before
-        must not answer it in the place of the one that has it now.
+        """Before a redelivery: to the queue all subscribers are one member, so the previous subscriber must not
+        acknowledge the message for the next one.
         """
         for subscription in self.subscriptions:
             if subscription.unanswered.pop(name, None) is not None:
@@ -276,7 +276,7 @@ class Dispatcher:
             self.pump()
 
     def _room(self, now_ms: int) -> int:
-        """For how many messages there is room, as far as that matters; 0 if nobody may have a turn."""
+        """The number of messages to acquire, up to `TAKEN_MAX`; 0 if no subscriber has room."""
         line = self._line
         if not line:
             self._look_for_expired(now_ms)
@@ -308,7 +308,7 @@ class Dispatcher:
         return min(room, TAKEN_MAX)
 
     def _look_for_expired(self, now_ms: int) -> None:
-        """Nobody is in line: those whose leases ran out have room again."""
+        """The line is empty: subscribers with expired leases have room again."""
         if now_ms < self._no_lease_ends_before:
             return
         oldest = now_ms
@@ -321,7 +321,7 @@ class Dispatcher:
         self._line_up()
 
     def _hand_out(self, lane: Lane, records: list[tuple[int, bytes | None]], now_ms: int) -> None:
-        """Offsets and values, in turn; a null value is an empty message."""
+        """Delivers offsets and values round robin; a null value is an empty message."""
         line = self._line
         touched: dict[Connection, None] = {}
         for at, (offset, value) in enumerate(records):
@@ -332,7 +332,7 @@ class Dispatcher:
                 break
             name = lane.prefix + b"%d" % offset
             unanswered = subscription.unanswered
-            unanswered.pop(name, None)  # it may have had it before: now it is the youngest
+            unanswered.pop(name, None)  # a redelivery to the same subscriber is its newest lease
             unanswered[name] = Sent(lane, offset, now_ms)
             connection = subscription.connection
             connection.push(name, value or b"")
@@ -344,10 +344,10 @@ class Dispatcher:
             connection.flush()
 
     def _stand_in(self) -> Subscription | None:
-        """There was room in line when the records were acquired; if those left meanwhile, others may do."""
+        """A subscriber for a record whose intended subscribers left during the read."""
         return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- releases ----------------------------------------------------------------------------------------------------
 
     def _release(self, left: Iterable[Sent], reason: str) -> None:
         by_lane: dict[Lane, set[int]] = {}
@@ -383,7 +383,7 @@ class Dispatcher:
             self._door.clock.call_later(RETRY_SECONDS, self._open_more)
 
     def _end(self, reason: RequestError) -> None:
-        """The queue is no longer this broker's. Where its topic is gone, that has been seen to by now."""
+        """This broker lost the queue. A deleted topic has closed the dispatcher before."""
         if self.is_closed:
             return
         self.lost = RequestError(reason.code, reason.detail)
@@ -394,7 +394,7 @@ class Dispatcher:
             )
 
     def close(self) -> None:
-        """Leaves the group: what its subscribers have not answered is available to others."""
+        """Leaves the group, which releases its subscribers' unacknowledged records."""
         if self.is_closed:
             return
         self.is_closed = True

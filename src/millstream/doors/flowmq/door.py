@@ -28,9 +28,9 @@ SHARED_BYTES = 64 * 1024
 SWEEP_SECONDS = 10
 CLOSE_SECONDS_MAX = 2.0
 EARLIEST = {"share.auto.offset.reset": "earliest"}
-"""A new group begins with what is there: jobs that were published before the first worker came are done too."""
+"""A new group starts at the earliest record: its workers also get jobs published before they joined."""
 DEFAULTS = {"share.delivery.count.limit": "3"}
-"""Of queues that are made here, as FlowMQ's document has it. Share groups that Kafka's protocol made have 5."""
+"""Defaults of queues that this door creates, from FlowMQ's document. Share groups of the Kafka door have 5."""
 
 
 class FlowmqDoor:
@@ -42,15 +42,15 @@ class FlowmqDoor:
         self.window = broker.config.flowmq_unacknowledged_max
         self.frame_bytes_max = broker.config.frame_bytes_max
         self.shared = memoryview(bytearray(SHARED_BYTES))
-        """What arrives on any connection; it is done with before the next one is read."""
+        """Receive buffer of all connections; a read is handled before the next one."""
         self.budget = Budget(broker.config.inflight_bytes_max)
-        """For frames that arrive in many pieces."""
+        """For frames that arrive in pieces."""
         self.unread_bytes = 0
-        """What waits for clients that do not read, over all connections."""
+        """Output that waits for slow clients, over all connections."""
         self.unread_bytes_max = broker.config.inflight_bytes_max
         self.targets = Targets(broker)
         self.now = self.clock.monotonic()
-        """As of the last sweep or newcomer: exact enough for connections to note when they were last used."""
+        """Time of the last sweep or new connection: exact enough for `last_used`."""
         self.hang_ups = HangUps(self.loop)
         self._connections: Connections[Connection] = Connections(broker.config, self.metrics, self.clock)
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
@@ -74,16 +74,16 @@ class FlowmqDoor:
         self._connections.discard(connection)
 
     def note_refusal(self, host: str, reason: str) -> None:
-        """Says why a connection is closed."""
+        """Logs why a connection is closed."""
         refusals.warning("closing the connection from %s: %s", host, reason)
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     async def join(self, topic: Topic, group: str, peer: str) -> Dispatcher:
-        """The dispatcher of a group (or a private one, where there is none), open, with one user more."""
+        """The open dispatcher of a group, or a private one without a group. Adds one user."""
         if group:
             await coordinate(self.broker.cluster, group)
-        name = group or f"flowmq-{uuid.uuid4()}"  # nobody can guess it, so a private group is nobody else's
+        name = group or f"flowmq-{uuid.uuid4()}"  # unguessable, so no other client can join it
         key = (name, topic.id)
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None or dispatcher.queue is not self.broker.queues.get(name):
@@ -104,12 +104,12 @@ class FlowmqDoor:
         return dispatcher
 
     def leave(self, dispatcher: Dispatcher) -> None:
-        """One user less."""
+        """Removes one user."""
         dispatcher.users -= 1
         if dispatcher.users == 0:
             dispatcher.close()
             key = (dispatcher.queue.id, dispatcher.topic.id)
-            if self._dispatchers.get(key) is dispatcher:  # else its queue was lost, and found again
+            if self._dispatchers.get(key) is dispatcher:  # else the queue was lost and opened again
                 del self._dispatchers[key]
 
     def _on_topics_changed(self) -> None:
@@ -119,7 +119,7 @@ class FlowmqDoor:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Closes connections that have been idle too long, or stuck."""
+        """Closes connections that are idle or stuck for too long."""
         self.now = self.clock.monotonic()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
@@ -127,11 +127,11 @@ class FlowmqDoor:
                 logger.info("closing a connection that was quiet for %d s", quiet)
                 connection.close()
         for dispatcher in list(self._dispatchers.values()):
-            dispatcher.pump()  # somebody may have stopped reading, and be in nobody's way any more
+            dispatcher.pump()  # a subscriber that stopped reading may now count as late
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     async def close(self) -> None:
-        """Stops accepting and reading, lets publishers have the answers that wait for a sync, closes everything."""
+        """Stops accepting and reading, sends responses that wait for a sync, then closes all connections."""
         self._unwatch()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -1,8 +1,8 @@
-"""Memory for a frame that arrives in pieces, out of what all connections of the door share.
+"""Memory for a frame that arrives in pieces, from a budget that all connections of the door share.
 
-It is asked for before more of the frame is read. A frame of a usual size waits until there is enough for all of it, so
-that it can be finished, whatever others do. A larger one gets memory as it comes, and does not wait: it would hold what
-it has, and with a few others of its kind all would wait for each other. It costs its connection.
+The memory is reserved before more of the frame is read. A frame up to `WAITING_BYTES_MAX` waits until there is memory
+for all of it, so it can always complete. A larger frame reserves memory as it arrives and does not wait: several such
+frames, each with part of its memory, would deadlock. Without memory it loses its connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.doors.memory import Budget
 from millstream.wire.flowmq import FrameReader
 
 FREE_BYTES = 4096
-"""Any connection may hold so much of a frame without asking."""
+"""Every connection may hold this part of a frame without a reservation."""
 WAITING_BYTES_MAX = (1 << 20) + (64 << 10)
 """A frame up to this size waits for memory."""
 
@@ -27,10 +27,10 @@ class FrameMemory:
         self._is_closed = False
         self.reserved = 0
         self.leave_line: Callable[[], None] | None = None
-        """Set while it waits: nothing may be read until `on_granted` is called."""
+        """Set while it waits: no reads until `on_granted` is called."""
 
     def follow(self, reader: FrameReader) -> None:
-        """After something was read. Where there is no memory for the frame, the reader gives it up."""
+        """Call after each read. Without memory for the frame, the reader gives it up."""
         held = len(reader.held)
         if held <= FREE_BYTES:
             self._give_back()
@@ -42,8 +42,8 @@ class FrameMemory:
         if self._budget.take(more):
             self.reserved += more
             return
-        self._give_back()  # what a frame before this one left: who waits has nothing that others wait for
-        if self._is_closed:  # by what whoever got it has done with it
+        self._give_back()  # an earlier frame's memory: a waiting connection must hold none
+        if self._is_closed:  # by a callback of the connection that got it
             return
         if size > WAITING_BYTES_MAX:
             reader.give_up(f"no memory for a frame of {size} bytes while others use it")

@@ -1,10 +1,10 @@
-"""Message ids: text that says where a record lies, so that nothing has to be remembered to find it again.
+"""Message ids: text that holds a record's topic, partition and offset, so that the broker keeps no table of ids.
 
-    22 characters     the topic's id, base64 for URLs
+    22 characters     the topic's id, base64url (RFC 4648) without padding
     :PARTITION:OFFSET in decimal
 
-Unique for ever, since a topic that is made anew has a new id. For the first 100,000,000,000 messages of a topic an id
-is no longer than the UUIDs that FlowMQ's own broker gives out, which its example clients have room for.
+Ids are unique for ever: a recreated topic has a new id. For the first 100,000,000,000 messages of a topic an id is no
+longer than the UUIDs of FlowMQ's own broker, for which its example clients have room.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def topic_part(topic_id: uuid.UUID) -> bytes:
 
 
 def prefix(topic_id: uuid.UUID, partition: int) -> bytes:
-    """All of an id but the offset."""
+    """An id without the offset."""
     return b"%s:%d:" % (topic_part(topic_id), partition)
 
 
 def parse(message_id: bytes) -> tuple[uuid.UUID, int, int] | None:
-    """Topic, partition and offset; None if this is no message id."""
+    """Topic, partition and offset; None if it is not a message id."""
     parts = message_id.split(b":")
     if len(parts) != 3 or len(parts[0]) != TOPIC_BYTES:
         return None

@@ -1,7 +1,7 @@
-"""The sending side of a connection: answers and messages in order, without blocking.
+"""The sending side of a connection: responses and messages in order, without blocking.
 
-A large payload is a chunk of its own and is never copied here: a message for a hundred subscribers lies in memory
-once, however slowly they take it.
+A large payload is its own chunk and is never copied here: a message for a hundred subscribers is in memory once,
+however slowly they read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 from collections import deque
 
 JOIN_BYTES_MAX = 64 * 1024
-"""Chunks up to this many bytes together leave with one system call."""
+"""Chunks up to this total size are sent with one system call."""
 
 
 class Outbox:
@@ -27,7 +27,7 @@ class Outbox:
         self.size += len(chunk)
 
     def send(self) -> int:
-        """Sends what the socket takes and answers with how much; raises OSError if the peer is gone."""
+        """Sends as much as the socket takes and returns the count. Raises OSError if the peer is gone."""
         chunks = self._chunks
         sent = 0
         while chunks:

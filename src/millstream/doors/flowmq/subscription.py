@@ -1,14 +1,14 @@
-"""One SUBSCRIBE of one connection: what it was sent and has not answered.
+"""One SUBSCRIBE of one connection, with its unacknowledged messages.
 
 Rules
 -----
-1. At most `window` messages are unanswered. One whose lease ran out does not count any more: the broker has taken it
-   back, and an answer to it is refused.
-2. A subscriber that let a lease run out is late until it answers a message again. It may have died without a word, and
-   a few turns later everything would have failed because of it; so late ones get messages only while no other
-   subscriber of the group is on time. One that has not read for the time of a lease is not.
-3. Late ones that have nothing left to answer could not answer again. An answer that came too late shows that they live:
-   they get one message at a time, until they answer one of those in time.
+1. At most `window` messages are unacknowledged. A message whose lease expired does not count: the broker has taken it
+   back and refuses a late ack.
+2. A subscriber whose lease expired is late until it acknowledges a message. It may have died silently, and would soon
+   use up the attempts of every message. So late subscribers get messages only while no other subscriber of the group is
+   on time. A subscriber that has not read for one lease time is not on time.
+3. A late subscriber without unacknowledged messages could never recover. A late ack shows that it is alive and
+   throttles it to one message at a time; a timely ack restores normal delivery.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A message on its way to being answered."""
+    """An unacknowledged message."""
 
     lane: Lane
     offset: int
     leased_ms: int
-    """When, and not later than the engine's lease began."""
+    """Start of the lease, never later than the queue's."""
 
 
 class Subscription:
@@ -36,37 +36,37 @@ class Subscription:
         self.connection = connection
         self.dispatcher = dispatcher
         self.group = group
-        """Empty where it is for itself."""
+        """Empty for a private subscription."""
         self.window = self._window_max = window
         self.unanswered: dict[bytes, Sent] = {}
         """By message id, oldest lease first."""
         self.is_late = False
         self.is_in_line = False
-        """Whether the dispatcher has it among those that take messages."""
+        """Whether it is in the dispatcher's line."""
 
     @property
     def room(self) -> int:
-        """How many more messages may be sent now."""
+        """The number of messages that it may get now."""
         return self.window - len(self.unanswered) if self.connection.takes_messages else 0
 
     def answered_in_time(self) -> None:
-        """It answers a message."""
+        """A timely ack or nack."""
         self.is_late = False
         self.window = self._window_max
 
     def take_up(self, message_id: bytes, sent: Sent) -> None:
-        """An answer was refused: the message waits for another one, in its place among the leases."""
+        """An ack was refused: the message is unacknowledged again, in lease order."""
         self.unanswered[message_id] = sent
         self.unanswered = dict(sorted(self.unanswered.items(), key=lambda item: item[1].leased_ms))
 
     def answered_late(self) -> None:
-        """It answers one that is no longer its own. Where it has others, they will tell."""
+        """A late ack. If it has unacknowledged messages, their acks decide."""
         if self.is_late and not self.unanswered:
             self.is_late = False
             self.window = 1
 
     def forget_expired(self, leased_until_ms: int) -> None:
-        """Drops what was leased at that time or earlier."""
+        """Drops messages leased at that time or earlier."""
         unanswered = self.unanswered
         while unanswered:
             message_id, sent = next(iter(unanswered.items()))

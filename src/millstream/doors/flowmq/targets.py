@@ -1,9 +1,9 @@
-"""Where published messages go, and how topics are made through this door.
+"""The partitions that published messages go to, and the creation of topics through this door.
 
-A topic that FlowMQ's clients make has one partition, so that its messages have one order as they do in FlowMQ, keeps
-what all groups are done with for 60 s, and takes a message of 1 MiB. It is a topic like any other: more partitions and
-other settings can be given to it, and then messages go to its partitions in turn. Only `__dlq__`, which somebody may
-subscribe to before the first message has failed, is made as the broker makes it: dead letters stay when they were read.
+A topic that FlowMQ's clients create has one partition, so that its messages have one order as in FlowMQ. It keeps
+records for 60 s after all groups are done with them, and accepts a message of 1 MiB. An operator may add partitions and
+change settings; messages then go to its partitions round robin. `__dlq__` is different: a client may subscribe to it
+before the first message fails, and it gets the broker's retention, so dead letters stay after a group reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Target:
     def __init__(self, inlet: Inlet, prefix: bytes) -> None:
         self.inlet = inlet
         self.prefix = prefix
-        """Of the ids of its messages."""
+        """Prefix of its message ids."""
 
 
 class Targets:
@@ -44,7 +44,7 @@ class Targets:
         self._changes = -1
 
     def find(self, name: bytes) -> Target | None:
-        """Where the next message to a topic goes; None if there is no such topic."""
+        """The target of the next message to a topic; None if the topic does not exist."""
         if self._changes != self._topics.changes:
             self._changes = self._topics.changes
             self._known.clear()
@@ -70,7 +70,7 @@ class Targets:
         return await self._topics.create(name, PARTITIONS, overrides)
 
     async def ensure(self, name: str) -> Topic:
-        """The topic, made if it is missing and topics may be made by asking for them."""
+        """The topic, created if it is missing and auto-creation is on."""
         topic = self._topics.get(name)
         if topic is not None:
             return topic
@@ -83,7 +83,7 @@ class Targets:
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-            # Somebody else was faster: here, or at another broker, of whose doing we may not have heard yet.
+            # Another client created it first, perhaps at another broker whose change is not visible here yet.
             topic = self._topics.get(name) or await self._topics.follow(name)
             if topic is None:
                 raise

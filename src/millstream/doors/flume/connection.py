@@ -1,17 +1,17 @@
 """One Flume client: its seven requests, over the broker that all doors share.
 
-Topics are created by the first record for them, with `flume_partitions` partitions. A group of this door is an ordinary
-classic group whose members the broker plans for (range), so that Kafka's tools see and can reset it.
+The first record for a topic creates it, with `flume_partitions` partitions. A group of this door is an ordinary classic
+group to which the broker assigns partitions (range), so Kafka's tools can list and reset it.
 
-Flume's own consumer joins once, sends heartbeats and commits; it never joins again. So a join is answered at once and
-waits for no other member, and a member that is behind stays (`broker/groups/stream/classic.py`, rules 7 and 8).
+Flume's own consumer joins once, sends heartbeats and commits; it never rejoins. So a join returns at once and waits for
+no other member, and a member with an old generation stays (`broker/groups/stream/classic.py`, rules 7 and 8).
 
-Flume's OffsetCommit names neither member nor generation. The connection stands in for them: it is the member that it
-last joined or sent a heartbeat as, in the generation that it was told then. So a member that was expelled, or whose
-partition the plan has given to another member since, cannot commit. A connection that is no member of the group may
-commit only while the group has none.
+Flume's OffsetCommit names neither member nor generation. The connection supplies both: the member id of its last join
+or heartbeat, and that request's generation. So an expelled member cannot commit, and no member can commit a partition
+that is now assigned to another member. A connection that is no member of the group may commit only while the group has
+no members.
 
-A request that cannot be decoded is answered with ErrUnknown: its frame is whole.
+A request that cannot be decoded gets ErrUnknown; the connection continues, because its frame is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 FETCH_BYTES_MAX = 8 << 20
-"""Of one answer, whatever the client asks for."""
+"""Limit of one response, whatever the client asks for."""
 SESSION_MS = 10_000
 """Flume's own default, for members that name no timeout."""
 MEMBERSHIPS_MAX = 1000
@@ -66,7 +66,7 @@ class FlumeConnection(FramedConnection):
         self._memberships: dict[str, tuple[str, int]] = {}
         """Member id and generation, by group."""
         self._known: tuple[flume.ProduceTo, list[Partition]] | None = None
-        """The topic of the last record, as of so many `_changes` to the set of topics: most clients stay with one."""
+        """The topic of the last record, valid while `_changes` is current: most clients use one topic."""
         self._changes = 0
 
     def overlaps(self, frame: memoryview) -> bool:
@@ -110,7 +110,7 @@ class FlumeConnection(FramedConnection):
         return None
 
     async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
-        """The first record of a topic. Nothing else of this client is handled until it is answered."""
+        """Appends the first record of a topic. The client's later requests wait for it."""
         config = self._broker.config
         try:
             topic = await self._broker.topics.ensure(name, config.flume_partitions, one_mebibyte(config))
@@ -204,7 +204,7 @@ class FlumeConnection(FramedConnection):
         except RequestError as error:
             return self._refused(request_id, flume.encode_error, error)
         if code == Code.UNKNOWN_MEMBER_ID:
-            code = Code.NONE  # a member that is not there has left
+            code = Code.NONE  # an unknown member has already left
         if self._memberships.get(request.group, ("", -1))[0] == request.member:
             del self._memberships[request.group]
         return flume.encode_error(request_id, _error(code))

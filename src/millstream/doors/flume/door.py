@@ -1,4 +1,4 @@
-"""The Flume door: `serve --flume HOST:PORT`. Its protocol is in `wire/flume.py`, what it does in `connection.py`."""
+"""The Flume door: `serve --flume HOST:PORT`. `wire/flume.py` has its protocol, `connection.py` its requests."""
 
 from __future__ import annotations
 

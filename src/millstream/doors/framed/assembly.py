@@ -1,8 +1,8 @@
-"""A frame that did not arrive at once, while it is put together.
+"""Assembly of a frame that arrives in pieces.
 
-It lies in a buffer of its own, which grows with what really arrives and never with what a head claims. The buffer's
-bytes are taken from the door's memory for frames and given back with it, but for those of the smallest one
-(`BufferPool.FREE`): many who send a byte and stop must not use the memory up.
+The frame has its own buffer, which grows with the received bytes and never with the length in its head. The buffer
+counts against the door's budget for frames, except the smallest size (`BufferPool.FREE`): many clients that send one
+byte and stop must not use up the budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTH = Struct(">i")
 
 
 class Assembly:
-    """One per connection; `buffer` is None while no frame is under way."""
+    """One per connection; `buffer` is None between frames."""
 
     __slots__ = ("_door", "_expected", "_filled", "_head", "_low_water", "_socket", "began", "buffer", "sends_large")
 
@@ -32,23 +32,23 @@ class Assembly:
         self._low_water = 1
         self._filled = 0
         self._expected = 0
-        """All bytes of the frame, or of its head while no more is known."""
+        """Size of the frame, or of its head until that is complete."""
         self.began = 0.0
-        """When the first of it was there."""
+        """Arrival time of its first bytes."""
         self.buffer: bytearray | None = None
         self.sends_large = False
-        """Whether the last frame was a large one, so that the next is expected to be, too."""
+        """Whether the last frame was large, which predicts a large next one."""
 
     def room_for(self, beginning: memoryview) -> int:
-        """How much memory `start` needs."""
+        """The memory that `start` needs."""
         pool = self._door.pool
-        # Only who has sent a large frame before gets the room for one at once; others get as much as they have sent.
+        # After a large frame a client gets room for another at once; otherwise twice the bytes that it has sent.
         most = pool.LARGE if self.sends_large else len(beginning) * 2
         room = min(self._size(beginning), most)
         return pool.FREE if room <= pool.FREE else pool.size_for(room)
 
     def start(self, beginning: memoryview, room: int) -> None:
-        """`room` bytes of the door's memory are taken for it, if they are more than `FREE`."""
+        """The caller has reserved `room` bytes, if they are more than `FREE`."""
         self.began = self._door.clock.monotonic()
         self._expected = self._size(beginning)
         self._filled = len(beginning)
@@ -57,14 +57,14 @@ class Assembly:
         self._wake_at(self._expected - self._filled)
 
     def fill(self) -> int:
-        """Receives what is there and says how much that was; 0 when the client has ended."""
+        """Receives available bytes and returns their count; 0 at the end of the stream."""
         buffer = self.buffer
         assert buffer is not None
         with memoryview(buffer)[self._filled : min(self._expected, len(buffer))] as room:
             count = self._socket.recv_into(room)
         self._filled += count
         if self._filled == self._expected == self._head:
-            self._expected = self._size(buffer)  # only the head had arrived; now it is known how much follows
+            self._expected = self._size(buffer)  # the head is complete and gives the frame's size
         if self._filled < self._expected:
             if self._filled == len(buffer) > self._door.pool.FREE:
                 self._grow(buffer)
@@ -73,14 +73,14 @@ class Assembly:
 
     @property
     def room_wanted(self) -> int:
-        """How much memory `move` needs: the smallest buffer is full, the frame has none yet, and may wait. Else 0."""
+        """The memory that `move` needs when the smallest buffer is full; such a frame may wait. Else 0."""
         buffer = self.buffer
         if buffer is None or len(buffer) > self._door.pool.FREE or self._filled < len(buffer) or self.is_whole:
             return 0
         return self._room_behind(buffer)
 
     def move(self, room: int) -> None:
-        """Into a buffer for which `room` bytes of the door's memory are taken."""
+        """Moves the frame into a buffer of `room` bytes, which the caller has reserved."""
         self.began = self._door.clock.monotonic()
         buffer = self.buffer
         assert buffer is not None
@@ -95,7 +95,7 @@ class Assembly:
         return self.buffer is not None and len(self.buffer) > self._door.pool.FREE
 
     def finish(self) -> tuple[bytearray, int]:
-        """The buffer, and how much of it is the frame. It is given back with `give`."""
+        """The buffer and the frame's size. Return the buffer with `give`."""
         buffer, self.buffer = self.buffer, None
         assert buffer is not None
         self.sends_large = self._expected > self._door.pool.SMALL
@@ -120,7 +120,7 @@ class Assembly:
         return self._head + int(size)
 
     def _grow(self, buffer: bytearray) -> None:
-        """At least doubles it. Waiting for memory here could make frames wait for each other for ever."""
+        """At least doubles the buffer. Waiting for memory here could deadlock several frames."""
         room = self._room_behind(buffer)
         if not self._door.frames.take(room):
             raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
@@ -136,7 +136,7 @@ class Assembly:
         self.give(buffer)
 
     def _wake_at(self, count: int) -> None:
-        """Has the kernel wake us when so many bytes are there, and not for every piece of a large frame."""
+        """Makes the kernel report `count` bytes at once, not every piece of a large frame."""
         low_water = min(max(count, 1), LOW_WATER_BYTES_MAX) if self._expected > LOW_WATER_BYTES_MAX // 4 else 1
         if low_water != self._low_water:
             self._low_water = low_water

@@ -1,23 +1,23 @@
-"""One client's connection: length-prefixed frames in, answers out, in the order of the requests.
+"""One client's connection: length-prefixed frames in, responses out, in the order of the requests.
 
-    bytes --> frames --> handle --> answer, at once or later --> line --> outbox --> bytes
+    bytes --> frames --> handle --> response, at once or later --> line --> outbox --> bytes
 
-Receiving. Small requests are read many at a time into one buffer that the door's connections share, and handled where
-they lie. A frame that is not complete there moves into a buffer of its own, which grows with what really arrives, so
-that a large length in a head costs nothing. Handlers are done with a frame's bytes when they return.
+Receiving. One read takes many small requests into a buffer that all connections of the door share, and they are handled
+in place. An incomplete frame moves into its own buffer, which grows with the received bytes, so a large length in a
+head costs nothing. Handlers do not use a frame's bytes after they return.
 
-Answering. Every request gets a place in line; answers leave when all before them have left. Requests that only append
-(`overlaps`, and `reserve` their place) are handled while others of their kind still wait for their sync. Any other
-request is handled when everything before it is answered: a client that pipelines "write, read" reads what it wrote.
+Responding. Every request gets a place in line; a response is sent after all before it. Requests that only append
+(`overlaps`, and `reserve` their place) are handled while earlier appends wait for their sync. Any other request is
+handled when all before it are answered: a client that pipelines "write, read" reads its own write.
 
-Hanging up. A client that stops sending still gets its answers. While the connection is parked behind unread bytes,
-`hangup.py` notices; if the client hung up and an answer waits for other clients, as a join does, the door closes the
+Hang-up. A client that stops sending still gets its responses. While the connection is parked behind unread bytes,
+`hangup.py` detects a hang-up. If a response then waits for other clients, as a join does, the door closes the
 connection after `HUNG_UP_SECONDS_MAX`.
 
-Bounds. The connection is not read while answers pile up, while too many requests are in line, while a partition that it
-appends to has too much unsynced (`slow_down`), and while the door's memory is used up. A request whose answer may be
-large says so (`Large`) and waits for the room. So does a frame, before it has any of the memory. One that has some and
-finds no room to grow costs its connection: if it waited, frames that are half there could wait for each other for ever.
+Backpressure. The connection is not read while responses wait for the client, while too many requests are in line, while
+a partition has too many unsynced bytes of appends (`slow_down`), and while the door's memory is used up. A request with
+a possibly large response returns `Large` and waits for memory. A frame waits too, before it holds any memory. A frame
+that cannot grow later closes its connection: incomplete frames that wait for each other would deadlock.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ logger = logging.getLogger(__name__)
 
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
-"""No further request is handled while so much waits to be sent: a few bytes can ask for a long answer."""
+"""No request is handled while more output than this waits: a small request can have a long response."""
 
 
 class Large(NamedTuple):
-    """An answer that may take so much room; `make` is called when there is room for it."""
+    """A response of up to `room` bytes; `make` is called when that memory is reserved."""
 
     room: int
     make: Callable[[], bytes | Promise[bytes]]
 
 
 Answer = bytes | Promise[bytes] | Large | None
-"""`b""` where the protocol has none; the request still keeps its place in line. None: see `reserve`."""
+"""`b""`: the protocol has no response, but the request keeps its place in line. None: see `reserve`."""
 
 
 Place = list[bytes]
-"""A request's place in line: empty until its answer is known, then that."""
+"""A request's place in line: empty until its response is known."""
 
 
 class FramedConnection(ABC):
     LENGTH_AT: ClassVar[int] = 0
-    """Where in a frame's head its length stands: 4 bytes, which count what comes after them."""
+    """Position of the length in a frame's head: 4 bytes, which count the bytes after them."""
 
     __slots__ = (
         "_assembly",
@@ -95,48 +95,48 @@ class FramedConnection(ABC):
         self._outbox = Outbox(connected)
         self._in_line: deque[Place] = deque()
         self._only_overlapping = True
-        """Whether all requests in line are of the kind that others may overtake in being handled."""
+        """Whether all requests in line are appends, so that further appends may be handled."""
         self._assembly = Assembly(door, connected, self.LENGTH_AT + LENGTH.size)
         self._backlog: memoryview | None = None
-        """What was received and not handled yet."""
+        """Received bytes that are not handled yet."""
         self._held = 0
-        """Bytes of the door's memory for frames: the backlog's."""
+        """Bytes of the frame budget for the backlog."""
         self._room = 0
-        """Bytes of the door's memory for answers: those that are made or sent."""
+        """Bytes of the response budget for responses in flight."""
         self._leave_line: Callable[[], None] | None = None
-        """Set while this waits for the door's memory."""
+        """Set while the connection waits for a budget."""
         self._is_parked = False
         self._is_read = True
         self._is_written = False
         self._is_taking = False
         self._is_ending = False
-        """The client has said all it will say; it still gets its answers."""
+        """The client sends no more; it still gets its responses."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.slow_down = False
-        """Set by a handler when what it wrote to has too much waiting: nothing more is handled until it is answered."""
+        """Set by a handler for backpressure: no request is handled until all in line are answered."""
         self.closed = False
         self.hung_up = False
-        """The client's stream has ended behind what it sent so far."""
+        """Whether the client has ended its stream."""
         self.received = 0
-        """Bytes."""
+        """In bytes."""
         self.last_used = door.now
         door.loop.add_reader(connected.fileno(), self._on_readable)
         door.hang_ups.watch(connected, self._on_hang_up)
 
-    # -- what a protocol is ------------------------------------------------------------------------------------------
+    # -- for protocols -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def overlaps(self, frame: memoryview) -> bool:
-        """Whether the request only appends, and may be handled before those of its kind in front of it are answered."""
+        """Whether the request only appends, and may be handled before earlier appends are answered."""
 
     @abstractmethod
     def handle(self, frame: memoryview) -> Answer:
-        """Answers one whole frame, head included. A `ProtocolError` costs the connection."""
+        """Handles one complete frame, head included. A `ProtocolError` closes the connection."""
 
     def reserve(self) -> Place:
-        """The place in line of an append, whose answer is handed in with `fill`; `handle` gives None then.
+        """Reserves the place in line of an append; `fill` sets its response, and `handle` returns None.
 
-        More appends are handled meanwhile. Nothing is, while any other answer is waited for.
+        Meanwhile further appends are handled. Behind any other request in line no request is.
         """
         place: Place = []
         if not self._in_line:
@@ -145,7 +145,7 @@ class FramedConnection(ABC):
         return place
 
     def fill(self, place: Place, answer: bytes) -> None:
-        """An answer that was waited for is there."""
+        """Sets the response of a place in line."""
         if self.closed:
             return
         line = self._in_line
@@ -178,7 +178,7 @@ class FramedConnection(ABC):
             self._end()
 
     def run(self, work: Coroutine[Any, Any, bytes]) -> Promise[bytes]:
-        """An answer that takes turns of the loop."""
+        """Runs a coroutine that makes a response."""
         promise: Promise[bytes] = Promise()
 
         async def finish() -> None:
@@ -214,7 +214,7 @@ class FramedConnection(ABC):
             self._fail()
 
     def _look_while_parked(self) -> None:
-        """Notices a client that went away; otherwise stops looking until the answer is out."""
+        """Detects a hang-up. If there are bytes, stops reading until the response is sent."""
         if self._socket.recv(1, socket.MSG_PEEK):
             self.stop_reading()
         else:
@@ -232,7 +232,7 @@ class FramedConnection(ABC):
             self._await_memory(self._door.frames, 1, lambda: self._door.frames.give(1))
             return
         shared = self._door.shared
-        # Where a large frame is expected only its head is read here, the rest goes where it belongs.
+        # Of an expected large frame only the beginning is read here; the rest goes into its own buffer.
         view = shared[: len(shared) // 64] if self._assembly.sends_large else shared
         count = self._socket.recv_into(view)
         if count == 0:
@@ -244,7 +244,7 @@ class FramedConnection(ABC):
         self._after_handling()
 
     def _take(self, data: memoryview, is_backlog: bool = False) -> None:
-        """Handles every whole frame in `data`, and keeps what is left over."""
+        """Handles every complete frame in `data`, and keeps the rest."""
         position, end, head = 0, len(data), self.LENGTH_AT + 4
         self.last_used = self._door.now
         while end - position >= head:
@@ -274,7 +274,7 @@ class FramedConnection(ABC):
             self._start_frame(data[position:])
 
     def _may_handle(self, frame: memoryview) -> bool:
-        """Whether it is this frame's turn; if not, the connection is parked or waits for the socket."""
+        """Whether this frame may be handled; if not, the connection is parked or waits for the socket."""
         if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
             return False
         if self._in_line and not (self._only_overlapping and self.overlaps(frame)):
@@ -283,8 +283,8 @@ class FramedConnection(ABC):
         return True
 
     def _keep(self, data: memoryview, is_backlog: bool) -> None:
-        """For later. What lies in the shared buffer is copied; what was kept before stays where it is."""
-        if self.closed:  # while it tried to send: nobody would give the memory back
+        """Keeps bytes as the backlog. Bytes in the shared buffer are copied; an earlier backlog is not."""
+        if self.closed:  # by a failed send: the memory would never be released
             return
         if not is_backlog:
             data = memoryview(bytearray(data))
@@ -292,7 +292,7 @@ class FramedConnection(ABC):
         self._backlog = data
 
     def _start_frame(self, beginning: memoryview) -> None:
-        """Moves an incomplete frame into a buffer of its own, or waits for the memory for one."""
+        """Moves an incomplete frame into its own buffer, or waits for memory."""
         room = self._assembly.room_for(beginning)
         if room <= self._door.pool.FREE or self._door.frames.take(room):
             self._assembly.start(beginning, room)
@@ -325,13 +325,13 @@ class FramedConnection(ABC):
         self._after_handling()
 
     def _make_room(self, room: int) -> None:
-        """For a frame that has none of the door's memory yet: if it waits, nobody waits for it."""
+        """For a frame that holds no budget yet: while it waits, no other frame waits for it."""
         if self._door.frames.take(room):
             self._assembly.move(room)
         else:
             self._await_memory(self._door.frames, room, lambda: self._assembly.move(room))
 
-    # -- handling and answering --------------------------------------------------------------------------------------
+    # -- handling and responding -------------------------------------------------------------------------------------
 
     def _handle(self, frame: memoryview) -> None:
         answer = self.handle(frame)
@@ -341,7 +341,7 @@ class FramedConnection(ABC):
             self._park_in_line()
 
     def _park_in_line(self) -> None:
-        """Until everything is answered that is in line now."""
+        """Parks until all requests in line are answered."""
         self.slow_down = False
         self._is_parked = bool(self._in_line)
 
@@ -396,7 +396,7 @@ class FramedConnection(ABC):
                 self._outbox.put(answer)
 
     def _has_sent(self) -> bool:
-        """Sends what there is; whether all of it went."""
+        """Sends the outbox; returns whether all of it was sent."""
         self._send()
         return not (self._is_written or self.closed)
 
@@ -413,7 +413,7 @@ class FramedConnection(ABC):
             self.close()
             return
         if self._outbox:
-            # A slow reader gets no further answers: its requests wait in the socket until it has taken these.
+            # Backpressure: a slow reader's requests wait in the socket until it has taken these responses.
             self._is_written = True
             self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
             self.stop_reading()
@@ -438,10 +438,10 @@ class FramedConnection(ABC):
             elif not self._is_ending:
                 self._start_reading()
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """With what was received before the connection stopped to be read, then with the socket."""
+        """Continues with the backlog, then with the socket."""
         backlog, self._backlog = self._backlog, None
         try:
             if backlog is not None:
@@ -475,7 +475,7 @@ class FramedConnection(ABC):
             self._door.loop.remove_reader(self._socket.fileno())
 
     def _end(self) -> None:
-        """Nothing more comes in; what was asked is still answered."""
+        """Stops reading; requests in line still get their responses."""
         self._is_ending = self.hung_up = True
         self.stop_reading()
         if not (self._in_line or self._outbox or self._backlog is not None):
@@ -487,18 +487,18 @@ class FramedConnection(ABC):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the next step is the client's and it is in the middle of it."""
+        """Whether it waits for the client to finish a frame or to read."""
         return self._is_written or (self._assembly.buffer is not None and self._leave_line is None)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the client hung up while an answer waits for more than a sync."""
+        """Whether the client hung up while a response waits for more than a sync."""
         return self.hung_up and bool(self._in_line) and not self._only_overlapping
 
     @property
     def holds_since(self) -> float | None:
-        """Since when it keeps the door's memory for what is not done yet: a frame that the client has yet to send the
-        rest of, or requests behind one that waits for other clients, as joining a group does.
+        """Since when it holds the door's memory for an incomplete frame, or for requests behind one that waits for
+        other clients, as a join does.
         """
         if self._assembly.holds_memory:
             return self._assembly.began
@@ -506,20 +506,20 @@ class FramedConnection(ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Whether requests that only append wait for their answers. Others wait for something else, and answers that
-        are there for their reader.
+        """Whether appends wait for their responses. Other requests wait for more than a sync, and finished responses
+        wait for the client.
         """
         return bool(self._in_line) and self._only_overlapping
 
     @property
     def is_unread(self) -> bool:
-        """Whether answers wait for the client to read them."""
+        """Whether responses wait for the client to read them."""
         return self._is_written
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _hold(self, size: int) -> None:
-        """Of bytes that are there already: the budget may go below nothing, and then nobody reads."""
+        """Counts bytes already received. The budget may become negative; then no connection reads."""
         self._held += size
         self._door.frames.free -= size
 
@@ -534,12 +534,12 @@ class FramedConnection(ABC):
             self._door.answers.give(room)
 
     def _await_memory(self, budget: Budget, size: int, go_on: Callable[[], None]) -> None:
-        """Parks until there is so much; `go_on` finds it taken."""
+        """Parks until `size` bytes are reserved, then calls `go_on`."""
         self._is_parked = True
 
         def granted() -> None:
             self._leave_line = None
-            self.last_used = self._door.now  # from now on the next step is the client's
+            self.last_used = self._door.now  # the connection waits for the client from now on
             try:
                 go_on()
             except ProtocolError as error:
@@ -559,7 +559,7 @@ class FramedConnection(ABC):
 
     def _refuse(self, error: ProtocolError) -> None:
         self._door.note_refusal(self.peer, error)
-        # What was asked before the bytes that cannot be understood is done, and its answers are owed.
+        # Requests before the invalid bytes were handled; their responses are still sent.
         self._assembly.drop()
         self._backlog = None
         self._send()

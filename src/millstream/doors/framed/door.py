@@ -1,7 +1,7 @@
 """A door for protocols of length-prefixed frames: a listening socket and the connections behind it.
 
-What such a protocol means is its connections' business (`connection.py`); here is what they share: who is let in, one
-receive buffer, a budget of memory, and the broom that sweeps out who stopped in the middle of something.
+Subclasses of `connection.py` implement the protocol. The door holds their shared parts: admission, one receive buffer,
+memory budgets, and the sweep that closes stuck connections.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ refusals = Damped(__name__)
 SHARED_BYTES = 256 * 1024
 SWEEP_SECONDS = 10
 STUCK_SECONDS_MAX = 60
-"""How long a client may stop in the middle of a frame, or of taking an answer."""
+"""How long a client may pause within a frame, or while it takes a response."""
 HUNG_UP_SECONDS_MAX = 10
-"""How long an answer may wait for other clients when its own has hung up: it may still read, as `nc -N` does."""
+"""How long a response may wait for other clients after its own hung up: it may still read, as `nc -N` does."""
 CONTESTED_SECONDS_MAX = 10
-"""The same, while others wait for the memory that it holds; and how long one may take for a whole frame then."""
+"""Replaces `STUCK_SECONDS_MAX` while connections wait for memory, and then limits the time of a whole frame."""
 CLOSE_SECONDS_MAX = 2.0
-"""How long answers that are owed are waited for, when the door or a connection closes."""
+"""How long a closing door or connection waits for outstanding responses."""
 
 
 class FramedDoor(ABC):
-    """Subclasses say their name, as in `serve --NAME`, and make the connections of their protocol."""
+    """Subclasses set their name, as in `serve --NAME`, and create the connections of their protocol."""
 
     name = ""
 
@@ -56,15 +56,15 @@ class FramedDoor(ABC):
         self.pool = BufferPool()
         self.frames = Budget(broker.config.inflight_bytes_max // 2)
         self.answers = Budget(broker.config.inflight_bytes_max // 2)
-        """Apart, so that readers who do not take their answers never stand in the way of those who write."""
+        """A separate budget, so that slow readers never block writers."""
         self.hang_ups = HangUps(self.loop)
         self._connections: Connections[FramedConnection] = Connections(broker.config, self.metrics, self.clock)
         self._listener = Listener(self.name, self.name.capitalize(), self._let_in, self._connections.make_room)
         self._sweeper: Timer | None = None
         self.is_closing = False
-        """No connection is read any more."""
+        """Whether reading has stopped on all connections."""
         self.now = self.clock.monotonic()
-        """The time as of the last sweep or newcomer: exact enough for connections to note when they were last used."""
+        """Time of the last sweep or new connection: exact enough for `last_used`."""
 
     @abstractmethod
     def welcome(self, connected: socket.socket, peer: str) -> FramedConnection: ...
@@ -82,7 +82,7 @@ class FramedDoor(ABC):
         return True
 
     def check_size(self, size: int) -> None:
-        """Of a frame, as its head says it."""
+        """Checks the frame size from its head."""
         if not 0 <= size <= self.frame_bytes_max:
             raise ProtocolError(f"a frame of {size} bytes: at most {self.frame_bytes_max} are taken")
 
@@ -90,14 +90,14 @@ class FramedDoor(ABC):
         self._connections.discard(connection)
 
     def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Says why a connection is closed."""
+        """Logs why a connection is closed."""
         self.metrics.request_errors += 1
         refusals.warning("closing the %s connection from %s: %s", self.name, peer, error)
 
     def _sweep(self) -> None:
         self.now = self.clock.monotonic()
         contested = self.frames.is_contested or self.answers.is_contested
-        # Whoever was used since the last sweep is noted with the time of that one.
+        # `last_used` may be too early by up to one sweep interval.
         patience = SWEEP_SECONDS + (CONTESTED_SECONDS_MAX if contested else STUCK_SECONDS_MAX)
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
@@ -109,7 +109,7 @@ class FramedDoor(ABC):
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
 
     def _take_memory_back(self, patience: float) -> None:
-        """From those who have kept it too long, the longest first, until nobody waits."""
+        """Closes connections that hold memory too long, longest first, until none waits."""
         holders = [(each.holds_since, each) for each in self._connections]
         slow = [(since, each) for since, each in holders if since is not None and self.now - since > patience]
         for since, connection in sorted(slow, key=lambda pair: pair[0]):
@@ -120,7 +120,7 @@ class FramedDoor(ABC):
             connection.close()
 
     async def close(self) -> None:
-        """Stops accepting and reading, lets clients have the answers that wait for a sync, then closes everything."""
+        """Stops accepting and reading, sends responses that wait for a sync, then closes all connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()

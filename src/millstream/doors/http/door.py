@@ -1,27 +1,27 @@
-"""The HTTP door: HTTP/1.1 with h11 (which knows the protocol) on asyncio (which knows the sockets).
+"""The HTTP door: HTTP/1.1 (RFC 9112) with h11 for the protocol and asyncio for the sockets.
 
-A route is a path and a callable without arguments; GET and HEAD are served. It gives a `Response`, or an awaitable of
-one where the answer takes time: what runs on the event loop must be quick, because the broker runs there too. An action
-is a path and a callable that takes the query; POST is served, unless a web page of another origin sent it.
+A route is a path and a callable without arguments, for GET and HEAD. It returns a `Response`, or an awaitable of one if
+the page takes time: code on the event loop must be quick, because the broker runs there too. An action is a path and a
+callable that takes the query, for POST. The door refuses a POST that a web page sent.
 
 Bounds
 ------
-- `CONNECTIONS_MAX` connections. For one more the oldest one goes whose client has yet to complete its request, else the
-  oldest one that is idle. A client that connected, or began its request, within `YOUNG_SECONDS` does not go: a burst of
-  connections would cost a health probe its own before its request is read. Where no connection may go, more are let in
-  for `/healthz` and `/readyz` alone; other pages get a 503.
+- `CONNECTIONS_MAX` connections. A new connection evicts the oldest one with an incomplete request, else the oldest idle
+  one. A client that connected, or began its request, within `YOUNG_SECONDS` is not evicted: otherwise a burst of
+  connections would evict a health probe before its request is read. If no connection can be evicted, further ones are
+  accepted for `/healthz` and `/readyz` only; other pages get a 503.
 - `URGENT_CONNECTIONS_MAX` of these stay. Up to `URGENT_YOUNG_MAX` are open while they are younger than
   `URGENT_YOUNG_SECONDS`, so that a burst behind a probe does not close it. None is closed before the event loop has had
-  the turns it needs to read a request that came with the connection.
+  enough turns to read a request that arrived with the connection.
 - A request is complete within `REQUEST_SECONDS` of its first byte.
-- A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and thrown away) in `BODY_BYTES_MAX`.
-- A request must begin, and an answer be taken, within `IDLE_SECONDS`. Further bytes restart neither timer, so neither a
-  silent client nor one that drips keeps a connection.
-- While an answer waits for a slow reader, or is being made, nothing more is read: a connection holds one answer and
-  what one read brought at most.
-- One request is answered in a turn of the event loop, however many came together: there are others on it.
+- A request's line and headers fit in `HEADER_BYTES_MAX`, its body (read and discarded) in `BODY_BYTES_MAX`.
+- A client begins its request, and takes its response, within `IDLE_SECONDS`. Further bytes restart neither timer, so
+  neither a silent client nor one that sends single bytes keeps a connection.
+- Backpressure: while a response is prepared, or waits for a slow reader, the connection is not read. It holds at most
+  one response and the bytes of one read.
+- A connection gets one response per turn of the event loop, however many requests arrived together.
 
-Requests for other names than this listener's are refused with 421: see `hosts.py`.
+Requests for other host names than this listener's get a 421 (RFC 9110): see `hosts.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ URGENT_CONNECTIONS_MAX = 16
 URGENT_YOUNG_MAX = 256
 URGENT_YOUNG_SECONDS = 0.25
 READ_TURNS = 3
-"""Turns of the event loop within which what a connection brought is read: it is accepted, polled and read."""
+"""Turns of the event loop until a request that arrived with a connection is read: accept, poll, read."""
 HEADER_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 64 * 1024
 IDLE_SECONDS = 30.0
@@ -73,7 +73,7 @@ class HttpDoor:
         request_seconds: float = REQUEST_SECONDS,
         young_seconds: float = YOUNG_SECONDS,
     ) -> None:
-        """`names` are those that `Host` may say besides `host`."""
+        """`names` are valid in `Host` besides `host`."""
         self.host = host
         self.port = port
         self.routes = routes
@@ -84,11 +84,11 @@ class HttpDoor:
         self.young_seconds = young_seconds
         self.hosts = Hosts((host, *names))
         self.connections: dict[_Connection, None] = {}
-        """The one first that was answered longest ago."""
+        """Least recently answered first."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """The address that was bound: with port 0, the free one that was found."""
+        """Returns the bound address; port 0 binds a free port."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, backlog=BACKLOG)
@@ -109,7 +109,7 @@ class HttpDoor:
             self._server = None
 
     def make_room(self, *, urgent: bool = False) -> bool:
-        """Whether there is room for a connection, or for one of those for urgent pages alone."""
+        """Makes room for a connection, or for one that serves urgent pages only; returns whether it could."""
         mine = [each for each in self.connections if each.is_urgent == urgent]
         if urgent:
             return self._make_urgent_room(mine)
@@ -140,7 +140,7 @@ class HttpDoor:
         connection.abort()
 
     def _oldest(self, connections: list[_Connection], latest: float) -> _Connection | None:
-        """The one that makes room. A request that is incomplete does only if it is no younger than `latest`."""
+        """The connection to evict. One with an incomplete request must have begun at `latest` or earlier."""
         idle = [each for each in connections if each.waits_for_client]
         incomplete = [each for each in idle if not each.is_between_requests]
         if not incomplete:
@@ -179,17 +179,17 @@ class _Connection(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body_bytes = 0
         self._has_begun = False
-        """A request: some of it is there."""
+        """Whether a request has begun."""
         self.waits_since = 0.0
         """When the client connected, or began its request."""
         self._answered = 0
         self.is_urgent = False
-        """It is for urgent pages alone."""
+        """Whether it serves urgent pages only."""
         self._turns_left = READ_TURNS
         self._paused = False
         self._page: asyncio.Future[Response] | None = None
         self._next: asyncio.Handle | None = None
-        """Set while the request behind the one that was answered waits for its turn."""
+        """Set while the next request waits for its turn of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
@@ -220,12 +220,12 @@ class _Connection(asyncio.Protocol):
 
     @property
     def was_polled(self) -> bool:
-        """Whether a request that came with the connection would have been read by now."""
+        """Whether the event loop has had the turns to read a request that arrived with the connection."""
         return not self._turns_left
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the next step is the client's: to send, or to take what it was answered."""
+        """Whether it waits for the client to send, or to take its response."""
         return self._paused or (self._page is None and self._next is None)
 
     @property
@@ -240,7 +240,7 @@ class _Connection(asyncio.Protocol):
         self._http.receive_data(data)
         if self._page is None and self._next is None:
             self._advance()
-        else:  # until all that came before is answered
+        else:  # until earlier requests are answered
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -262,7 +262,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def _advance(self) -> None:
-        """Answers a request that is complete, unless the reader is behind; the one after it has the next turn."""
+        """Answers one complete request, unless the client reads slowly; the next request gets the next turn."""
         while not self._paused and self._page is None and not self._transport.is_closing():
             try:
                 event = self._http.next_event()
@@ -332,7 +332,7 @@ class _Connection(asyncio.Protocol):
             self._restart_timer(self._door.idle_seconds)
 
     def _refuse(self, response: Response) -> None:
-        """Answers what cannot be served, and hangs up: nothing after it can be trusted to be a request."""
+        """Sends an error response and closes the connection: later bytes may not be a request."""
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._send(response, extra=(("Connection", "close"),))
         self._transport.close()

@@ -1,10 +1,10 @@
-"""The names under which the pages are served.
+"""The host names under which the pages are served.
 
-A web page of a stranger can have its own name resolve to this machine (DNS rebinding): the browser then takes the
-broker's pages for the stranger's, and lets the stranger read them. But the browser still sends that name as `Host`. So
-a request is answered only if its `Host` is an IP address, which cannot be rebound, `localhost`, or a name that the
-operator gave: those of the listener, of `advertise` and of `http_hosts`. A request without a `Host` (HTTP/1.0) does not
-come from a browser, and is answered.
+A hostile web page can make its own name resolve to this machine (DNS rebinding). The browser then treats the broker's
+pages as part of that site, and lets its scripts read them. But the browser still sends the hostile name as `Host`. So
+the door serves a request only if its `Host` is an IP address, which cannot be rebound, `localhost`, or a name from the
+operator: the listener's, or one from `advertise` or `http_hosts`. A request without `Host` (HTTP/1.0) does not come
+from a browser, and is served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Hosts:
         self._names = frozenset({"localhost", *(_plain(name) for name in names)} - {""})
 
     def allow(self, host: str) -> bool:
-        """Of a `Host` header, with or without a port."""
+        """Checks a `Host` header, with or without a port."""
         name = _without_port(host.strip())
         return _is_address(name) or _plain(name) in self._names or ANY in self._names
 

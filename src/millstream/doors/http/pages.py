@@ -1,16 +1,16 @@
-"""The pages that a monitoring system asks for: `/metrics`, `/healthz`, `/readyz`; and `/queues` and `/damage`, for the
-command line.
+"""The pages for monitoring systems: `/metrics`, `/healthz`, `/readyz`; and `/queues` and `/damage`, for the command
+line.
 
-`/healthz` answers 503 when only a restart helps (a log went read-only): an orchestrator restarts on it. `/readyz`
-answers 503 while the broker is starting or stopping: a load balancer waits on it. That the answer comes at all shows
-that the event loop lives, since the door runs on it. A full disk is no case for a restart: `/healthz` says "degraded"
-with 200, and `/readyz` answers 503, because producers are refused.
+`/healthz` returns 503 when only a restart helps (a log went read-only): an orchestrator restarts the broker. `/readyz`
+returns 503 while the broker starts or stops: a load balancer waits. Any response shows that the event loop is alive,
+since the door runs on it. A restart does not help against a full disk: `/healthz` returns "degraded" with 200, and
+`/readyz` returns 503, because the broker refuses producers.
 
-Damaged data does not answer 503: a restart cannot repair it, and everything else is served. `/healthz` then says
-`damaged` instead of `ok`, with a reason for each range of offsets. `/damage` has them all, to be read by programs.
+Damaged data causes no 503: a restart cannot repair it, and all other data is served. `/healthz` then returns `damaged`
+instead of `ok`, with a reason for each range of offsets. `/damage` lists all ranges, for programs.
 
-`/queues` says of every queue what Kafka's protocol has no words for: how many records are available, leased, waiting,
-done and dead in each partition.
+`/queues` shows for every queue what Kafka's protocol cannot express: the numbers of available, leased, waiting, done
+and dead records in each partition.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from millstream.doors.http.response import Response
 from millstream.log.damage import DamagedRange
 
 URGENT = frozenset({"/healthz", "/readyz"})
-"""Pages that the door answers although all its connections are taken."""
+"""Pages that the door serves at its connection limit."""
 Damaged = tuple[str, int, DamagedRange]
 """Topic, partition and range of offsets."""
 
 DAMAGE_REASONS_MAX = 100
-"""Of damaged ranges that `/healthz` names; it says how many more there are."""
+"""Damaged ranges that `/healthz` lists; it counts the rest."""
 
 Route = Callable[[], Response | Awaitable[Response]]
 Action = Callable[[Mapping[str, str]], Response | Awaitable[Response]]
@@ -50,15 +50,15 @@ def routes(
     damage: Callable[[], Sequence[Damaged]] = tuple,
     shortages: Callable[[], Sequence[str]] = tuple,
 ) -> dict[str, Route]:
-    """`failures` gives a sentence for each thing that is broken for good; `ready` whether clients are served; `prepare`
-    is awaited before figures are asked for; `damage` gives the damaged ranges by topic and partition; `shortages` a
-    sentence for what keeps producers out for now.
+    """`failures` returns a sentence for each permanent failure; `ready` whether the broker serves clients; `prepare` is
+    awaited before metrics and queues are read; `damage` returns the damaged ranges by topic and partition; `shortages`
+    a sentence for each temporary reason to refuse producers.
     """
 
     async def metrics_page() -> Response:
         if prepare is not None:
             await prepare()
-        # With thousands of partitions the text takes longer to write than producers should have to wait.
+        # With thousands of partitions the text takes too long to format on the event loop.
         return Response(200, await asyncio.to_thread(scrape.text, scrape.snapshot()), CONTENT_TYPE)
 
     def health_page() -> Response:

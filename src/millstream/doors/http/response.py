@@ -1,4 +1,4 @@
-"""An answer of the HTTP door, as its pages give it."""
+"""A response of an HTTP page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`/verify`: POST starts a verification of everything, or of `?topic=NAME`; GET tells how far the last one is.
+"""`/verify`: POST starts a verification of all topics, or of `?topic=NAME`; GET returns the progress of the last one.
 
-One runs at a time, as fast as the disk gives. It goes on when the client that started it has gone. What it finds is the
-broker's knowledge from then on, as with the scrub.
+One verification runs at a time, at the speed of the disk. It continues after its client disconnects. The broker keeps
+the damage that it finds, as with the scrub.
 """
 
 from __future__ import annotations

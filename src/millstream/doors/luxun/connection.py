@@ -1,12 +1,12 @@
 """One Luxun client: the calls of its queue service, over the broker that all doors share.
 
-A topic here is one partition: the first item creates it so, and a topic with more is refused, because an index could
-not say which partition it means. Readers with a fanout id move that id's cursor (`broker/groups/cursor.py`), readers
-by index move nothing. Before a read, or a deletion, comes the read barrier (`read_barrier.py`): every oneway item that
-the door has received is visible to it.
+A topic has one partition here: the first item creates it, and the door refuses topics with more, because an index does
+not name a partition. A read with a fanout id moves that id's cursor (`broker/groups/cursor.py`); a read by index moves
+nothing. A read or a deletion first passes the read barrier (`read_barrier.py`): it sees every oneway item that the door
+has received.
 
-What a call asks for wrongly comes back in its result. Arguments that cannot be decoded, or a method that does not
-exist, are answered with Thrift's own exception. Bytes that are no message cost the connection.
+An invalid request gets an error in its result. Undecodable arguments, or an unknown method, get Thrift's own exception.
+Bytes that are no Thrift message close the connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 FETCH_BYTES_MAX = 8 << 20
-"""Of one answer, whatever the client asks for."""
+"""Limit of one response, whatever the client asks for."""
 
 QUICK_ACK = getattr(socket, "TCP_QUICKACK", None)
 
@@ -66,7 +66,7 @@ class LuxunConnection(FramedConnection):
         self._password = password
         self._barrier = barrier
         self._creates = False
-        """Whether its first item in a topic is under way, behind which its other requests wait."""
+        """Whether it appends the first item of a topic; its other requests wait for that."""
         barrier.watch(self)
 
     def overlaps(self, frame: memoryview) -> bool:
@@ -86,7 +86,7 @@ class LuxunConnection(FramedConnection):
             request = decode(body)
         except ProtocolError as error:
             if name == luxun.ASYNC_PRODUCE:
-                raise  # there is no answer that could say so
+                raise  # a oneway call has no response
             return self._exception(name, sequence_id, thrift.PROTOCOL_ERROR, str(error))
         return call(self, sequence_id, request)
 
@@ -96,7 +96,7 @@ class LuxunConnection(FramedConnection):
         return self._append(luxun.PRODUCE, sequence_id, request)
 
     def _async_produce(self, sequence_id: int, request: luxun.Produce) -> Answer:
-        """Answered with nothing, once it is done: who reads after it on this connection finds it there."""
+        """Sends no response, but keeps its place in line: a later read on this connection sees the item."""
         return self._append(luxun.ASYNC_PRODUCE, sequence_id, request)
 
     def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
@@ -109,7 +109,7 @@ class LuxunConnection(FramedConnection):
         return None
 
     async def _create(self, call: str, sequence_id: int, item: bytes, name: str, oneway: Appends | None) -> bytes:
-        """The first item of a topic. Nothing else of this client is handled until it is answered."""
+        """Appends the first item of a topic. The client's later requests wait for it."""
         try:
             check_name(name)
             topic = _single(await self._broker.topics.ensure(name, 1, one_mebibyte(self._broker.config)))
@@ -135,7 +135,7 @@ class LuxunConnection(FramedConnection):
 
         try:
             inlet = self._broker.inlet(_single(topic).partitions[0])
-        except Exception as error:  # whatever it is, no read may wait for this item
+        except Exception as error:  # after any error, no read may wait for this item
             settled(-1, error)
             return
         inlet.put_then(settled, item)
@@ -194,7 +194,7 @@ class LuxunConnection(FramedConnection):
         return Large(max(bytes_max, topic.settings.message_bytes_max), lambda: self.run(work()))
 
     def _is_far_behind(self, request: luxun.Consume) -> bool:
-        """Whether the answer does not reach the end of the log, and so is the same whatever is on its way there."""
+        """Whether the response ends before the end of the log, so that items in flight cannot change it."""
         topic = self._broker.topics.get(request.topic)
         if topic is None or len(topic.partitions) != 1:
             return False
@@ -204,17 +204,17 @@ class LuxunConnection(FramedConnection):
             return request.start_index <= last
         try:
             return self._broker.cursors.position(request.fanout_id, topic) <= last
-        except RequestError:  # another broker knows
+        except RequestError:  # another broker has the cursor
             return False
 
     def _is_at_end(self, request: luxun.Consume, topic: Topic) -> bool:
-        """Whether it is certain, without waiting, that there is nothing to read."""
+        """Whether it is certain, without waiting, that no item can be read."""
         end = topic.partitions[0].log.high_watermark
         if not request.fanout_id:
             return request.start_index == end
         try:
             return self._broker.cursors.position(request.fanout_id, topic) >= end
-        except RequestError:  # somebody else knows; who, is found out when it is read
+        except RequestError:  # another broker has the cursor; the read finds out which
             return False
 
     def _find(self, sequence_id: int, request: luxun.Find) -> Answer:
@@ -234,9 +234,9 @@ class LuxunConnection(FramedConnection):
         return self.run(work())
 
     async def _closest(self, log: PartitionLog, timestamp: int) -> tuple[int | None, int | None]:
-        """The first index at or after a time, or the one before it where that is closer; the latest is the one to come.
+        """The first index at or after a time, or the one before it if that is closer. LATEST_TIME gives the next index.
 
-        Where times are in order that is the closest of all. To know it where they are not would be to read everything.
+        With ordered timestamps that is the closest item of all. With unordered ones only a full read would find it.
         """
         if timestamp == luxun.EARLIEST_TIME:
             return log.start, await self._time_of(log, log.start)
@@ -277,10 +277,10 @@ class LuxunConnection(FramedConnection):
     # -- the read barrier --------------------------------------------------------------------------------------------
 
     async def _pass_barrier(self, topic: str) -> bool:
-        """Whether an answer is still wanted: a read that its client does not wait for must not move a fanout id.
+        """Whether the client still wants a response: an abandoned read must not move a cursor.
 
-        A client that hangs up may still take its answer, so the read goes on. Behind a barrier that it could not pass
-        the connection closes: every request behind that one would wait as long again.
+        A client that hangs up may still take its response, so the read continues. If the barrier then times out, the
+        connection of that client closes: each of its later requests would wait as long again.
         """
         if not self._barrier.is_clear(topic, self) and not await self._barrier.passed(topic, self) and self.hung_up:
             self.close()
@@ -290,12 +290,12 @@ class LuxunConnection(FramedConnection):
         return self._socket.fileno()
 
     def is_behind(self, mark: int) -> bool:
-        """Whether it has yet to handle some of the first so many bytes that it receives."""
+        """Whether it has not handled its first `mark` bytes yet."""
         kept = len(self._backlog) if self._backlog is not None else 0
         return not self.closed and self.received - kept < mark
 
     def read_more(self) -> bool:
-        """Handles what a look into its socket brings; whether that was anything."""
+        """Reads its socket once and handles the bytes; returns whether there were any."""
         if self._is_parked or not self._is_read:
             return False
         before = self.received
@@ -303,18 +303,18 @@ class LuxunConnection(FramedConnection):
         return self.received > before
 
     def acknowledge(self) -> None:
-        """Has the kernel acknowledge what it has received at once, and not 40 ms later."""
+        """Makes the kernel acknowledge received bytes at once, not 40 ms later (delayed ACK)."""
         if QUICK_ACK is not None and not self.closed:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether what it has received waits for a read of its own client, or for that client to take its answers."""
+        """Whether its received bytes wait for its own client's read, or for that client to take its responses."""
         return self._is_written or bool(self._in_line and not self._only_overlapping and not self._creates)
 
     def is_in_a_frame_since(self, moment: float) -> bool:
-        """Whether it has the beginning of a frame, and got that later than `moment`."""
+        """Whether it holds an incomplete frame that began after `moment`."""
         return self._assembly.buffer is not None and self._assembly.began > moment
 
     def _start_frame(self, beginning: memoryview) -> None:
@@ -352,7 +352,7 @@ class LuxunConnection(FramedConnection):
                 return b""
             try:
                 topic = self._broker.topics.get(request.topic)
-                if topic is not None:  # one that is not there is as good as deleted: Luxun answers SUCCESS
+                if topic is not None:  # for a missing topic Luxun returns SUCCESS
                     await self._broker.delete_topic(_single(topic).name)
             except RequestError as error:
                 if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # another client was faster

@@ -1,4 +1,4 @@
-"""The Luxun door: `serve --luxun HOST:PORT`. Its protocol is in `wire/luxun.py`, what it does in `connection.py`."""
+"""The Luxun door: `serve --luxun HOST:PORT`. `wire/luxun.py` has its protocol, `connection.py` its requests."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""The administrator's password, in the forms of Luxun's own configuration (its `Authentication.build`) and in ours.
+"""The administrator's password, in the forms of Luxun's configuration (its `Authentication.build`) and as scrypt.
 
     setting                   admits
-    (empty)                   everybody, as in Luxun
+    (empty)                   every client, as in Luxun
     plain:PASSWORD            the password
     md5:HASH                  a password with this MD5 hash (32 hexadecimal digits)
     crc32:NUMBER              a password with this CRC-32 (decimal): two billion guesses find one
-    scrypt$COST$SALT$HASH     the password that `millstream doors luxun --hash-password` was told
-    PASSWORD                  the password, where nothing before a colon looks like the name of a form
+    scrypt$COST$SALT$HASH     the password given to `millstream doors luxun --hash-password` (RFC 7914)
+    PASSWORD                  the password, if it does not begin with a name and a colon
 
-Spaces around a form and its value do not count, as in Luxun. A setting that cannot be one of these stops the start:
-taken for a password it would refuse every administrator.
+Spaces around a form and its value are ignored, as in Luxun. An invalid setting stops the start: taken for a password it
+would refuse every administrator.
 
-Comparing takes the same time wherever the two differ. Checking scrypt costs memory and tens of milliseconds on
-purpose, so it runs in a thread, one at a time: guessing is slow and delays no other client.
+The comparison takes constant time. A scrypt check costs memory and tens of milliseconds on purpose. It runs in a
+thread, one at a time: guessing is slow and delays no other client.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Password:
 
 
 def hash_password(password: str) -> str:
-    """What to put into the setting instead of the password."""
+    """The value of the setting that replaces the password."""
     salt = secrets.token_bytes(SALT_BYTES)
     return f"{PREFIX}{COST}${salt.hex()}${_scrypt(password.encode(), COST, salt).hex()}"
 
@@ -79,7 +79,7 @@ def _crc32(password: bytes) -> bytes:
 
 
 def _form(setting: str) -> tuple[Callable[[bytes], bytes], bytes]:
-    """What to make of a password that is given, and what that must be."""
+    """The digest function for a given password, and the digest it must have."""
     named = _FORM.fullmatch(setting)
     if named is None:
         return _sha256, _sha256(setting.encode())

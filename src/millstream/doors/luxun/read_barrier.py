@@ -1,27 +1,27 @@
 """The read barrier: a read sees every oneway item that the door has received, on any connection.
 
-Luxun's producers send `asyncProduce` and take an item for sent when its bytes are in the socket. A consume on another
-connection expects to find it. So a read first waits for what lies before it on the way of an item:
+Luxun's producers send `asyncProduce` and regard an item as sent when its bytes are in the socket. A consume on another
+connection expects to see it. So a read first waits for items in these stages:
 
     accept queue --> socket --> frame --> append in flight --> durable: visible
 
 Rules
 -----
-1. What the kernel holds when the read comes is waited for, and what comes later is not: a busy producer starves no
-   reader. A connection's mark is how many bytes it will have received when those are read.
-2. A connection that waits for the answer to a read of its own, or does not take its answers, is not waited for. Its
-   client is synchronous and sends nothing before that answer, and two readers must not wait for each other.
-3. Items of other topics are not waited for once they are appends in flight.
-4. Bytes may still be in the producer's own send buffer, for three reasons. Nagle's algorithm keeps them until what was
-   sent before is acknowledged: the kernel is told to acknowledge now. The rest of a frame is on its way: it is waited
-   for while the frame is younger than `ARRIVAL_SECONDS`, so that a producer that stops in the middle delays no reader
-   for longer. TCP's window was closed, because the socket was full: it is read until it is empty, or has given as much
-   more as a send buffer holds, for `DRAIN_SECONDS_MAX`.
-5. A read waits `WAIT_SECONDS_MAX` at most and then answers with what is there. If its connection closes it stops.
-6. A read stops waiting for an item that is refused or whose append fails, and for bytes whose connection closes. An
-   append in flight is waited for even if its producer is gone: the item may become visible.
+1. A read waits for the bytes in the kernel at its arrival, not for later ones: a busy producer starves no reader. A
+   connection's mark is its count of received bytes after those are read.
+2. A read does not wait for a connection that waits for a read of its own, or whose client does not take its responses.
+   That client is synchronous and sends nothing before the response, and two reads must not wait for each other.
+3. A read does not wait for appends in flight to other topics.
+4. Bytes may still be in the producer's own send buffer, for three reasons. Nagle's algorithm (RFC 896) keeps them until
+   earlier bytes are acknowledged: the door makes the kernel acknowledge now. The rest of a frame is in flight: the read
+   waits while the frame is younger than `ARRIVAL_SECONDS`, so a producer that stops within a frame delays no reader for
+   longer. TCP's window was closed, because the socket was full: the door reads the socket until it is empty, or has
+   given one more send buffer, for `DRAIN_SECONDS_MAX` at most.
+5. A read waits at most `WAIT_SECONDS_MAX` and then returns the visible items. It stops if its connection closes.
+6. A read stops waiting for an item that is refused or whose append fails, and for bytes whose connection closes. It
+   waits for an append in flight even if its producer is gone: the item may become visible.
 
-Where nothing is on its way, which is the usual case, a read costs one poll without a timeout.
+If no item is in flight, which is the usual case, a read costs one poll without a timeout.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ delays = Damped(__name__)
 ARRIVAL_SECONDS = 0.1
 WAIT_SECONDS_MAX = 10.0
 FULL_BYTES = 16 << 10
-"""Unread bytes from which on TCP's window may have been closed: small segments use a receive buffer up many times."""
+"""From this many unread bytes on TCP's window may have been closed: small segments waste receive buffer."""
 SEND_BUFFER_BYTES = 4 << 20
-"""The most that Linux lets a send buffer grow to by itself (tcp_wmem)."""
+"""The limit of Linux's send buffer autotuning (tcp_wmem)."""
 DRAIN_SECONDS_MAX = 1.0
 EMPTY_SECONDS = 0.001
-"""How long a socket must stay empty before its producer's send buffer is taken for empty."""
+"""After this time without bytes the producer's send buffer counts as empty."""
 READS_PER_TURN = 8
-"""From sockets of other connections, before the loop serves its other clients."""
+"""Reads of other connections in one turn of the event loop."""
 ROUNDS = 2
-"""Of receiving: what is there, and what comes when that is acknowledged."""
+"""Rounds of receiving: bytes in the kernel, and bytes that follow their acknowledgement."""
 ACCEPTS_MAX = 32
 """Rounds of accepting connections for one read."""
 
 
 class Appends:
-    """Oneway items of one topic that are in flight. A read that waits for them closes the batch: no more come to it."""
+    """A batch of oneway items in flight to one topic. A read that waits for it closes it to further items."""
 
     __slots__ = ("count", "is_closed")
 
@@ -77,19 +77,19 @@ class ReadBarrier:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._in_flight: dict[str, list[Appends]] = {}
-        """By topic, none of them empty: closed batches, and one that is open last."""
+        """By topic: closed batches, then at most one open batch; none is empty."""
         self._changed: asyncio.Future[None] | None = None
         self._kept: set[LuxunConnection] = set()
-        """Connections with frames that they have received and cannot handle yet."""
+        """Connections with received frames that they cannot handle yet."""
         self._partial: dict[LuxunConnection, int] = {}
-        """Connections that have received the beginning of a frame, lately, and the frame's number."""
+        """Connections with a recent incomplete frame, and that frame's number."""
         self._frames = itertools.count()
         self._unacknowledged: set[LuxunConnection] = set()
-        """Connections that oneway items came from, since the kernel was last told to acknowledge what they sent."""
+        """Connections that sent oneway items since the last `acknowledge`."""
         self.is_resuming = False
-        """Whether a connection goes on in the middle of another's work, of which nothing is known then."""
+        """Whether a connection resumes within another's work, whose state is then unknown."""
 
-    # -- what is on its way ------------------------------------------------------------------------------------------
+    # -- items in flight ---------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -98,7 +98,7 @@ class ReadBarrier:
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def forget(self, connection: LuxunConnection) -> None:
-        """Before its socket closes."""
+        """Call before its socket closes."""
         self._selector.unregister(connection)
         self._kept.discard(connection)
         self._partial.pop(connection, None)
@@ -109,7 +109,7 @@ class ReadBarrier:
         self._selector.close()
 
     def began(self, topic: str, producer: LuxunConnection) -> Appends:
-        """A oneway item is appended; the answer goes to `ended`."""
+        """Counts the append of a oneway item; pass the result to `ended`."""
         self._unacknowledged.add(producer)
         batches = self._in_flight.setdefault(topic, [])
         if not batches or batches[-1].is_closed:
@@ -136,7 +136,7 @@ class ReadBarrier:
         self._partial[connection] = next(self._frames)
 
     def wake(self) -> None:
-        """Something that reads may wait for is done."""
+        """Wakes the reads that wait."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
@@ -152,7 +152,7 @@ class ReadBarrier:
         return not ready or (len(ready) == 1 and ready[0][0].data is reader)
 
     async def passed(self, topic: str, reader: LuxunConnection) -> bool:
-        """Returns when everything is visible that the door has received for the topic; False: it took too long."""
+        """Returns when all items that the door has received for the topic are visible; False after a timeout."""
         late = False
 
         def give_up() -> None:
@@ -175,7 +175,7 @@ class ReadBarrier:
         return not late
 
     async def _receive(self, reader: LuxunConnection, is_late: Callable[[], bool]) -> None:
-        """Has the other connections handle what they are sent."""
+        """Makes the other connections handle their received bytes."""
         await self._accept()
         full: dict[LuxunConnection, int] = {}
         for _ in range(ROUNDS):
@@ -219,7 +219,7 @@ class ReadBarrier:
             await self._change()
 
     async def _behind(self, marks: dict[LuxunConnection, int]) -> dict[LuxunConnection, int]:
-        """Reads and handles what can be; answers with the connections that wait for something."""
+        """Reads and handles available bytes; returns the connections that are still behind."""
         behind, reads = {}, 0
         for connection, mark in marks.items():
             while connection.is_behind(mark) and connection.read_more():
@@ -231,7 +231,7 @@ class ReadBarrier:
         return behind
 
     def _arriving(self, reader: LuxunConnection) -> bool:
-        """Whether the rest of a frame may come at any moment; forgets what is whole, or late."""
+        """Whether the rest of a frame may arrive soon. Drops complete and late frames."""
         if not self._partial:
             return False
         oldest = self._clock.monotonic() - ARRIVAL_SECONDS
@@ -256,6 +256,6 @@ class ReadBarrier:
 
 
 def unread_bytes(connection: LuxunConnection) -> int:
-    """What the kernel has received for it."""
+    """Bytes that the kernel holds for it."""
     count = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
     return int.from_bytes(count, sys.byteorder)

@@ -1,1 +1,1 @@
-"""The `queue` discipline: leases, answers, redelivery and dead letters. Kafka's share groups are queues."""
+"""The `queue` discipline: leases, acknowledgements, redelivery, dead letters. Share groups (KIP-932) are queues."""

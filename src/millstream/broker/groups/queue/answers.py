@@ -1,18 +1,18 @@
-"""What members of a queue say about the records they have: checked, written, and then carried out.
+"""Acknowledgements of leased records: the queue checks them, writes them, then applies them.
 
-    LEASED --answer--> ACCEPTED, ANSWERED --durable--> done, available, waiting, renewed, or given up
-       ^                       |
-       +------ not written ----+
+    LEASED --acknowledge--> ACCEPTED, ANSWERED --durable--> done, available, waiting, renewed, or dying
+       ^                          |
+       +------ not written -------+
 
 Rules
 -----
-1. A member answers for what it has leased now. Late answers, and those for others' records, are refused.
-2. An answer is settled when it is durable. Until then its record counts as leased: its lease does not end, and no other
-   member gets it, nor the next record of its key.
-3. An answer that cannot be written (full disk, database away) is refused and leaves the lease as it was, its end
-   included: the member may repeat it. If the member has left meanwhile, the delivery has failed.
-4. What the broker finds out itself, a lease that ended or a member that left, holds at once. It is written with the
-   next write that succeeds; a crash before that repeats a delivery.
+1. A member acknowledges records that it leases now. Acknowledgements that are late or of other records are refused.
+2. An acknowledgement takes effect when it is durable. Until then the record stays leased: the lease does not expire,
+   and no member gets the record or the next record of its key.
+3. An acknowledgement that cannot be written (full disk, database unavailable) is refused. The lease and its expiry stay
+   unchanged, and the member may retry. If the member has left, the delivery has failed.
+4. An expired lease or a departed member takes effect at once. The next successful write stores it; a crash before that
+   write causes a redelivery.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LEFT = "its consumer went away"
 
 class QueueAnswers(QueueStates):
     _is_full = False
-    """Whether a member got nothing because too much is leased: to be called when that ends."""
+    """Whether a member got nothing at `leases_max`; `settle` then wakes the waiters below the limit."""
 
     def check(self) -> None:
-        """Raises `RequestError` if it has ended."""
+        """Raises `RequestError` if the partition has ended."""
         if self.ended is not None:
             raise RequestError(self.ended.code, self.ended.detail)
 
     def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
-        """Settles when durable; raises `RequestError`, with nothing changed, unless all of them are the member's.
+        """Settles when durable. Raises `RequestError` and changes nothing unless the member leases all the records.
 
-        A promise that fails has changed nothing either.
+        A failed promise changes nothing either.
         """
         self.check()
         self._check(member, answers)
@@ -68,13 +68,13 @@ class QueueAnswers(QueueStates):
         return self._writer.save(settlements)
 
     def _renew(self, answers: Sequence[Answer], until: int) -> None:
-        """A lease is not kept, so there is nothing to write."""
+        """Leases are not stored, so a renewal writes nothing."""
         for each in answers:
             for number, start, stop in pieces(each.first, each.last):
                 self._blocks[number].renew(start, stop, until)
 
     def _note_failures(self, number: int, block: Block, places: Iterable[int], answer: Answer) -> list[DeadRecord]:
-        """Of records that are released or rejected; answers with the dead records of those that are given up."""
+        """Marks released or rejected records as ANSWERED; returns the dead records among them."""
         dead_records = []
         for at in places:
             is_final = answer.verb == Verb.REJECT
@@ -100,14 +100,14 @@ class QueueAnswers(QueueStates):
                         f"not all of the records {each.first} to {each.last} are leased to this member now",
                     )
 
-    # When the write has ended
+    # After the write
 
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
         if self.ended is not None:
             return
         for each in settlements:
             block = self._blocks.get(each.number)
-            if block is None:  # retention took its records meanwhile
+            if block is None:  # retention deleted its records meanwhile
                 continue
             if not is_durable:
                 self._take_back(each, block)
@@ -137,7 +137,7 @@ class QueueAnswers(QueueStates):
             self._calendar.watch(number, block)
 
     def _take_back(self, settlement: Settlement, block: Block) -> None:
-        """An answer was not written: the lease is as it was, unless its member has left."""
+        """An acknowledgement was not written: restores the lease, unless its member has left."""
         member, number = settlement.member, settlement.number
         refused = block.refuse(settlement.start, settlement.stop)
         if self._queue.owner(member.id) is not member:
@@ -147,14 +147,14 @@ class QueueAnswers(QueueStates):
             self._writer.save_soon()
         self._calendar.watch(number, block)
 
-    # Without an answer
+    # Without an acknowledgement
 
     def release(self, member: Member, reason: str, offsets: Set[int] | None = None) -> None:
-        """Of what a member has leased, these (or all) may be given out again; their delivery has failed."""
+        """Ends a member's leases on these offsets (or all) as failed deliveries."""
         self._end_leases(member, offsets, lambda number, block, at: self._fail(number, block, at, reason))
 
     def give_back(self, member: Member, offsets: Set[int] | None = None) -> None:
-        """Of what a member has leased, these (or all) were never looked at: they do not count as delivered."""
+        """Ends a member's leases on these offsets (or all) without counting the attempt."""
 
         def offer(number: int, block: Block, at: int) -> None:
             block.uncount(at)

@@ -1,15 +1,15 @@
-"""The states of 128 neighbouring records of a queue.
+"""The states of 128 consecutive records of a queue.
 
-    DONE      accepted, dead, or not there: what a block is full of when nothing is known
-    READY     may be given out
-    LEASED    given out: `owners` says to whom, `when` until when
-    WAITING   not to be given out before `when`
-    DYING     given up, on its way to the dead-letter topic
+    DONE      accepted, dead, or not in the log; the initial state of every entry
+    READY     available
+    LEASED    leased to the member in `owners` until `when`
+    WAITING   delayed or in backoff until `when`
+    DYING     dead, its dead letter not written yet
     HELD      waits for an earlier record of its key
     ACCEPTED  leased, and its acceptance is being written
-    ANSWERED  leased, and another answer is being written: `answers` says what becomes of it
+    ANSWERED  leased, and a release, reject or renewal is being written: `answers` holds its outcome
 
-Four arrays and no object per record: about 14 bytes for each. Changes work on runs, with the speed of `bytes`.
+A block has four arrays and no object per record: about 14 bytes each. Changes work on runs, at the speed of `bytes`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import NamedTuple
 SIZE = 128
 DONE, READY, LEASED, WAITING, DYING, HELD, ACCEPTED, ANSWERED = range(8)
 OUT = (LEASED, ACCEPTED, ANSWERED)
-"""The states of a record that a member has."""
+"""The states of a record in flight."""
 NEVER = 1 << 62
 
 _READY = bytes([READY])
 _ACCEPTED = bytes([ACCEPTED]) * SIZE
 _ONE_MORE = bytes([*range(1, 256), 255])
 _STORED = bytes([DONE, READY, READY, WAITING, DYING, READY, DONE, READY]) + bytes(248)
-"""What is kept of a state: a lease does not outlive the broker, keys are looked at again, and an answer is written as
-if it were durable already."""
+"""The stored form of each state. Leases end with the broker, a restart restores the key order, and an acknowledgement
+is stored as if it were durable already."""
 _TIME = Struct(">q")
 
 
 class Step(NamedTuple):
-    """A run of records in one block that have been delivered equally often."""
+    """A run of records in one block with the same attempt."""
 
     start: int
     stop: int
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What becomes of a leased record."""
+    """The next state of a leased record."""
 
     state: int
     """LEASED (renewed), READY, WAITING or DYING."""
@@ -59,16 +59,16 @@ class Block:
         self.owners = array("I", bytes(4 * SIZE))
         self.when = array("q", bytes(8 * SIZE))
         self.open = 0
-        """How many are not done."""
+        """The number of records that are not done."""
         self.ready = 0
         self.due = NEVER
-        """No lease ends and no wait is over before this."""
+        """No lease or wait ends before this time."""
         self.alarm = NEVER
-        """When the partition will look at it for that; never later than `due`."""
+        """When the partition checks the block; never later than `due`."""
         self.is_listed = False
-        """Among the partition's blocks to look through for something ready."""
+        """Whether the partition's heap of blocks with ready records holds it."""
         self.answers: dict[int, Outcome] = {}
-        """Of records that are ANSWERED."""
+        """The outcomes of ANSWERED records."""
 
     def fill(self, start: int, stop: int, state: int) -> None:
         """Gives new records their first state."""
@@ -78,7 +78,7 @@ class Block:
             self.ready += stop - start
 
     def lease(self, start: int, stop: int, count_max: int, owner: int, until: int) -> Iterator[Step]:
-        """Leases what is ready in a range, lowest first."""
+        """Leases the ready records of a range, lowest offset first."""
         states = self.states
         while count_max > 0:
             start = states.find(_READY, start, stop)
@@ -118,19 +118,19 @@ class Block:
         )
 
     def answer(self, at: int, outcome: Outcome) -> None:
-        """A leased record has an answer that is not durable yet."""
+        """Notes the outcome of a leased record; it is not durable yet."""
         self.states[at] = ANSWERED
         self.answers[at] = outcome
 
     def accept(self, start: int, stop: int) -> None:
-        """Leased records are accepted, not durably yet."""
+        """Marks leased records as accepted; not durable yet."""
         self.states[start:stop] = _ACCEPTED[: stop - start]
 
     def is_accepted(self, start: int, stop: int) -> bool:
         return self.states[start:stop] == _ACCEPTED[: stop - start]
 
     def refuse(self, start: int, stop: int) -> list[int]:
-        """Answers were not written: those records are leased as before."""
+        """Acknowledgements were not written: returns their records to LEASED."""
         refused = [at for at in range(start, stop) if self.states[at] in (ACCEPTED, ANSWERED)]
         for at in refused:
             self.states[at] = LEASED
@@ -139,11 +139,11 @@ class Block:
         return refused
 
     def uncount(self, at: int) -> None:
-        """The last delivery of a record was none."""
+        """Does not count a record's last attempt."""
         self.attempts[at] = max(self.attempts[at] - 1, 0)
 
     def finish(self, start: int, stop: int) -> None:
-        """Records of a range that are leased or dying are done."""
+        """Moves a range of leased or dying records to DONE."""
         self.states[start:stop] = bytes(stop - start)
         self.attempts[start:stop] = bytes(stop - start)
         self.open -= stop - start
@@ -152,7 +152,7 @@ class Block:
         self.when[start:stop] = array("q", [until]) * (stop - start)
 
     def shorten(self, until: int) -> bool:
-        """Lets no lease end later than that; whether one would have."""
+        """Caps the end of every lease; returns whether it changed one."""
         late = [at for at in range(SIZE) if self.states[at] == LEASED and self.when[at] > until]
         for at in late:
             self.when[at] = until
@@ -160,7 +160,7 @@ class Block:
         return bool(late)
 
     def put(self, at: int, state: int, when: int = 0) -> None:
-        """Moves one record that is not done to another state, which is not DONE either."""
+        """Moves one open record to another state except DONE."""
         self.ready += (state == READY) - (self.states[at] == READY)
         self.states[at] = state
         self.when[at] = when
@@ -168,7 +168,7 @@ class Block:
             self.due = min(self.due, when)
 
     def drop(self, at: int) -> None:
-        """One record, whatever its state, is done."""
+        """Moves one record from any state to DONE."""
         self.ready -= self.states[at] == READY
         self.open -= self.states[at] != DONE
         self.states[at] = DONE
@@ -176,7 +176,7 @@ class Block:
         self.answers.pop(at, None)
 
     def overdue(self, now: int) -> list[int]:
-        """Records whose lease or wait is over; `due` is set to when there is something again."""
+        """Records whose lease or wait is over. Sets `due` to the next such time."""
         found = []
         due = NEVER
         states, when = self.states, self.when

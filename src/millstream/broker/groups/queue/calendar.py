@@ -1,4 +1,4 @@
-"""When which block of a queue should be looked at: a lease of it ends, or a wait is over."""
+"""The times at which a lease or a wait ends in the blocks of a queue."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Calendar:
         self._clock = clock
         self._alarm = Deadline(clock, callback)
         self._due: list[tuple[int, int]] = []
-        """A heap of times and blocks."""
+        """A heap of (time, block number)."""
 
     def watch(self, number: int, block: Block) -> None:
-        """Calls back when the block is due, or earlier; one time per block is enough."""
+        """Calls back when the block is due, or earlier. Each block needs one entry."""
         if block.due >= block.alarm:
             return
         block.alarm = block.due
@@ -31,7 +31,7 @@ class Calendar:
             self._alarm.push(max(block.due - self._clock.now_ms(), 0))
 
     def take_due(self, now: int) -> list[int]:
-        """Blocks whose time has come, and is no longer noted."""
+        """Removes and returns the blocks that are due."""
         numbers = set()
         while self._due and self._due[0][0] <= now:
             numbers.add(heapq.heappop(self._due)[1])
@@ -40,7 +40,7 @@ class Calendar:
         return sorted(numbers)
 
     def is_early(self, now: int) -> bool:
-        """Whether the next block is not due for long, when the alarm for it has just rung: the clock was set back."""
+        """Called when the alarm fires. A next block far from due means that the clock was set back."""
         return bool(self._due) and self._due[0][0] - now > SLACK_MS
 
     def clear(self) -> None:

@@ -1,26 +1,26 @@
-"""Writes the records that a queue gives up to the dead-letter topic.
+"""Writes the dead records of a queue to the dead-letter topic (KIP-1191).
 
 A dead letter has the record's key, value and headers, and these headers:
 
     millstream-dead-topic, -partition, -offset     origin of the record
-    millstream-dead-group                          the queue that gave it up
-    millstream-dead-attempts, -reason, -at         number of deliveries, reason, time
-    millstream-dead-unreadable                     for a record that cannot be read: the offset where its batch ends
+    millstream-dead-group                          the queue
+    millstream-dead-attempts, -reason, -at         number of attempts, reason, time
+    millstream-dead-unreadable                     for an unreadable record: the offset where its batch ends
 
-Its timestamp is the time of writing. Retention of the dead-letter topic counts from there, however old the record is.
+Its timestamp is the time of writing. Retention of the dead-letter topic counts from there, not from the record's age.
 
 Rules
 -----
 1. A record is marked DYING, durably and with the end of the dead-letter topic at that time (`DeadRecord.after`), before
    its letter is written.
-2. After a crash the letter is searched for from that offset on, and written if it is missing.
-3. A queue that reads the dead-letter topic itself leaves the records that it gives up where they are.
-4. A record that cannot be read now is retried. Only a record that is out of the log's range gets no letter. A damaged
-   or undecodable record gets a letter without key and value, with the cause as reason.
+2. After a crash the broker searches for the letter from that offset on, and writes it if it is missing.
+3. A dead record of the dead-letter topic itself gets no letter: it is already there.
+4. A failed read is retried. Only a record outside the log's range gets no letter. A damaged or undecodable record gets
+   a letter without key and value, with the cause as reason.
 5. A broker that lost the queue writes nothing: the new coordinator finds the same dead records.
-6. A letter passes the same gate as every other batch (`broker/partition.py`). A record may be as large as its topic
-   allows, and its letter is larger: `max.message.bytes` of the dead-letter topic is raised for it, unless an operator
-   has set it. A refused letter is retried.
+6. A letter passes the same checks as every other batch (`broker/partition.py`). It is larger than its record, so the
+   broker raises `max.message.bytes` of the dead-letter topic for it, unless an operator has set it. A refused letter
+   is retried.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HEADER = "millstream-dead-"
 RETENTION_MS = 30 * 24 * 3_600_000
 BATCH_RECORDS_MAX = 500
 BATCH_BYTES = 1 << 20
-"""Of several letters together; a larger one is alone in its batch."""
+"""Limit of a batch of several letters. A larger letter gets its own batch."""
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 1.0
 
@@ -71,14 +71,14 @@ class DeadLetters:
         check: Callable[[str], None] = lambda group_id: None,
     ) -> None:
         self._check = check
-        """Raises unless a group is looked after here."""
+        """Raises unless this broker coordinates the group."""
         self._topics = topics
         self._clock = clock
         self._in_background = in_background
         self._busy: set[QueuePartition] = set()
 
     def with_target(self, dead: DeadRecord, index: int) -> DeadRecord:
-        """With where the dead letter will be written at the earliest."""
+        """Adds the lowest offset that the dead letter can get."""
         topic = self._topics.get(dead.to)
         if topic is None:
             return dead._replace(after=0)
@@ -86,7 +86,7 @@ class DeadLetters:
         return dead._replace(after=end, where=_where(topic, index))
 
     def write_letters(self, partition: QueuePartition) -> None:
-        """Writes the dead letters of a partition, one step at a time, until there are none left."""
+        """Writes all dead letters of a partition in the background, one batch at a time."""
         if partition not in self._busy and not partition.is_closed:
             self._busy.add(partition)
             self._in_background(self._run(partition))
@@ -122,7 +122,7 @@ class DeadLetters:
         while missing:
             letters, count = await self._letters(partition, missing, target.settings.message_bytes_max)
             partition.check()
-            if not partition.is_private:  # this may have stood still for longer than its lease, and not know it yet
+            if not partition.is_private:  # a pause may have outlasted this broker's lease on the group
                 self._check(partition.group_id)
             if letters:
                 await self._append(target, partition.index, letters)
@@ -147,7 +147,7 @@ class DeadLetters:
         except RequestError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
-            topic = self._topics.get(name) or await self._topics.follow(name)  # somebody is just making it
+            topic = self._topics.get(name) or await self._topics.follow(name)  # another caller creates it now
             if topic is None:
                 raise
             return topic
@@ -155,13 +155,13 @@ class DeadLetters:
     async def _find(
         self, target: Topic, partition: QueuePartition, dead_records: Sequence[DeadRecord]
     ) -> set[Identity]:
-        """Which of them are in the dead-letter topic already: only a crash or a failed write can be the reason."""
+        """The dead records whose letters a crash or a failed write has left in the dead-letter topic."""
         wanted = {self._identity(partition, dead) for dead in dead_records}
         after = min(dead.after for dead in dead_records)
-        if after < 0:  # a private queue, which no crash outlives
+        if after < 0:  # a private queue does not survive a crash
             return set()
         if any(dead.where != _where(target, partition.index) for dead in dead_records):
-            # The topic has grown since, or was made anew: it may be anywhere.
+            # The topic has grown or was recreated: search all partitions.
             found = [await self._find_in(each.log, 0) for each in target.partitions]
             return set().union(*found) & wanted
         return await self._find_in(target.partitions[partition.index % target.partition_count].log, after) & wanted
@@ -179,7 +179,7 @@ class DeadLetters:
                         headers = dict(record.headers)
                         found.add(tuple(headers.get(HEADER + part) or b"" for part in IDENTITY))
                     offset = header.next_offset
-            except UnreadableOffset as error:  # a letter that cannot be read is none
+            except UnreadableOffset as error:  # an unreadable letter counts as missing
                 next_offset = error.next_offset
             offset = max(offset, next_offset)
         return found
@@ -187,7 +187,7 @@ class DeadLetters:
     async def _letters(
         self, partition: QueuePartition, dead_records: Sequence[DeadRecord], bytes_max: int
     ) -> tuple[list[Record], int]:
-        """Letters for one batch, and the number of dead records that they stand for. Retention may have taken some."""
+        """Letters for one batch, and how many dead records they cover; records deleted by retention get none."""
         letters: list[Record] = []
         room = min(BATCH_BYTES, bytes_max) - HEADER_BYTES
         for count, dead in enumerate(dead_records):
@@ -224,7 +224,7 @@ class DeadLetters:
             (
                 HEADER + "reason",
                 dead.reason.encode(errors="backslashreplace"),
-            ),  # one bad letter would hold up all
+            ),  # one encoding error would block all letters
             (HEADER + "at", at.encode()),
         )
 

@@ -1,21 +1,21 @@
-"""Retention of what every group is done with: `millstream.retention.done.ms` of a topic.
+"""Retention of records that every group is done with: `millstream.retention.done.ms` of a topic.
 
-Every `CHECK_MS` the broker notes how far each partition is done. Records below a note that is old enough are trimmed.
-Other retention goes on beside it.
+Every `CHECK_MS` the broker notes up to which offset each partition is done. It trims records below expired notes. Other
+retention applies as well.
 
 Rules
 -----
 1. A reader is done up to its lowest open record (queues), its committed offset (streams, exclusive groups) or its
    position (cursors). The partition is done up to the lowest of its readers.
-2. A private queue began somewhere. Records below that are not its own: they are done only if another reader was done
-   with them.
-3. A note outlives its readers. A private queue that goes leaves behind how far it was done, and that ages as if the
-   queue were still there. Records that it left open, and records that came later, wait for another reader.
-4. A reader below a note removes it: a group that is new, or was moved back, has these records before it.
-5. Notes belong to a topic's id, not to its name: a topic that is created again begins without any.
-6. How far a partition is done is stored, because no reader tells it after a restart if private queues alone were done.
-   It is written when a private queue goes, at each check that finds it changed, and at the end. After a restart it ages
-   from the first check on. It is never above the end of the log: with `flush=os` other records may get these offsets.
+2. A private queue says nothing about records below its first offset. They are done only if another reader is done with
+   them.
+3. A note outlives its readers. A removed private queue leaves its note, which ages as if the queue still existed.
+   Records that the queue left open, and later records, wait for another reader.
+4. A reader below a note removes it: a new group, or a group that was moved back, still needs these records.
+5. Notes belong to a topic's id, not to its name: a recreated topic starts without notes.
+6. The done offset of a partition is stored. After a restart no reader knows it if only private queues were done. It is
+   written when a private queue is removed, at each check that changes it, and at shutdown. After a restart it ages from
+   the first check on. It is never above the end of the log: with `flush=os` new records may get these offsets.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ Place = tuple[uuid.UUID, int]
 
 class Reader(NamedTuple):
     first: int
-    """Where it began: it says nothing about records below."""
+    """Its first offset: it says nothing about records below."""
     low: int
-    """All records from there to here are done."""
+    """All records from `first` up to this offset are done."""
 
 
 class Progress:
-    """How far one partition is done, and since when."""
+    """The done offset of one partition, and its notes."""
 
     __slots__ = ("done", "notes")
 
@@ -62,7 +62,7 @@ class Progress:
         """Time and offset, oldest first."""
 
     def leave(self, reader: Reader, start: int) -> None:
-        """A reader goes. The readers that stay are asked at the next check."""
+        """Removes a reader. The next check asks the remaining readers."""
         done = max(self.done, start)
         if reader.first <= done:
             self.done = max(done, reader.low)
@@ -78,7 +78,7 @@ class Progress:
             notes.append((now_ms, self.done))
 
     def take_expired(self, noted_ms: int) -> int:
-        """The offset that was done at that time; 0 if there is no note so old."""
+        """The done offset at that time; 0 if no note is that old."""
         reached = 0
         while self.notes and self.notes[0][0] <= noted_ms:
             reached = self.notes.popleft()[1]
@@ -104,7 +104,7 @@ class DoneRetention:
         self._is_saving = False
         self._is_running = False
         self._exclusive: dict[str, bytes] = {}
-        """The states of exclusive groups, as they are stored: their members may be anybody's."""
+        """The stored states of exclusive groups: their members may be in any process."""
         self._unwatch: Callable[[], None] = lambda: None
         self._alarm = Deadline(clock, self._check)
 
@@ -144,7 +144,7 @@ class DoneRetention:
             self._exclusive[key] = versioned.value
 
     def leave(self, partition: QueuePartition) -> None:
-        """A private queue goes: clients subscribe, acknowledge and disconnect between two checks."""
+        """Removes a private queue: a client may subscribe, acknowledge and disconnect between two checks."""
         topic, log = partition.topic, partition.log
         if not self._is_running or topic.settings.done_retention_ms < 0 or self._topics.get(topic.name) is not topic:
             return
@@ -177,7 +177,7 @@ class DoneRetention:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def _done(self) -> dict[Place, int]:
-        """What a restart would have to know: of partitions that hold records that are done."""
+        """The done offsets of partitions that still hold done records, for a restart."""
         done = {}
         for place, progress in self._progress.items():
             topic = self._topics.by_id(place[0])
@@ -197,11 +197,11 @@ class DoneRetention:
 
         def saved(promise: Promise[int]) -> None:
             self._is_saving = False
-            if promise.error is not None:  # the next check tries again
+            if promise.error is not None:  # the next check retries
                 _warn(promise.error)
                 return
             self._stored = done
-            self._save()  # what changed meanwhile
+            self._save()  # changes made meanwhile
 
         self._meta.transact(*operations).then(saved)
 

@@ -1,4 +1,4 @@
-"""What a queue says about itself."""
+"""The counters of a queue."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class QueueFigures(NamedTuple):
-    """Of one partition."""
+    """Counters of one partition."""
 
     available: int
     leased: int
     waiting: int
-    """Delayed, or resting after a failed delivery."""
+    """Delayed or in backoff."""
     done: int
     dead: int
     dying: int
-    """On their way to the dead-letter topic."""
+    """Dead, with a dead letter not written yet."""
     redelivered: int
     age_ms: int
-    """Of the oldest record that is available."""
+    """Age of the oldest available record."""
     low: int
     next: int

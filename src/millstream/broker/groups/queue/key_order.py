@@ -1,7 +1,7 @@
-"""Order by key: of the open records of one key only the first may be given out.
+"""Order by key: only the first open record of a key is available.
 
-A record whose first delivery is delayed joins its key when its time has come, behind those that are there. One that was
-released stays first, so what follows it waits for it to rest.
+A delayed record joins the end of its key's line when its delay is over. A released record stays first, so its followers
+wait for its backoff.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class KeyOrder:
         self._delayed: dict[int, bytes | None] = {}
 
     def join(self, offset: int, key: bytes | None) -> bool:
-        """Whether the record may be given out; otherwise it is held."""
+        """Whether the record is available; otherwise it is held."""
         if key is None:
             return True
         line = self._lines.get(key)
@@ -30,15 +30,15 @@ class KeyOrder:
         return False
 
     def delay(self, offset: int, key: bytes | None) -> None:
-        """The record's first delivery is not due yet."""
+        """Notes a record whose first delivery is delayed."""
         self._delayed[offset] = key
 
     def due(self, offset: int) -> bool:
-        """A wait is over: whether the record may be given out. One that was released has kept its place."""
+        """A wait is over: whether the record is available. A released record has kept its place."""
         return self.join(offset, self._delayed.pop(offset)) if offset in self._delayed else True
 
     def leave(self, offset: int) -> int | None:
-        """The record is done; answers with the one that it held, if there is one."""
+        """The record is done: returns the next record of its key, if this one held it."""
         self._delayed.pop(offset, None)
         key = self._keys.pop(offset, None)
         if key is None:

@@ -1,11 +1,11 @@
-"""A queue's place in one partition: gives records out to members. Their answers are taken in `answers.py`.
+"""A queue's state in one partition: leases records to members. `answers.py` handles their acknowledgements.
 
 Rules
 -----
-1. A delivery is written down soon after, not before: what a crash forgets is at most the last moment's count.
-2. A place that has ended gives nothing out and takes no answers: another broker may have it, and would know of neither.
-3. Only what the log says is out of its range is gone from it. Only what is damaged or cannot be decoded is given up
-   unseen. A read that fails in any other way changes nothing.
+1. A delivery is stored within `SAVE_MS`, not before it happens: a crash forgets at most the attempts of that time.
+2. A closed partition refuses leases and acknowledgements: another broker may own it, and would know of neither.
+3. Only records outside the log's range count as deleted. Only damaged or undecodable records become dead without a
+   delivery. Any other failed read changes nothing.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from millstream.records.batch import BatchHeader
 from millstream.stores.base import Delete
 
 READS_MAX = 32
-"""Of one acquisition: records that came back lie scattered, and each place is a read of its own."""
+"""Reads per acquisition: redeliveries are scattered, and each one needs its own read."""
 ELSEWHERE = RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue")
 AGAIN_BYTES = 64 * 1024
-"""To read at a place where something came back: the rest of a longer read would be records that are done."""
+"""Read size for redeliveries: a longer read would return records that are done."""
 
 
 class QueuePartition(QueueAnswers):
     _seeks = 0
 
-    # Giving out
+    # Leasing
 
     @property
     def has_some(self) -> bool:
-        """Whether it is worth asking for something."""
+        """Whether records may be available."""
         return self._first() is not None
 
     async def acquire(self, member: Member, records_max: int, bytes_max: int, *, whole_batches: bool = False) -> Taken:
-        """Leases what is available now, and answers with the batches it is in; empty if there is nothing.
+        """Leases available records and returns their batches; empty if no record is available.
 
-        With `whole_batches` the last batch is leased to its end although that is more than asked for: a client that
-        has to be sent the batch anyway may as well work on it. But a batch that alone has more than was asked for is
-        shared: one worker would otherwise get ten thousand jobs at once, and the others none.
+        With `whole_batches` the lease covers the last batch to its end, beyond `records_max`: the client receives the
+        batch anyway. A batch that alone has more than `records_max` records is shared: otherwise one worker would get
+        ten thousand jobs at once, and the other workers none.
 
-        Raises `UnreadableOffset` where it comes to a batch that is damaged: once, for the queue then goes on behind it.
+        Raises `UnreadableOffset` at a damaged batch, once: the queue then continues behind it.
         """
         chunks: list[bytes] = []
         runs: list[Run] = []
@@ -65,7 +65,7 @@ class QueuePartition(QueueAnswers):
                 wanted = self._room(member)
                 if not whole_batches or header.count > records_max:
                     wanted = min(wanted, records_max - count)
-                if wanted <= 0:  # looking at a batch without taking anything of it would pass it over
+                if wanted <= 0:  # `_look_at` without a lease would skip the batch
                     break
                 try:
                     self._look_at(header, batch, wanted)
@@ -81,7 +81,7 @@ class QueuePartition(QueueAnswers):
         return Taken(b"".join(chunks), runs)
 
     async def take(self, member: Member, records_max: int, bytes_max: int) -> list[TakenRecord]:
-        """The same as records, for doors that hand them out one by one. What is missing in the log is done."""
+        """Like `acquire`, but decoded, for doors that deliver single records. Records missing in the log are done."""
         taken: list[TakenRecord] = []
         size = 0
         self.check()
@@ -116,9 +116,9 @@ class QueuePartition(QueueAnswers):
         return taken
 
     def take_fresh(self, member: Member, records_max: int) -> list[tuple[int, bytes | None]] | None:
-        """What is just being appended by those who bring single records, from their hands: offsets and values.
+        """Leases the single records that the inlet appends now, without a read: offsets and values.
 
-        For the usual case that a queue has given out all it had. None: it must be read, with `take`.
+        This is the usual case: the queue has leased all earlier records. None: call `take`, which reads.
         """
         inlet = self._partition.inlet
         if inlet is None or inlet.leaving is None or self.ended is not None:
@@ -156,7 +156,7 @@ class QueuePartition(QueueAnswers):
         return taken
 
     def _room(self, member: Member) -> int:
-        if self._queue.owner(member.id) is not member:  # it left while something was read for it
+        if self._queue.owner(member.id) is not member:  # it left during the read
             return 0
         room = self.settings.leases_max - self.leases
         if room <= 0:
@@ -168,17 +168,17 @@ class QueuePartition(QueueAnswers):
     async def _read(
         self, first: int, bytes_max: int, is_first: bool, *, tells_damage: bool = False
     ) -> list[tuple[BatchHeader, memoryview]] | None:
-        """Batches from the one that holds `first`, or the next there is; what is gone from the log is done.
+        """Batches from the one that holds `first`, or the next one; records deleted from the log are done.
 
-        Fails if the log cannot be read. Where something was leased before (`is_first` is false) the answer is None
-        instead: whoever asks must be given that.
+        Raises if the log cannot be read. After an earlier lease (`is_first` is false) it returns None instead: the
+        caller must deliver that lease.
         """
         seeks = self._seeks
         try:
             batches = await self._batches(first, bytes_max)
         except UnreadableOffset as error:
             self.check()
-            if tells_damage and not is_first:  # the next one to ask is told
+            if tells_damage and not is_first:  # the next acquisition raises it
                 return None
             if seeks == self._seeks:
                 self._give_up(error.first, error.next_offset, error.detail)
@@ -205,10 +205,10 @@ class QueuePartition(QueueAnswers):
         return batches
 
     async def _restore_keys(self) -> None:
-        """Order by key was switched on, or the broker was restarted: open records find their places again.
+        """Restores the key order of open records after a restart, or after order by key is switched on.
 
-        Reading takes time in which records may be done or others looked at, and may fail. So states change only when
-        all keys are known, in one step.
+        During the reads records may become done or open, and a read may fail. So states change in one step, when all
+        keys are known.
         """
         known: dict[int, bytes | None] = {}
         seen = -1
@@ -217,7 +217,7 @@ class QueuePartition(QueueAnswers):
             for number, block in list(self._blocks.items()):
                 if block.open:
                     await self._read_keys(known, number * SIZE + block.first_open(), min((number + 1) * SIZE, seen))
-        if self._keys is not None:  # somebody else was faster
+        if self._keys is not None:  # a concurrent call was faster
             return
         self._keys = keys = KeyOrder()
         for offset in sorted(known):
@@ -237,16 +237,16 @@ class QueuePartition(QueueAnswers):
                         if offset <= at < end:
                             known[at] = record.key
                     offset = max(offset, header.next_offset)
-            except UnreadableOffset as error:  # its records are given up when their turn comes
+            except UnreadableOffset as error:  # a later acquisition gives these records up
                 offset = max(offset, error.next_offset)
 
     def _write_letters(self) -> None:
         self._queue.dead_letters.write_letters(self)
 
-    # Beginning anew, and ending
+    # Seek and close
 
     async def seek(self, offset: int) -> None:
-        """For administrators: forgets everything and begins at an offset."""
+        """For administrators: drops all states and restarts at an offset."""
         if self.leases:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are leased; stop the group's members first")
         if self._writer.dead_records:
@@ -264,7 +264,7 @@ class QueuePartition(QueueAnswers):
         self._wake()
 
     def stop(self) -> None:
-        """Gives nothing out any more."""
+        """Stops all timers and wakes waiting fetches."""
         self._calendar.clear()
         self._giving_up.stop()
         self._writer.stop()
@@ -272,7 +272,7 @@ class QueuePartition(QueueAnswers):
         self._wake()
 
     def end(self, reason: RequestError) -> None:
-        """From now on whoever asks or answers is refused, and nothing is written; nobody is told yet."""
+        """Refuses leases, acknowledgements and writes from now on; wakes no waiter yet."""
         if self.ended is None:
             self.ended = reason
             self._writer.end(reason)
@@ -281,7 +281,7 @@ class QueuePartition(QueueAnswers):
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
 
     def close(self, reason: RequestError = ELSEWHERE) -> None:
-        """Ends, and calls all who wait, to hear it."""
+        """Ends, and wakes all waiters."""
         self.end(reason)
         self.stop()
 
@@ -294,11 +294,11 @@ class QueuePartition(QueueAnswers):
         return self.ended is not None
 
     def removal(self) -> list[Delete]:
-        """What deletes all that is kept of it."""
+        """The operations that delete its stored state."""
         return self._writer.removal()
 
     async def flush(self) -> None:
-        """Before a clean stop: what was counted is written."""
+        """Writes pending changes before a clean stop."""
         if self._writer.changed and self.ended is None:
             await self.save()
 

@@ -1,4 +1,4 @@
-"""A group with the `queue` discipline: its members, its settings, and its place in every partition it reads."""
+"""A group with the `queue` discipline: its members, its settings, and its state in every partition it reads."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Queue:
         self.dead_letters = dead_letters
         self.is_durable = durable
         self.is_stopping = False
-        """Whether the broker is: what its workers have not answered by then is not their fault."""
+        """Whether the broker stops: an interrupted delivery is then never the last attempt."""
         self.overrides = clean(overrides)
         self.door_defaults = clean(door_defaults or {})
-        """Of the door that made this group: for settings that neither the group nor the topic has. They stay, whichever
-        doors work on it later.
+        """Defaults of the door that created this group, for settings that neither the group nor the topic has. They
+        stay when other doors use the group.
         """
         self.leases = 0
         self.members: dict[int, Member] = {}
         self._numbers = itertools.count(1)
         self._partitions: dict[tuple[str, int], QueuePartition] = {}
         self._opening: dict[QueuePartition, Promise[None]] = {}
-        """Those whose beginning is not durable yet."""
+        """Partitions whose first write is not durable yet."""
         self._ended: RequestError | None = None
         self._settings: dict[str, tuple[TopicSettings, QueueSettings]] = {}
         self._on_member_left = on_member_left
@@ -68,7 +68,7 @@ class Queue:
         return member
 
     def leave(self, member: Member, reason: str = LEFT) -> None:
-        """What it has leased may be given out again at once; those deliveries failed."""
+        """Ends the member's leases at once, as failed deliveries."""
         if self.members.pop(member.id, None) is None:
             return
         if member.leases:
@@ -78,7 +78,7 @@ class Queue:
             self._on_member_left(self)
 
     def give_back(self, member: Member) -> None:
-        """It ends its work in good order: what it has leased and said nothing about was never looked at."""
+        """A member closes cleanly: its unacknowledged leases do not count as attempts."""
         if member.leases and self.members.get(member.id) is member:
             for partition in self.partitions():
                 partition.give_back(member)
@@ -87,7 +87,7 @@ class Queue:
         return self.members.get(number)
 
     async def partition(self, topic: Topic, index: int) -> QueuePartition:
-        """The queue's place in a partition; where it begins is durable before anything is given out."""
+        """The queue's state in a partition. Its first offset is durable before the first lease."""
         found = self.opened(topic, index)
         if found is not None:
             return found
@@ -112,12 +112,12 @@ class Queue:
             self.forget(made)
 
     def opened(self, topic: Topic, index: int) -> QueuePartition | None:
-        """The same, if it was there before."""
+        """The same, or None if it is not open yet."""
         found = self._partitions.get((topic.name, index))
         return found if found is not None and found.topic is topic and found not in self._opening else None
 
     def restore(self, topic: Topic, index: int, stored: Stored | None, is_alone: bool = False) -> QueuePartition:
-        """`is_alone`: nobody else appends, so that the end of the log is known here for certain."""
+        """`is_alone`: no other broker appends, so this broker knows the end of the log."""
         storage = QueueStorage(self.id, topic.name, index) if self.is_durable else None
         old = self._partitions.get((topic.name, index))
         if old is not None:
@@ -126,7 +126,7 @@ class Queue:
         return partition
 
     def place(self, topic: str, index: int) -> QueuePartition | None:
-        """Whatever is there now, and be it only on its way."""
+        """The partition's state, even if it is still opening."""
         return self._partitions.get((topic, index))
 
     def partitions(self) -> Iterator[QueuePartition]:
@@ -150,7 +150,7 @@ class Queue:
         self._settings.clear()
 
     def close(self, reason: RequestError = ELSEWHERE) -> None:
-        """All places end before anybody is called: who hears it in one must not be served by another."""
+        """Ends all partitions before it wakes a waiter: another partition must not serve that waiter."""
         self._ended = reason
         for partition in self.partitions():
             partition.end(reason)

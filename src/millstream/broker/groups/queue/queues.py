@@ -1,4 +1,4 @@
-"""The registry of queues: finds or makes the group that a request is about, and looks after what all of them need."""
+"""The registry of queues: finds or creates the group of a request, and owns the parts that all queues share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 Committed = Callable[[], Iterable[tuple[str, str, int, int]]]
-"""Group, topic, partition and offset of what stream groups have committed."""
+"""Group, topic, partition and offset of each commit of a stream group."""
 Place = tuple[str, str, int]
 """Group, topic name, partition."""
 
@@ -62,7 +62,7 @@ class Queues:
         self._queues: dict[str, Queue] = {}
         self._deleting: set[str] = set()
         self._era = 0
-        """Counts how often all queues were lost: what was being loaded then is not taken up."""
+        """Incremented when the broker loses all queues; loads of an earlier era are dropped."""
         self._is_closed = False
         self._dead_letters = DeadLetters(topics, clock, in_background, self._cluster.check)
         self._retention = DoneRetention(meta, topics, clock, self.partitions, committed)
@@ -71,16 +71,16 @@ class Queues:
         """Whether a group id belongs to a group of another discipline."""
 
     async def start(self) -> None:
-        """A broker alone opens every queue there is; one of several those that the cluster gives it."""
+        """A single broker opens every queue. In a cluster a broker opens the queues of its shards."""
         if isinstance(self._cluster, Solo):
             await self.adopt(lambda group_id: True)
             for partition in self.partitions():
-                await partition.flush()  # where one is behind its log again, before the log grows past where it was
-            await self._retention.start()  # one of several does not see how far the others' groups are
+                await partition.flush()  # stores a position that fell back before the log grows past the old one
+            await self._retention.start()  # in a cluster a broker does not see the progress of every group
 
     async def adopt(self, owns: Owns) -> None:
-        """Opens some of the queues that an earlier broker kept, or another one. What belongs to topics that are gone is
-        dropped.
+        """Opens the stored queues that `owns` selects, of an earlier process or another broker. Drops the state of
+        deleted topics.
         """
         self._open_stored(await self._meta.list(QUEUES_PREFIX), owns)
 
@@ -109,14 +109,14 @@ class Queues:
         self._sweep(orphans)
 
     def _sweep(self, orphans: Mapping[Place, Callable[[], Iterable[str]]]) -> None:
-        """Deletes what topics that are gone have left behind, however often it takes: with the next topic of that name
-        it would be taken for what is known of its records.
+        """Deletes the state of deleted topics, and retries until it succeeds: a new topic of that name must not inherit
+        it.
         """
         era = self._era
 
         def prepare() -> Iterator[Delete]:
             for (group_id, name, index), keys in orphans.items() if era == self._era else ():
-                if group_id in self._deleting:  # perhaps it comes back, with a place of that name
+                if group_id in self._deleting:  # a failed delete may restore it, with this partition
                     raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} is being deleted")
                 queue = self._queues.get(group_id)
                 successor = queue.place(name, index) if queue is not None else None
@@ -134,7 +134,7 @@ class Queues:
         self._journal.submit(Entry(prepare)).then(swept)
 
     def release(self) -> None:
-        """Another broker looks after them now: nothing that is known here counts any more, and nothing is written."""
+        """Another broker coordinates the queues now: drops their state here and writes nothing."""
         self._era += 1
         self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
         queues = [queue for queue in self._queues.values() if queue.is_durable]
@@ -151,8 +151,8 @@ class Queues:
         door_defaults: Mapping[str, str] | None = None,
         client_host: str = "",
     ) -> Queue:
-        """The group, made if it is new. `settings` are those of a new one, `door_defaults` what the door that makes it
-        has for settings that are not set, `client_host` is where its client is.
+        """Finds or creates the group. `settings` apply to a new group, `door_defaults` are its door's values for
+        missing settings, `client_host` is its client's host.
         """
         if durable:
             self._cluster.check(group_id)
@@ -179,7 +179,7 @@ class Queues:
         return queue
 
     def _keep_settings(self, queue: Queue) -> None:
-        """Of a new queue, until they are kept: without them it would begin elsewhere after a restart."""
+        """Stores a new queue's settings, with retries: without them a restart may begin at another offset."""
 
         def prepare() -> list[Put]:
             is_there = self._queues.get(queue.id) is queue
@@ -193,7 +193,7 @@ class Queues:
 
     def _make(self, group_id: str, settings: StoredSettings, *, durable: bool) -> Queue:
         old = self._queues.get(group_id)
-        if old is not None:  # what loaded it before failed half-way, and began again
+        if old is not None:  # an earlier load failed half-way and is repeated
             old.close()
         queue = self._queues[group_id] = Queue(
             group_id,
@@ -225,7 +225,7 @@ class Queues:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
         queue.close(RequestError(Code.GROUP_ID_NOT_FOUND, f"queue {group_id} was deleted"))
         del self._queues[group_id]
-        self._deleting.add(group_id)  # one that is made anew meanwhile would be deleted with it
+        self._deleting.add(group_id)  # the deletion would also hit a queue recreated meanwhile
         try:
             stored = await self._meta.list(group_prefix(group_id))
             await self._remove(group_id, [key for key, _ in stored], list(queue.partitions()))
@@ -235,14 +235,14 @@ class Queues:
         self._deleting.discard(group_id)
 
     async def forget(self, group_id: str, topic: str) -> None:
-        """A queue's place in a topic goes; should it come back, it begins anew."""
+        """Drops a queue's state of a topic. If the queue reads the topic again, it starts over."""
         queue, era = self._queues.get(group_id), self._era
         if queue is None:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"there is no queue {group_id}")
         if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
         stored = await self._meta.list(f"{group_prefix(group_id)}{topic}/")
-        # From here to the removal's place in line nothing may come between: what begins anew is written behind it.
+        # No await until the removal is in the journal: the writes of a new start must follow it.
         self._cluster.check(group_id)
         if self._queues.get(group_id) is not queue:
             raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} was changed meanwhile; try again")
@@ -262,7 +262,7 @@ class Queues:
             raise
 
     def _remove(self, group_id: str, keys: list[str], places: list[QueuePartition]) -> Promise[None]:
-        """Deletes what was listed, and what has been written at some places since."""
+        """Deletes the listed keys, and keys that these partitions wrote since."""
 
         def prepare() -> list[Delete]:
             self._cluster.check(group_id)
@@ -272,7 +272,7 @@ class Queues:
         return self._journal.submit(Entry(prepare))
 
     def _take_back(self, group_id: str, era: int) -> None:
-        """What could not be deleted is there as before: a queue made anew would know nothing of it."""
+        """Reloads a queue whose deletion failed: a new queue would not know the stored state."""
         promised(self._load(group_id, era)).then(partial(self._taken_back, group_id, era))
 
     async def _load(self, group_id: str, era: int) -> None:
@@ -287,7 +287,7 @@ class Queues:
             self._deleting.discard(group_id)
 
     async def configure(self, group_id: str, overrides: Mapping[str, str]) -> None:
-        """Replaces all of a group's own settings; the group is made if it is new."""
+        """Replaces all of a group's own settings; creates the group if it is new."""
         cleaned = clean(overrides)
         queue = self.open(group_id, settings=cleaned)
         put = settings_put(group_id, StoredSettings(cleaned, queue.door_defaults))
@@ -298,7 +298,7 @@ class Queues:
         return queue.overrides if queue is not None else {}
 
     def _drop_if_empty(self, queue: Queue) -> None:
-        """A private queue goes with its last member; what it has given up still reaches the dead-letter topic."""
+        """Drops a private queue with its last member; its dead records still reach the dead-letter topic."""
         if not queue.members:
             del self._queues[queue.id]
             for partition in queue.partitions():
@@ -314,7 +314,7 @@ class Queues:
             self._sweep({place: partial(_keys, partition)})
 
     def prepare_to_close(self) -> None:
-        """The doors are about to close. A delivery that this cuts short is not the last one, as after a crash."""
+        """The doors are about to close. An interrupted delivery is never the last attempt, as after a crash."""
         for queue in self._queues.values():
             queue.is_stopping = queue.is_durable
 
@@ -325,7 +325,7 @@ class Queues:
         for partition in self.partitions():
             try:
                 await partition.flush()
-            except RequestError as error:  # a delivery may come again; whatever else is to be closed still is
+            except RequestError as error:  # costs redeliveries; the other partitions still close
                 logger.warning("queue %s could not be written down: %s", partition.group_id, error)
         for queue in list(self._queues.values()):
             queue.close()

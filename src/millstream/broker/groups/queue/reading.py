@@ -1,10 +1,10 @@
-"""A queue's view of the log: batches, and the records in the one that it looked at last.
+"""A queue's view of the log: batches, and the records of the batch that it decoded last.
 
-Every batch is checked before it is leased or decoded (`broker/batches.py`). A batch that is damaged or cannot be
-decoded raises `UnreadableOffset`, which says where the queue goes on.
+Every batch is checked before it is leased or decoded (`broker/batches.py`). A damaged or undecodable batch raises
+`UnreadableOffset`, which names the offset where the queue continues.
 
-What `batches` gives is ready to be looked at without holding up the event loop: small batches that together decompress
-to `PIECE_BYTES_MAX`, or one large batch that was decoded aside (`records/aside.py`) and is forgotten after this turn.
+Batches from `batches` do not block the event loop: small ones decompress to `PIECE_BYTES_MAX` together. A large one was
+decoded aside (`records/aside.py`), and its records are dropped after this turn of the event loop.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 
 DELIVER_AT = "millstream-deliver-at"
-"""The header of a record that is not to be delivered before a time: milliseconds since 1970, in decimal."""
+"""The header that delays a record until a time: milliseconds since 1970, in decimal."""
 READ_BYTES_MAX = 128 * 1024
-"""Of one look at the log. It is kept until the next one, and there may be many queues."""
+"""Limit of one read. Every queue keeps its last read in memory."""
 PIECE_BYTES_MAX = 512 * 1024
-"""Of what was read, decompressed: it is decoded on the event loop."""
+"""Decompressed size of a read that the event loop decodes."""
 _MARK = DELIVER_AT.encode()
 _DIGITS_MAX = 16
 
@@ -37,18 +37,18 @@ class Reading:
         self._log = log
         self._aside = Aside()
         self._marked: set[int] = set()
-        """Base offsets of the batches kept whose records may be delayed."""
+        """Base offsets of kept batches that may hold delayed records."""
         self._kept: list[tuple[BatchHeader, memoryview]] = []
-        """What was read last, from where it was used last: records are often taken one by one."""
+        """The last read, from the last batch used: records are often taken one by one."""
         self._records: tuple[int, dict[int, Record]] = (-1, {})
         self._dated: int | None = None
-        """What `date` found, until it is asked for."""
+        """The result of `date`, until `timestamp_at` takes it."""
 
     async def batches(self, offset: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
-        """A piece of the log, whole batches: from the one that holds an offset, or the next there is.
+        """Whole batches of the log, from the one that holds an offset, or the next one.
 
-        Empty if it was trimmed meanwhile: the next look sees where the log begins now. Any other failure is raised.
-        What cannot be read now is still there.
+        Empty if they were trimmed meanwhile: the next read sees the new start of the log. Any other failure is raised:
+        records that cannot be read now still exist.
         """
         kept = self._kept
         if not (kept and kept[0][0].base_offset <= offset <= kept[-1][0].last_offset):
@@ -92,10 +92,10 @@ class Reading:
     def _forget(self, base_offset: int) -> None:
         if self._records[0] == base_offset:
             self._records = (-1, {})
-            self._kept = []  # the next look prepares it again
+            self._kept = []  # the next read prepares it again
 
     def records(self, header: BatchHeader, batch: memoryview) -> dict[int, Record]:
-        """By offset; raises `UnreadableOffset` where the batch cannot be decoded."""
+        """Records by offset. Raises `UnreadableOffset` if the batch cannot be decoded."""
         base, records = self._records
         if base != header.base_offset:
             records = _by_offset(header, batch)
@@ -103,18 +103,18 @@ class Reading:
         return records
 
     def has_delays(self, header: BatchHeader) -> bool:
-        """Whether a batch that `batches` gave may have records that are delayed."""
+        """Whether a batch from `batches` may hold delayed records."""
         return header.base_offset in self._marked
 
     async def date(self, offset: int) -> None:
-        """Finds what `timestamp_at` will say next: a log in a database cannot say so at once."""
+        """Reads the timestamp for `timestamp_at`, which cannot wait for a database."""
         self._dated = None
         slice_ = await self._log.read(offset, 1)
         self._dated = next((header.base_timestamp for header, _ in codec.split(slice_.to_bytes())), None)
 
     def timestamp_at(self, offset: int | None) -> int | None:
-        """Of the batch that holds an offset, or of what was dated a moment ago; None where nobody knows yet, or where
-        there is nothing any more.
+        """The timestamp that `date` found, or of the batch that holds an offset; None if it is not known yet, or if the
+        batch is gone.
         """
         dated, self._dated = self._dated, None
         if offset is None:
@@ -131,7 +131,7 @@ class Reading:
 
 
 def _by_offset(header: BatchHeader, batch: memoryview) -> dict[int, Record]:
-    """Of a batch that is small, or it would have been decoded aside."""
+    """For small batches; large ones were decoded aside."""
     try:
         return {record.offset: record for record in codec.decode(batch, check_crc=False)}
     except CorruptBatch as error:
@@ -139,7 +139,7 @@ def _by_offset(header: BatchHeader, batch: memoryview) -> dict[int, Record]:
 
 
 def first_due(record: Record, delay_ms: int) -> int:
-    """When a record may be delivered for the first time; a header that makes no sense delays nothing."""
+    """The earliest time of a record's first delivery. An invalid header delays nothing."""
     due = record.timestamp + delay_ms if delay_ms else 0
     for name, value in record.headers:
         if name == DELIVER_AT and value and len(value) <= _DIGITS_MAX and value.isdigit():

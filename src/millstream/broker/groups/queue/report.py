@@ -1,4 +1,4 @@
-"""What a queue says about itself to people: on the page `/queues`, and from there to `millstream queue`."""
+"""The state of a queue as the page `/queues` shows it; `millstream queue` reads it there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue
 
 RUNS_MAX = 20
-"""Of neighbouring records that are available next: enough to peek at."""
+"""Runs of records that are available next: enough to peek at."""
 MEMBERS_MAX = 1_000
 
 

@@ -1,4 +1,4 @@
-"""What a queue goes by in one topic: the group's own settings, else the topic's, else the door's or the defaults."""
+"""The settings of a queue for one topic: the group's own, else the topic's, else the door's, else the defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.broker.settings import GROUP_SETTINGS, TopicSettings, check_over
 LEASES_MEMBER_MAX = 200_000
 LEASES_GROUP_MAX = 1_000_000
 OPEN_MAX = 1_000_000
-"""Records of one partition that a queue keeps a state for: leased, released, delayed. It looks no further ahead."""
+"""Records of one partition with a state: leased, released, delayed. At this limit the queue reads no further."""
 
 PREFIX = "group."
 
@@ -49,18 +49,18 @@ class QueueSettings:
         )
 
     def rest_ms(self, attempts: int) -> int:
-        """How long a record rests after so many failed deliveries."""
+        """The backoff after this number of failed attempts."""
         return min(self.backoff_ms << min(attempts - 1, 40), self.backoff_max_ms) if self.backoff_ms else 0
 
 
 def group_value(overrides: Mapping[str, str], name: str) -> Any:
-    """A setting that no topic has a say in."""
+    """A setting that topics cannot override."""
     setting = GROUP_SETTINGS[name]
     return setting.check(overrides.get(name, setting.default))
 
 
 def lease_ms(overrides: Mapping[str, str], topics: Iterable[TopicSettings]) -> int:
-    """How long a record of any of these topics is leased at the least."""
+    """The shortest lease of a record of these topics."""
     name = "share.record.lock.duration.ms"
     if name in overrides:
         return int(overrides[name])
@@ -68,7 +68,7 @@ def lease_ms(overrides: Mapping[str, str], topics: Iterable[TopicSettings]) -> i
 
 
 def clean(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Checked, and under Kafka's names for groups; those for brokers, with `group.` in front, are taken as well."""
+    """Checks settings and returns them under Kafka's group names. It also accepts broker names, with `group.`."""
     named = {name.removeprefix(PREFIX): text for name, text in overrides.items()}
     check_overrides(named, GROUP_SETTINGS, "group")
     return named

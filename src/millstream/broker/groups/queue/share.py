@@ -1,4 +1,4 @@
-"""A share group (KIP-932): who is in it. What they work on, record by record, is the group's queue.
+"""The membership of a share group (KIP-932). The group's queue holds the records and leases.
 
     join --epoch reserved, durable--> in the group --silence for the session timeout, or leave--> gone
                                           |
@@ -6,17 +6,17 @@
 
 Rules
 -----
-1. Every member is given every partition of the topics it subscribes to. Work is shared record by record, so nothing is
-   gained by giving members some of the partitions, and much is lost: a slow member would hold up the partitions that
-   only it reads, and every coming and going would move them about.
-2. The group's epoch grows when a member comes, goes or changes its subscription, and when topics that are read appear,
-   go or grow. It is durable before any member is told: no member epoch is ever given twice.
-3. A seat is taken with a share session and given up with it: closed by the client, or lost with its connection. Who was
-   silent too long loses its seat too; who leaves keeps it until its session ends, because clients send their last
-   acknowledgements at the same time, on another connection. What a seat had leased is available to others at once.
-4. A seat may be taken before its member has joined: after a restart of the broker members find their sessions gone
-   and open new ones long before their next heartbeat is due.
-5. The group lasts as long as its queue remembers something, until somebody deletes it.
+1. Every member gets every partition of its topics. The queue shares work record by record, so an assignment of some
+   partitions gains nothing. It would cost much: a slow member would block the partitions that only it reads, and every
+   join or leave would move partitions.
+2. The epoch grows when a member joins, leaves or changes its subscription, and when a subscribed topic appears, is
+   deleted or grows. It is durable before any member sees it: no member epoch is used twice.
+3. A seat starts and ends with a share session: the client closes it, or its connection ends. A member that misses its
+   session timeout loses its seat. A member that leaves keeps it until its session ends, because clients send their last
+   acknowledgements at that time, on another connection. The end of a seat releases its leases at once.
+4. A seat may start before its member joins. After a broker restart members open new sessions long before their next
+   heartbeat.
+5. The group lasts as long as its queue has state, until it is deleted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ShareGroup:
     type = "Share"
     protocol_type = "share"
     assignor = "simple"
-    """Kafka's name for what it does; there is no other."""
+    """Kafka's name for its only share assignor."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class ShareGroup:
         self.id = group_id
         self.epoch = record.epoch if record else 0
         self.durable_epoch = self.epoch
-        """The latest that may be told."""
+        """The latest epoch that members may see."""
         self.emptied_ms = record.emptied_ms if record else None
         self.members: dict[str, ShareMember] = {}
         self.lines = Lines()
-        """Of fetches that wait for something to be available."""
+        """Parked fetches."""
         self._seats: dict[tuple[str, str], Member] = {}
-        """By member, and by the broker through which it fetches, if that is another."""
+        """By member id and relaying broker; empty if there is no relay."""
         self._read: Assigned = {}
-        """All that the members read, as of the last epoch."""
+        """All partitions that members read, as of the last epoch."""
         self._stale = False
         self._is_closed = False
         self._queued: Entry | None = None
@@ -106,7 +106,7 @@ class ShareGroup:
         return self._answer(member, beat)
 
     def remove(self, member_id: str, instance_id: str | None) -> None:
-        """An administrator takes a member out."""
+        """An administrator removes a member."""
         member = self.members.get(member_id)
         if member is None:
             raise RequestError(Code.UNKNOWN_MEMBER_ID)
@@ -122,7 +122,7 @@ class ShareGroup:
         return any(topic in member.topics for member in self.members.values())
 
     def topics_changed(self) -> Promise[None] | None:
-        """The write of the next epoch, where one is needed."""
+        """The write of the next epoch, if one is needed."""
         if self.members and self._wanted() != self._read:
             return self._change()
         return None
@@ -156,7 +156,7 @@ class ShareGroup:
         return self._queues.open(self.id)
 
     def take_seat(self, member_id: str, via: str = "") -> Member:
-        """A fresh one: whatever an earlier seat of this member had leased is given up."""
+        """Opens a new seat. It ends the member's earlier seat and releases its leases."""
         self.leave_seat(member_id, via=via)
         seat = self._seats[member_id, via] = self.queue().join(member_id)
         return seat
@@ -165,7 +165,7 @@ class ShareGroup:
         return self._seats.get((member_id, via)) is seat
 
     def leave_seat(self, member_id: str, seat: Member | None = None, via: str = "") -> None:
-        """Nothing happens if it was left already, or (`seat`) another has taken its place."""
+        """Does nothing if the seat has ended, or (`seat`) if a newer seat replaced it."""
         held = self._seats.get((member_id, via))
         if held is None or (seat is not None and held is not seat):
             return
@@ -183,7 +183,7 @@ class ShareGroup:
             return known
         if len(self.members) >= self._settings.members_max:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
-        self.queue()  # raises if it may not be
+        self.queue()  # raises if it may not exist
         member = self.members[beat.member_id] = ShareMember(beat.member_id, self._clock, self._expire)
         self.emptied_ms = None
         self._stale = True
@@ -198,7 +198,7 @@ class ShareGroup:
         return member
 
     def _expire(self, member: ShareMember) -> None:
-        """It fell silent."""
+        """The session timeout is over."""
         self._remove(member)
         for member_id, via in list(self._seats):
             if member_id == member.id:
@@ -236,12 +236,12 @@ class ShareGroup:
     # Epochs
 
     def _change(self) -> Promise[None]:
-        """A new epoch is needed, and no member waits for it. Should the write fail, the next beat tries again."""
+        """Starts a new epoch that no member waits for. If the write fails, the next heartbeat retries."""
         self._stale = True
         return self._advance()
 
     def _advance(self) -> Promise[None]:
-        """Changes that wait for the same write share an epoch."""
+        """Writes a new epoch. Changes that wait for the same write share it."""
         if self._queued is not None:
             return self._queued.promise
         entry = self._queued = Entry(self._reserve, self._reserved)
@@ -250,7 +250,7 @@ class ShareGroup:
 
     def _reserve(self) -> Iterable[Put]:
         self._queued = None
-        if self._is_closed:  # another group may have its name, and its record, by now
+        if self._is_closed:  # a new group may own its name and its record by now
             return []
         self._stale = False
         self.epoch += 1

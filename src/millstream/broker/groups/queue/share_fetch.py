@@ -1,11 +1,11 @@
-"""Leasing from many partitions of a queue at once, with waiting.
+"""Share fetches (KIP-932): leases from many partitions of a queue, with a long poll.
 
-A fetch is answered when there is anything, when any partition has an error to report, or when its time is over. Until
-then it is parked: it holds neither data nor leases, only a place in the line at each partition. When somebody else was
-faster it goes on waiting.
+A fetch completes when it has leased records, when a partition reports an error, or when its wait time is over. Until
+then it is parked: it holds neither data nor leases, only a place in the line at each partition. If another fetch is
+faster, it keeps waiting.
 
-Nobody waits any more (`cancel`): what it may have leased in the same moment is released. Another broker has the queue:
-the fetch fails as one of an unknown session, on which clients begin anew. They know no such error of a partition.
+`cancel` releases records that the fetch leases at that moment. If another broker gets the queue, the fetch fails with
+SHARE_SESSION_NOT_FOUND, and clients open a new session. Clients know no such error for a partition.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Place = tuple[UUID, int]
 """Topic and partition."""
 NOTHING = Taken(b"", [])
 TURN_PARTITIONS = 1_000
-"""What a fetch looks at, or opens, before the event loop runs again."""
+"""Partitions that a fetch checks or opens in one turn of the event loop."""
 
 
 class Leased(NamedTuple):
-    """What a fetch got from one partition."""
+    """The result of a fetch for one partition."""
 
     place: Place
     taken: Taken
@@ -45,7 +45,7 @@ class Leased(NamedTuple):
 
 
 def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition | None:
-    """None: it has not been opened."""
+    """None: the queue has not opened it."""
     topic_id, index = place
     topic = topics.by_id(topic_id)
     if topic is None:
@@ -56,7 +56,7 @@ def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition | None:
 
 
 class ShareFetch:
-    """One fetch, from its first look to its answer."""
+    """One fetch, from its first attempt to its response."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ShareFetch:
     async def run(
         self, clock: Clock, wait_ms_max: int, whole_batches: bool, parked: Callable[[], None]
     ) -> list[Leased]:
-        """Calls `parked` if there is nothing yet."""
+        """Calls `parked` if no record is available yet."""
         await self._open()
         leased = await self._lease(whole_batches)
         if _is_worth_telling(leased) or wait_ms_max <= 0 or not self._places or self._is_cancelled:
@@ -96,7 +96,7 @@ class ShareFetch:
         leased = []
         try:
             while True:
-                # Looks once more before it sleeps: something may have come before it stood in line.
+                # Tries again before it sleeps: records may have arrived before it joined the lines.
                 self._is_woken = False
                 for waiter in waiters:
                     waiter.is_called = False
@@ -130,7 +130,7 @@ class ShareFetch:
             self._sleeper.set_result(None)
 
     async def _open(self) -> None:
-        """Those that are new to the queue: many at once, so that their beginnings are durable with one write."""
+        """Opens partitions that are new to the queue, many at once: one write makes them durable."""
         for start in range(0, len(self._places), TURN_PARTITIONS):
             await self._open_some(self._places[start : start + TURN_PARTITIONS])
 
@@ -144,8 +144,8 @@ class ShareFetch:
             return
         opened = await asyncio.gather(*missing.values(), return_exceptions=True)
         for place, failed in zip(missing, opened, strict=True):
-            if isinstance(failed, RequestError):  # told of this one alone: the others give what they have
-                # That the store is away, the journal says in words for groups, which nobody knows of a partition.
+            if isinstance(failed, RequestError):  # fails this partition only
+                # The journal reports an unavailable store with a group error, which clients do not expect here.
                 is_unstored = failed.code == Code.COORDINATOR_NOT_AVAILABLE
                 code = Code.KAFKA_STORAGE_ERROR if is_unstored else failed.code
                 self._unopened[place] = RequestError(code, failed.detail)
@@ -163,19 +163,19 @@ class ShareFetch:
                 break
             try:
                 partition, taken = find(self._queue, self._topics, place), NOTHING
-                if partition is None:  # its topic was deleted and made anew, or its queue forgot it
+                if partition is None:  # its topic was recreated, or its queue forgot it
                     raise self._unopened.get(place) or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
                 partition.check()
                 partition.log.damage.check_lost()
                 if records > 0 and room > 0 and partition.has_some:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
             except RequestError as error:
-                if error.code == Code.NOT_COORDINATOR:  # all of the queue is lost, and so is what was leased before
+                if error.code == Code.NOT_COORDINATOR:  # the whole queue is lost, with all leases
                     detail = f"{error.detail}; open another session"
                     raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from error
                 leased.append(Leased(place, NOTHING, 0, error))
                 continue
-            except Exception as error:  # costs its partition, and not what was leased from the others
+            except Exception as error:  # fails this partition and keeps the leases from other partitions
                 unexpected.error("share fetch of %s-%d failed: %r", *place, error)
                 leased.append(Leased(place, NOTHING, 0, RequestError(Code.UNKNOWN_SERVER_ERROR)))
                 continue
@@ -190,7 +190,7 @@ class ShareFetch:
 
 
 async def give_back(queue: Queue, member: Member, topics: Topics, leased: Sequence[Leased]) -> None:
-    """What was leased for somebody who went before it could be sent."""
+    """Releases records whose client disconnected before the response."""
     answers = {each.place: [_release(run) for run in each.taken.runs] for each in leased if each.taken.runs}
     await settle(acknowledge(queue, member, topics, answers))
 
@@ -206,7 +206,7 @@ def _is_worth_telling(leased: Sequence[Leased]) -> bool:
 def acknowledge(
     queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
 ) -> dict[Place, Promise[None]]:
-    """Says what became of records. Each partition is judged on its own: all its answers stand, or none."""
+    """Acknowledges records. Each partition takes all its acknowledgements or none, on its own."""
     promises: dict[Place, Promise[None]] = {}
     for place, said in answers.items():
         try:
@@ -220,7 +220,7 @@ def acknowledge(
 
 
 async def settle(promises: Mapping[Place, Promise[None]]) -> dict[Place, RequestError | None]:
-    """Waits until all is durable, or refused."""
+    """Waits until each is durable or refused."""
     errors: dict[Place, RequestError | None] = {}
     for place, promise in promises.items():
         try:

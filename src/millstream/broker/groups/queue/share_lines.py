@@ -1,12 +1,12 @@
-"""Fetches that wait at the partitions of a queue, in a line at each.
+"""Parked fetches of a queue, in one line per partition.
 
-Something that becomes available calls the first in line, and no other: with a thousand idle workers a record would
-otherwise cost a thousand looks. Who is called and finds something calls the next, since there may be more; who finds
-nothing leaves it at that. Who is called and goes away without a look passes the call on.
+An available record calls only the first fetch in line: with a thousand idle workers it would otherwise cost a thousand
+attempts. A called fetch that leases records calls the next fetch, since more may be available. A called fetch that
+finds nothing calls no other. A called fetch that leaves without an attempt passes the call on.
 
-    waiting --called--> looks (from here on it may be called again) --nothing--> waiting, last in line
+    waiting --called--> tries (from here on it may be called again) --nothing--> waiting, last in line
                           |
-                          +--something, or gone--> calls the next
+                          +--leased, or gone--> calls the next
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Line:
     def __init__(self, partition: QueuePartition, on_empty: Callable[[], object]) -> None:
         self.partition = partition
         self._waiters: dict[Waiter, None] = {}
-        """Those who are called stand at the end, so one look at the first is enough."""
+        """Called waiters are at the end, so `call` checks only the first."""
         self._on_empty = on_empty
         self._unwake = partition.wake(self.call)
 
@@ -53,7 +53,7 @@ class Line:
 
     def call(self) -> None:
         first = next(iter(self._waiters), None)
-        if first is None or first.is_called:  # then all are, and have yet to look
+        if first is None or first.is_called:  # then all are called and have not tried yet
             return
         del self._waiters[first]
         self._waiters[first] = None
@@ -62,7 +62,7 @@ class Line:
 
 
 class Lines:
-    """Of one group; a line is there while somebody stands in it."""
+    """The lines of one group; a line exists while a fetch waits in it."""
 
     def __init__(self) -> None:
         self._lines: dict[QueuePartition, Line] = {}

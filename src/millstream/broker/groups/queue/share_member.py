@@ -1,4 +1,4 @@
-"""One member of a share group: what it reads, which epoch it was told, and its seat in the group's queue."""
+"""One member of a share group (KIP-932): its subscription, its epoch and its session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 
 TOPICS_MAX = 10_000
-"""Of one member's subscription."""
+"""In one member's subscription."""
 Assigned = dict[UUID, int]
-"""Topics with how many partitions they have: a share member gets all of them."""
+"""Topics with their partition counts: a share member gets all partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareBeat:
-    """A ShareGroupHeartbeat. None means: as before."""
+    """A ShareGroupHeartbeat. None means unchanged."""
 
     group_id: str
     member_id: str
@@ -53,7 +53,7 @@ class ShareMember:
         self.topics: frozenset[str] = frozenset()
         self.epoch = self.previous_epoch = JOINING
         self.told: Assigned | None = None
-        """What the last answer that listed partitions listed."""
+        """The last assignment that a response contained."""
         self.session = Deadline(clock, lambda: on_expiry(self))
 
     @property
@@ -61,7 +61,7 @@ class ShareMember:
         return sum(map(len, self.topics))
 
     def update(self, beat: ShareBeat) -> bool:
-        """Takes over what is new; says whether the member reads something else now."""
+        """Applies a heartbeat; returns whether the subscription changed."""
         self.client_id, self.client_host = beat.client_id, beat.client_host
         if beat.rack_id is not None:
             self.rack_id = beat.rack_id
@@ -71,7 +71,7 @@ class ShareMember:
         return True
 
     def check_epoch(self, epoch: int) -> None:
-        """Its own epoch; or the one before, from a member that missed our answer. It owns nothing that could clash."""
+        """Accepts the previous epoch too: the member may have missed a response, and owns no partition exclusively."""
         if epoch not in (self.epoch, self.previous_epoch):
             raise RequestError(
                 Code.FENCED_MEMBER_EPOCH, f"the member is at epoch {self.epoch}, not {epoch}; it must join again"

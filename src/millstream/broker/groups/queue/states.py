@@ -1,4 +1,4 @@
-"""Which record of a partition is in which state, for one queue, and when it leaves that state.
+"""The state of every record of a partition for one queue, and its transitions.
 
                        acquire                     accept
     (never seen) ----> LEASED ------------------------------------------> DONE
@@ -10,17 +10,16 @@
 
 Rules
 -----
-1. Records are looked at in order of offset, up to `next`; what lies before `next` and in no block is done. Memory and
-   disk are bounded by the records that are not done, however long the log.
-2. Leases do not outlive the broker, attempts do. A delivery that a restart cut short counts, but never as the last one:
-   the record gets one more.
-3. A record that is given up is DYING, durably and with the reason, before its dead letter is written, and done only
-   when that is durable. After a crash in between it is looked for among the dead letters: there is one, whatever
-   happens.
-4. A batch that is damaged or cannot be decoded is given up as a whole: one dead letter without a value stands for its
-   records and says why. Records of it that are leased already stay leased.
+1. The queue reads records in offset order, up to `next`. Records below `next` and in no block are done. The records
+   that are not done bound memory and disk, however long the log is.
+2. Leases do not outlive the broker, attempts do. A delivery that a restart interrupts counts, but never as the last
+   attempt: the record gets one more.
+3. A dead record is durably DYING, with the reason, before its dead letter is written. It is done when the letter is
+   durable. After a crash in between the broker searches for the letter before it writes one: there is exactly one.
+4. A damaged or undecodable batch is given up as a whole: one dead letter without a value covers its records and holds
+   the reason. Records of the batch that are already leased stay leased.
 
-`QueueAnswers` takes answers and `QueuePartition` gives out, by these states.
+`QueueAnswers` handles acknowledgements and `QueuePartition` leases records, by these states.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_RECORDS_MAX = 10_000
-"""Records whose keys or delays are looked at in one turn of the event loop."""
+"""Records whose keys or delays are checked in one turn of the event loop."""
 
 REASON_CHARS_MAX = 1000
 RETRY_MS = 1_000
-"""Before a dead record that could not be written down is again."""
+"""Wait before the retry of a failed write of a dead record."""
 
 
 class QueueStates(abc.ABC):
@@ -88,9 +87,9 @@ class QueueStates(abc.ABC):
         self._partition = topic.partitions[index]
         self.log = self._partition.log
         self.next = 0
-        """The first record that was never looked at."""
+        """The first record that was never read."""
         self.first = 0
-        """Where a private queue began: it cannot say that anybody is done with what lies before."""
+        """The start of a private queue: it says nothing about records below."""
         self.done = self.dead = self.redelivered = 0
         self.leases = 0
         self._queue = queue
@@ -100,12 +99,12 @@ class QueueStates(abc.ABC):
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._open = 0
         self._listed: list[int] = []
-        """A heap of blocks that may have something ready."""
+        """A heap of blocks that may have ready records."""
         self._calendar = Calendar(self._clock, self._look_at_due)
         self._giving_up = Deadline(self._clock, self._give_up_durably)
         self._keys: KeyOrder | None = None
         self.ended: RequestError | None = None
-        """Why nobody gets anything here any more."""
+        """Why the partition refuses all requests."""
         self._wakers: dict[int, Callable[[], None]] = {}
         self._next_waker = 0
         self._restore(stored, is_alone)
@@ -117,14 +116,14 @@ class QueueStates(abc.ABC):
 
     @property
     def low(self) -> int:
-        """All below is done."""
+        """All records below are done."""
         for number, block in self._blocks.items():
             if block.open:
                 return number * SIZE + block.first_open()
         return self.next
 
     def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back when something may have become available; the answer ends it."""
+        """Calls back when records may be available; returns a function that ends it."""
         number = self._next_waker
         self._next_waker += 1
         self._wakers[number] = callback
@@ -135,7 +134,7 @@ class QueueStates(abc.ABC):
             waker()
 
     async def date(self) -> None:
-        """Before `figures`, where these are to say how old the oldest available record is, whatever the store."""
+        """Call before `figures` for the age of the oldest available record in every store."""
         first = self._first()
         if first is not None:
             await self.reading.date(max(first, self.log.start))
@@ -154,7 +153,7 @@ class QueueStates(abc.ABC):
         return QueueFigures(available, sum(leased), waiting, *counts, age_ms, self.low, self.next)
 
     def ahead(self, runs_max: int) -> list[tuple[int, int]]:
-        """First and last of neighbours that would be given out next. Records never looked at may turn out delayed."""
+        """The next available runs: first and last offset. Records not read yet may turn out delayed."""
         runs: list[tuple[int, int]] = []
         for number, block in self._blocks.items():
             if len(runs) > runs_max:
@@ -169,7 +168,7 @@ class QueueStates(abc.ABC):
     # The first state, and the next
 
     def _first(self) -> int | None:
-        """The lowest offset that may be given out."""
+        """The lowest offset that may be available."""
         while self._listed:
             number = self._listed[0]
             block = self._blocks.get(number)
@@ -181,7 +180,7 @@ class QueueStates(abc.ABC):
         return self.next if self.next < self.log.high_watermark and self._open < OPEN_MAX else None
 
     def _look_at(self, header: BatchHeader, batch: memoryview, count_max: int) -> None:
-        """Gives records that were never seen their first state: as many as are wanted, where they are alike."""
+        """Gives new records their first state: up to `count_max` of a plain batch."""
         first, last = max(header.base_offset, self.next), header.last_offset
         if last < self.next:
             return
@@ -208,7 +207,7 @@ class QueueStates(abc.ABC):
             self._tidy(number, block)
 
     def _look_at_each(self, header: BatchHeader, batch: memoryview, first: int) -> int:
-        """Where to go on: behind the batch, or within it if it has more records than one look takes."""
+        """The next offset: behind the batch, or within it after `LOOK_RECORDS_MAX` records."""
         settings = self.settings
         now = self._clock.now_ms()
         looked = 0
@@ -267,7 +266,7 @@ class QueueStates(abc.ABC):
             member.leases += count
 
     def has_leased(self, member: Member, offset: int, attempt: int) -> bool:
-        """Whether a record is still out with a member, and has not been given out again since."""
+        """Whether a member still holds this lease on a record, without a redelivery since."""
         block, at = self._blocks.get(offset // SIZE), offset % SIZE
         return block is not None and block.is_leased(at, at + 1, member.id) and block.attempts[at] == min(attempt, 255)
 
@@ -281,7 +280,7 @@ class QueueStates(abc.ABC):
         self._tidy(number, block)
 
     def _fail(self, number: int, block: Block, at: int, reason: str, *, is_final: bool = False) -> None:
-        """A delivery ended without an answer. The caller has counted the lease off."""
+        """A delivery ended without an acknowledgement. The caller has already counted the lease off."""
         outcome, dead = self._failed(number, block, at, reason, is_final=is_final)
         if dead is not None:
             self._writer.dead_records[dead.offset] = dead
@@ -340,7 +339,7 @@ class QueueStates(abc.ABC):
             self._writer.save_soon()
 
     def _shorten_leases(self, until: int) -> None:
-        """The machine's clock was set back: what was leased by the old time would be out for so much longer."""
+        """The machine's clock was set back: leases by the old time would last longer by the same amount."""
         for number, block in self._blocks.items():
             if block.shorten(until):
                 self._calendar.watch(number, block)
@@ -356,7 +355,7 @@ class QueueStates(abc.ABC):
             heapq.heappush(self._listed, number)
 
     def _let_follow(self, offset: int) -> None:
-        """A record is done; the one of its key that it held may go."""
+        """A record is done: the next record of its key becomes available."""
         follower = self._keys.leave(offset) if self._keys is not None else None
         if follower is not None:
             number, at = divmod(follower, SIZE)
@@ -373,12 +372,12 @@ class QueueStates(abc.ABC):
         return block
 
     def _tidy(self, number: int, block: Block) -> None:
-        """Lets go of a block that is done. The last one stays: more records are about to come to it."""
+        """Drops a block that is done. The last block stays: it gets the next records."""
         if not block.open and (number + 1) * SIZE <= self.next:
             del self._blocks[number]
 
     def _give_up(self, start: int, stop: int, reason: str) -> None:
-        """Records in a range cannot be read. The first that waits to be given out is the dead letter of them all."""
+        """Gives up a range of unreadable records. The first undelivered one becomes the dead letter of them all."""
         logger.error(
             "queue %s: %s-%d: offsets %d to %d are given up: %s",
             self._queue.id, self.topic.name, self.index, start, stop - 1, reason,
@@ -397,7 +396,7 @@ class QueueStates(abc.ABC):
         self._writer.save_soon()
 
     def _unread(self, start: int, stop: int) -> int | None:
-        """The first record of a range that waits to be given out."""
+        """The first record of a range that is neither in flight nor done."""
         for number, block in self._blocks.items():
             base = number * SIZE
             for at in range(max(start - base, 0), min(stop - base, SIZE)):
@@ -406,7 +405,7 @@ class QueueStates(abc.ABC):
         return max(start, self.next) if self.next < stop else None
 
     def _pass_over(self, stop: int, start: int = 0, *, keep_leased: bool = False) -> None:
-        """Records in a range are no longer in the log: retention or compaction took them. They are done."""
+        """Marks a range as done: retention or compaction deleted its records."""
         for number, block in list(self._blocks.items()):
             if number * SIZE >= stop:
                 break
@@ -424,7 +423,7 @@ class QueueStates(abc.ABC):
         if start <= self.next < stop:
             self._go_on(stop)
 
-    # Keeping
+    # Storing
 
     def save(self) -> Promise[None]:
         return self._writer.save()
@@ -453,7 +452,7 @@ class QueueStates(abc.ABC):
             self._calendar.watch(number, block)
         for number, block in self._blocks.items():
             for at in block.all_in(DYING):
-                if number * SIZE + at not in self._writer.dead_records:  # cannot be: both are written together
+                if number * SIZE + at not in self._writer.dead_records:  # impossible: both are written together
                     block.put(at, READY)
         if self.next > self.log.end and self.log.damage.lost is None:
             logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
@@ -463,8 +462,8 @@ class QueueStates(abc.ABC):
             self._write_letters()
 
     def _fall_back(self, end: int) -> None:
-        """The machine stopped before the log's last records were on disk (`flush=os`): others will have their offsets,
-        and whatever is known of the lost ones must not be taken for theirs.
+        """The machine stopped before the log's last records were on disk (`flush=os`). New records get their offsets
+        and must not inherit the states of the lost records.
         """
         for offset in [offset for offset in self._writer.dead_records if offset >= end]:
             self._writer.forget_dead_record(offset)
@@ -477,9 +476,9 @@ class QueueStates(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
-        """Answers of members are durable, or were refused."""
+        """Applies durable acknowledgements, or reverts refused ones."""
 
-    # The dead
+    # Dead records
 
     def _give_up_durably(self) -> None:
         self.save().then(self._given_up)
@@ -492,13 +491,13 @@ class QueueStates(abc.ABC):
 
     @abc.abstractmethod
     def _write_letters(self) -> None:
-        """Has the dead letters written of what is durably given up."""
+        """Starts to write the letters of durable dead records."""
 
     def _with_target(self, dead: DeadRecord) -> DeadRecord:
         return self._queue.dead_letters.with_target(dead, self.index)
 
     def dead_records(self) -> list[DeadRecord]:
-        """Records that are durably given up, and not done yet."""
+        """Durable dead records that are not done yet."""
         return self._writer.durable_dead_records()
 
     def letters_written(self, dead_records: Sequence[DeadRecord]) -> Promise[None]:
@@ -526,7 +525,7 @@ def _extend(runs: list[tuple[int, int]], first: int, last: int) -> None:
 
 
 def pieces(first: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """A range of offsets, block by block: the block's number, and where in it."""
+    """Splits a range of offsets by block: block number, start and stop."""
     while first <= last:
         number, start = divmod(first, SIZE)
         stop = min(SIZE, start + last - first + 1)

@@ -1,11 +1,11 @@
-"""Where a queue keeps its place in one partition.
+"""The metadata keys of a queue.
 
     queues/<group>/settings                        the group's own settings, and the defaults of the door that made it
-    queues/<group>/<topic>/<partition>/head        where it has read up to, and its counts
+    queues/<group>/<topic>/<partition>/head        the next offset to read, and counters
     queues/<group>/<topic>/<partition>/b<number>   the states of 128 records, while one of them is not done
-    queues/<group>/<topic>/<partition>/d<offset>   a record that was given up and is not a dead letter yet
+    queues/<group>/<topic>/<partition>/d<offset>   a dead record whose dead letter is not written yet
 
-What lies before the head and in no block is done, so ten million done records cost one head.
+Records below the head and in no block are done, so ten million done records cost one head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.stores.base import Put
 QUEUES_PREFIX = "queues/"
 SETTINGS = "settings"
 _DEFAULTS = "defaults"
-"""Among the settings, whose names all have dots."""
+"""A key among the settings, whose names all have dots."""
 
 
 class Head(NamedTuple):
@@ -33,7 +33,7 @@ class Head(NamedTuple):
 
 
 class DeadRecord(NamedTuple):
-    """A record that has been given up."""
+    """A record that the queue gave up."""
 
     offset: int
     attempts: int
@@ -42,9 +42,9 @@ class DeadRecord(NamedTuple):
     to: str
     """The dead-letter topic."""
     after: int = -1
-    """If the dead letter was written, it is there at or behind this offset; -1: it cannot have been."""
+    """A written dead letter is at or behind this offset; -1: no letter was written."""
     where: str = ""
-    """Of which partition that is an offset, by the topic's id: the topic may have grown, or been made anew, since."""
+    """Topic id and partition of `after`: the topic may have grown or been recreated since."""
 
 
 class QueueStorage:
@@ -67,7 +67,7 @@ class QueueStorage:
 
 
 class Stored:
-    """What was found of one partition."""
+    """The stored state of one partition."""
 
     __slots__ = ("blocks", "dead_records", "head", "keys")
 

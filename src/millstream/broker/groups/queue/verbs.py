@@ -1,4 +1,4 @@
-"""What members of a queue say and are given."""
+"""Members of a queue, leases and acknowledgements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from millstream.records.record import Record
 
 
 class Verb(enum.IntEnum):
-    """With Kafka's numbers."""
+    """Kafka's acknowledge types (KIP-932, KIP-1222)."""
 
     GAP = 0
-    """There is no such record: it counts as done."""
+    """The offset has no record: it counts as done."""
     ACCEPT = 1
     RELEASE = 2
     REJECT = 3
@@ -20,29 +20,29 @@ class Verb(enum.IntEnum):
 
 
 class Answer(NamedTuple):
-    """What a member says about neighbouring records that it has leased."""
+    """A member's acknowledgement of consecutive leased records."""
 
     first: int
     last: int
     verb: Verb
     delay_ms: int = 0
-    """RELEASE: not again before that."""
+    """RELEASE: shortest backoff."""
     reason: str = ""
     """RELEASE and REJECT: for the dead letter."""
 
 
 class Run(NamedTuple):
-    """Neighbouring records leased together."""
+    """Consecutive records leased together."""
 
     first: int
     last: int
     attempt: int
-    """Which delivery this is, from 1."""
+    """The number of this delivery, from 1."""
 
 
 class Taken(NamedTuple):
     data: bytes
-    """Whole batches that hold them, and perhaps others."""
+    """Whole batches that hold the leased records, and perhaps more."""
     runs: list[Run]
 
 
@@ -58,4 +58,4 @@ class Member:
         self.id = number
         self.name = name
         self.leases = 0
-        """How many records it has leased now."""
+        """The number of records it leases now."""

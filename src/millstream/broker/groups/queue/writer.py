@@ -2,15 +2,15 @@
 
 Rules
 -----
-1. A write takes everything that changed since the last one, as it is when the write leaves. One write waits at a time,
+1. A write contains all changes since the last write, in their state when the write starts. One write waits at a time,
    and later callers share it.
-2. Changes that failed to be written go with the next write, and a dead record is not acted on before it is durable.
-   Answers of members are different: they succeed or fail with the write that they left with, before the member is told.
-   A failed write may have reached the store (PostgreSQL can lose its connection at the commit), so the next write
-   deletes the dead records of refused answers: the member may still accept the record.
-3. A private queue has no storage: it keeps nothing, and every write is done at once.
-4. After the end (another broker has the queue, or it was deleted) every write fails: no caller may take for durable
-   what was never written.
+2. The next write repeats failed changes. A dead record has no effect before it is durable. An acknowledgement is not
+   repeated: it succeeds or fails with its own write, before the member gets the result. A failed write may have reached
+   the store (PostgreSQL can lose its connection at the commit). So the next write deletes the dead records of refused
+   acknowledgements: the member may still accept the record.
+3. A private queue has no storage: it stores nothing, and every write completes at once.
+4. After the end (another broker owns the queue, or it was deleted) every write fails. A caller must never take a lost
+   write for durable.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 
 SAVE_MS = 50
-"""How long a delivery may stay unwritten, unless an answer is written before."""
+"""Longest delay before a delivery is written. The write of an acknowledgement includes it."""
 
 
 class Settlement(NamedTuple):
-    """A member's answer for neighbouring records of one block, on its way to the store."""
+    """An acknowledgement of consecutive records of one block, until its write completes."""
 
     member: Member
     number: int
-    """Of the block."""
+    """Block number."""
     start: int
     stop: int
     dead_records: Sequence[DeadRecord] = ()
-    """Those of them that the answer gives up."""
+    """The records that it makes dead."""
 
 
 class WrittenState(Protocol):
-    """The states of one partition, as far as a write needs them."""
+    """The part of a partition's states that a write needs."""
 
     def head(self, accepted: int) -> Head:
-        """`accepted` records are done with the write that the head is part of."""
+        """The same write makes `accepted` records done."""
 
     def block(self, number: int) -> Block | None: ...
 
     def settle(self, settlements: Sequence[Settlement], is_durable: bool) -> None:
-        """Answers are durable, or were refused."""
+        """The settlements are durable, or were refused."""
 
 
 class Write(Entry):
-    """One write, with what goes by whether it succeeds."""
+    """One write, and the changes that depend on its success."""
 
     __slots__ = ("changed", "dead_records", "deletes", "settlements")
 
@@ -85,13 +85,13 @@ class StateWriter:
         self._saver = Deadline(clock, self.save)
         self._queued: Write | None = None
         self._kept: set[int] = set()
-        """Blocks that the store has."""
+        """Blocks in the store."""
         self._dead_deletes: dict[str, Delete] = {}
         self.changed: set[int] = set()
-        """Blocks that differ from what the store has, or will have."""
+        """Blocks that differ from the store and from a running write."""
         self.dead_records: dict[int, DeadRecord] = {}
         self.ended: RequestError | None = None
-        """Why nothing is written any more."""
+        """Why every write fails."""
 
     @property
     def is_private(self) -> bool:
@@ -110,7 +110,7 @@ class StateWriter:
             self._delete_dead_records([dead])
 
     def _delete_dead_records(self, dead_records: Sequence[DeadRecord]) -> None:
-        """With the next write; a dead record that it writes for the same record comes behind."""
+        """The next write deletes them before it writes a new dead record of the same offset."""
         if self._storage is not None:
             for key in (self._storage.dead_record_key(dead.offset) for dead in dead_records):
                 self._dead_deletes[key] = Delete(key)
@@ -120,7 +120,7 @@ class StateWriter:
             self._saver.push(SAVE_MS)
 
     def save(self, settlements: Sequence[Settlement] = ()) -> Promise[None]:
-        """Settles when all that changed before is durable; the settlements are settled by then."""
+        """Settles when all earlier changes are durable, after the settlements are settled."""
         self._saver.stop()
         if self.ended is not None:
             return Promise.failed(RequestError(self.ended.code, self.ended.detail))
@@ -135,11 +135,11 @@ class StateWriter:
             return write.promise
         write = self._queued = Write(self)
         write.settlements += settlements
-        write.promise.then(lambda done: self._written(write, done))  # before those who ask for it: first in line
+        write.promise.then(lambda done: self._written(write, done))  # runs before the callers' callbacks
         return self._journal.submit(write)
 
     def operations(self, write: Write) -> Iterator[Put | Delete]:
-        """What a write that leaves now has to say."""
+        """The operations of a write that starts now."""
         assert self._storage is not None
         if self.ended is not None:
             raise RequestError(self.ended.code, self.ended.detail)
@@ -166,8 +166,8 @@ class StateWriter:
             yield self._storage.put_dead(dead)
 
     def _written(self, write: Write, done: Promise[None]) -> None:
-        """Only now may a dead record be acted on: `durable_dead_records` goes by what is noted here."""
-        if self._queued is write:  # refused before it left
+        """Makes dead records effective: `durable_dead_records` reads the state set here."""
+        if self._queued is write:  # refused before it started
             self._queued = None
         if done.error is None:
             answered = {dead.offset for each in write.settlements for dead in each.dead_records}
@@ -184,7 +184,7 @@ class StateWriter:
             self._state.settle(write.settlements, done.error is None)
 
     def removal(self) -> list[Delete]:
-        """What deletes all that is kept."""
+        """The operations that delete all stored state."""
         if self._storage is None:
             return []
         keys = [self._storage.prefix + "head", *map(self._storage.block_key, self._kept)]
@@ -196,6 +196,6 @@ class StateWriter:
         self._saver.stop()
 
     def end(self, reason: RequestError) -> None:
-        """Nothing is written any more."""
+        """Every later write fails."""
         self.ended = reason
         self.stop()
