@@ -395,8 +395,9 @@ def test_a_topic_is_not_overwritten(
     writer = rows.write.format("millstream").option("bootstrap.servers", broker.address).option("topic", topic())
     with pytest.raises(PySparkException, match=r'a topic can only be added to: use mode\("append"\)'):
         writer.mode("overwrite").save()
+    plain = rows.write.format("millstream").option("bootstrap.servers", broker.address).option("topic", topic())
     with pytest.raises(PySparkException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):  # as docs/spark.md says
-        writer.save()
+        plain.save()
     counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("CAST(value AS STRING) value")
     stream = counts.writeStream.format("millstream").outputMode("complete").option("topic", topic())
     stream = stream.option("bootstrap.servers", broker.address).option("checkpointLocation", str(tmp_path))

@@ -164,7 +164,7 @@ def test_threads_that_wait_end_when_everything_is_closed(kind: str, request: pyt
 
 
 def test_a_thread_inside_a_call_is_told_when_everything_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.sync.FINISH_SECONDS", 0.05)
+    monkeypatch.setattr("millstream.client.sync.FINISH_SECONDS", 0.05)
     errors: list[BaseException] = []
     ms = millstream.sync.open("memory:")
     is_inside = threading.Event()

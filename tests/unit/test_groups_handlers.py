@@ -248,7 +248,7 @@ async def test_describe_shows_classic_groups_and_calls_others_dead(version: int)
     group, nothing = (await door.ask(15, version, **fields)).groups
     assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
     [member] = group.members
-    assert (member.member_id, member.client_id, member.client_host) == (joined.member_id, "client", "10.0.0.1")
+    assert (member.member_id, member.client_id, member.client_host) == (joined.member_id, "client", "/10.0.0.1")
     assert (member.member_metadata, member.member_assignment) == (subscription("orders"), b"plan")
     assert nothing.group_state == "Dead"
     assert int(nothing.error_code) == (Code.GROUP_ID_NOT_FOUND if version >= 6 else Code.NONE)
