@@ -44,7 +44,7 @@ $(VENV)/pyspark-oldest/.$(OLDEST): | setup
 demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of it all
 	$(BIN)/python -m millstream.demo
 
-test: setup spark-oldest check  ## every test but the slow ones, in ten minutes
+test: setup spark-oldest check  ## every test but the slow ones, in about fifteen minutes
 	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests
 
 test-fast: setup  ## the unit tests, in two minutes, for the inner loop
