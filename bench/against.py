@@ -4,9 +4,11 @@
     python -m bench.against ../before --only flush --rounds 40 --quick
 
 CHECKOUT is another work tree of Millstream that `make setup` has prepared, usually the commit before. Each round
-measures our side of a row once in both trees, in random order, so that both meet the same conditions. The figure is the
-cost of this tree as a multiple of the other one's. The median over the rounds comes with a confidence interval that
-assumes nothing about the noise: the true median lies between two order statistics with at least 95 % probability.
+starts both trees' servers and measures our side of a row once in each, in random order, so that both meet the same
+conditions. Each round has its own processes: the same two trees gave 0.93 with one pair of processes and 1.07 with the
+next (`requests`, 15 rounds each), and rounds that share a pair would take that for a change. The figure is the cost of
+this tree as a multiple of the other one's. The median over the rounds comes with a confidence interval that assumes
+nothing about the noise: the true median lies between two order statistics with at least 95 % probability.
 
 A row is `slower` when the whole interval lies above the tolerance, `within` when the whole interval lies below it, and
 `open` when the noise does not decide: run more rounds. Exits with 1 when a row is slower.
@@ -99,14 +101,14 @@ def sampling(checkout: Path, key: str, quick: bool) -> Iterator[Sample]:
 def costs_of(measure: Measure, checkouts: tuple[Path, Path], rounds: int, quick: bool) -> list[float]:
     """Per round, what the new tree costs as a multiple of the old one: above 1 is slower."""
     ratios = []
-    with ExitStack() as stack:
-        old, new = (stack.enter_context(sampling(checkout, measure.key, quick)) for checkout in checkouts)
-        for _ in range(rounds):
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            old, new = (stack.enter_context(sampling(checkout, measure.key, quick)) for checkout in checkouts)
             if random.random() < 0.5:
                 before, after = old(), new()
             else:
                 after, before = new(), old()
-            ratios.append(after / before if measure.lower_is_better else before / after)
+        ratios.append(after / before if measure.lower_is_better else before / after)
     return ratios
 
 
