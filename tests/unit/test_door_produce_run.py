@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.partition import Partition
+from millstream.broker.session import Session
 from millstream.config import Config
 from millstream.core.errors import Code
 from millstream.core.promise import Promise
@@ -42,7 +43,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 @pytest.fixture
 async def context(server: Server) -> Context:
     await server.broker.topics.create("orders", 3, {})
-    return Context(server.broker, FetchSessions(), "127.0.0.1", "127.0.0.1", 9092)
+    return Context(Session(server.broker, "kafka", "127.0.0.1"), FetchSessions(), "127.0.0.1", 9092)
 
 
 def partition_of(context: Context, index: int) -> Partition:
@@ -53,7 +54,7 @@ def partition_of(context: Context, index: int) -> Partition:
 
 def taught(context: Context, version: int = 9) -> KnownProduces:
     """What a door knows after one request for each partition."""
-    known = KnownProduces(context.broker.topics, context.broker.clock)
+    known = KnownProduces(context.broker.topics, context.broker.clock, context.broker.authorizer)
     context.version = version
     for index in range(3):
         records = raw.batch(b"first")
@@ -167,7 +168,7 @@ async def test_answers_wait_for_every_sync_while_the_buffer_is_used_again(contex
 )
 async def test_topics_that_look_into_batches_take_no_runs(context: Context, settings: dict[str, str]) -> None:
     await context.broker.topics.create("careful", 1, settings)
-    known = KnownProduces(context.broker.topics, context.broker.clock)
+    known = KnownProduces(context.broker.topics, context.broker.clock, context.broker.authorizer)
     records = raw.batch(b"x", key=b"k")
     frame = raw.produce("careful", records)
     context.version = 9

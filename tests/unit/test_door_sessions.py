@@ -11,6 +11,7 @@ from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import sessions
 from millstream.doors.kafka.sessions import FetchSession, FetchSessions
 from millstream.log.slice import Slice
+from millstream.security.principal import ANONYMOUS
 from millstream.wire.kafka.fetch import FetchRequest, PartitionFetch
 
 
@@ -113,7 +114,7 @@ def told(session: FetchSession, *read: Fetched) -> list[int]:
 
 
 def test_news_are_records_errors_and_moved_ends() -> None:
-    session = FetchSession(1)
+    session = FetchSession(1, ANONYMOUS)
     session.update(request((0, 0), 0, 1, 2))
     assert told(session, fetched(0), fetched(1), fetched(2)) == [0, 1, 2], "all is new at first"
     assert told(session, fetched(0), fetched(1), fetched(2)) == []
@@ -125,7 +126,7 @@ def test_news_are_records_errors_and_moved_ends() -> None:
 
 
 def test_a_partition_that_had_records_goes_to_the_end_of_the_line() -> None:
-    session = FetchSession(1)
+    session = FetchSession(1, ANONYMOUS)
     session.update(request((0, 0), 0, 1, 2))
     session.news([fetched(0, size=9), fetched(1), fetched(2)])
     assert places(session) == [1, 2, 0]

@@ -11,6 +11,7 @@ from kio.index import load_request_schema
 from kio.serial import entity_writer
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Session
 from millstream.config import Config
 from millstream.core.errors import Code
 from millstream.core.metrics import Metrics
@@ -45,7 +46,9 @@ class Admin:
         request = load_request_schema(module.KEY, version)
         buffer = io.BytesIO()
         entity_writer(request)(buffer, messages._build(request, fields))
-        context = Context(self.broker, FetchSessions(), "10.0.0.1", "127.0.0.1", 9092, version, "client")
+        context = Context(
+            Session(self.broker, "kafka", "10.0.0.1", client_id="client"), FetchSessions(), "127.0.0.1", 9092, version
+        )
         return start(module.handle(messages.decode_request(module.KEY, version, buffer.getvalue()), context))
 
     def set(self, kind: int, name: str, value: str) -> asyncio.Task[Any]:

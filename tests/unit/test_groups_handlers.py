@@ -15,10 +15,12 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
+from millstream.broker.session import Session
 from millstream.cluster.base import Solo
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
+from millstream.security.rights import AllowAll
 from millstream.wire.kafka import messages
 from tests.unit.test_groups_kit import Bench, subscription
 
@@ -51,7 +53,11 @@ class Door:
         assert topic is not None
         self.topic_id = topic.id
         self.broker: Any = types.SimpleNamespace(
-            groups=self.bench.groups, node_id=7, advertised=lambda host, port: (host, port), cluster=Solo(7)
+            groups=self.bench.groups,
+            node_id=7,
+            advertised=lambda host, port: (host, port),
+            cluster=Solo(7),
+            authorizer=AllowAll(),
         )
 
     async def ask(self, key: int, version: int, /, **fields: Any) -> Any:
@@ -59,7 +65,9 @@ class Door:
         buffer = io.BytesIO()
         entity_writer(request)(buffer, messages._build(request, fields))
         message = messages.decode_request(key, version, buffer.getvalue())
-        context = Context(self.broker, FetchSessions(), "10.0.0.1", "127.0.0.1", 9092, version, "client")
+        context = Context(
+            Session(self.broker, "kafka", "10.0.0.1", client_id="client"), FetchSessions(), "127.0.0.1", 9092, version
+        )
         answer = BY_KEY[key].handle(message, context)
         if inspect.isawaitable(answer):
             answer = await answer

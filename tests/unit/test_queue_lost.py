@@ -13,6 +13,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCommit
 from millstream.broker.groups.queue import block as queue_block
 from millstream.broker.groups.queue.verbs import Answer, Verb
+from millstream.broker.session import Session
 from millstream.cluster.base import Node, Solo
 from millstream.config import Config
 from millstream.core.errors import Code, RequestError
@@ -290,7 +291,7 @@ async def test_a_topic_that_is_deleted_takes_its_leases_with_it(kit: Kit) -> Non
 
 
 def context_of(broker: Broker) -> Context:
-    return Context(broker, FetchSessions(), "127.0.0.1", "127.0.0.1", 9092)
+    return Context(Session(broker, "kafka", "127.0.0.1"), FetchSessions(), "127.0.0.1", 9092)
 
 
 async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> None:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from itertools import chain
 
 from millstream.broker.broker_settings import BrokerSettings
-from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, fall_back
 from millstream.broker.groups.group_configs import GroupConfigs
@@ -32,6 +31,7 @@ from millstream.core.clock import Clock, Timer
 from millstream.core.errors import RevisionConflict
 from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
+from millstream.security.rights import AllowAll, Authorizer
 from millstream.stores.base import LogStore, MetaStore, Put
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,10 @@ class Broker:
         clock: Clock,
         metrics: Metrics,
         cluster: Cluster | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.config = config
+        self.authorizer = authorizer or AllowAll()
         self.cluster = cluster or Solo(config.node_id)
         self.clock = clock
         self.metrics = metrics
@@ -152,9 +154,6 @@ class Broker:
     def nodes(self, local_host: str, local_port: int) -> list[Node]:
         """All live brokers by node id, this one with its advertised address."""
         return sorted([Node(self.node_id, *self.advertised(local_host, local_port)), *self.cluster.others()])
-
-    def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
-        return Fetch(self.topics, wanted, bytes_min, bytes_max)
 
     def inlet(self, partition: Partition) -> Inlet:
         """Takes single records."""

@@ -65,12 +65,21 @@ class Fetch:
     """One fetch, from its first read to its result."""
 
     __slots__ = (
-        "_bytes_max", "_bytes_min", "_cancels", "_is_cancelled", "_is_last", "_is_stale", "_reading", "_round",
-        "_topics", "_wanted", "answer", "timer",
+        "_bytes_max", "_bytes_min", "_cancels", "_denied", "_is_cancelled", "_is_last", "_is_stale", "_reading",
+        "_round", "_topics", "_wanted", "answer", "timer",
     )  # fmt: skip
 
-    def __init__(self, topics: Topics, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        wanted: list[Wanted],
+        bytes_min: int,
+        bytes_max: int,
+        denied: frozenset[str | UUID] = frozenset(),
+    ) -> None:
+        """`denied`: the topics that the client may not read."""
         self._topics = topics
+        self._denied = denied
         self._wanted = wanted
         self._bytes_min = bytes_min
         self._bytes_max = bytes_max
@@ -220,6 +229,8 @@ class Fetch:
 
     def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
         """The result of a partition; for an asynchronous read, its promise, its log and its size limit."""
+        if self._denied and wanted.topic in self._denied:
+            return Fetched(wanted, Code.TOPIC_AUTHORIZATION_FAILED, -1, -1, EMPTY)
         log = self._log(wanted)
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID

@@ -19,6 +19,10 @@ groups (`founders.py`); the next one replaces an unused group of that address.
 If brokers share a store, each coordinates some of the groups (`cluster/`). It loads them when the cluster assigns them
 and drops them when it loses them. A request for another group gets NOT_COORDINATOR.
 
+A member belongs to the principal that joined. Its ids are no secret (DescribeGroups lists them), so a request of
+another principal for it gets UNKNOWN_MEMBER_ID, except LeaveGroup: administrators remove members (KIP-345). A member id
+that waits for its join (KIP-394) is listed nowhere.
+
 Methods raise `RequestError` for errors of the whole request and return codes for its parts.
 """
 
@@ -63,6 +67,7 @@ from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.peer import peer_of
 from millstream.core.promise import begin
+from millstream.security.principal import ANONYMOUS, Principal
 from millstream.stores.base import Delete, MetaStore
 
 __all__ = [
@@ -176,6 +181,7 @@ class Groups:
         self._check_id(request.group_id)
         self._check_join(request)
         while True:
+            self._check_owner(request.group_id, request.principal, request.member_id, request.instance_id)
             try:
                 return await self._to_join(request).join(request)
             except Converted as converted:
@@ -201,10 +207,20 @@ class Groups:
         generation: int,
         protocol: tuple[str | None, str | None],
         assignments: Mapping[str, bytes],
+        principal: Principal = ANONYMOUS,
     ) -> Synced:
+        self._check_owner(group_id, principal, member_id, instance_id)
         return await self._classic(group_id).sync(member_id, instance_id, generation, protocol, assignments)
 
-    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+    def heartbeat(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        principal: Principal = ANONYMOUS,
+    ) -> None:
+        self._check_owner(group_id, principal, member_id, instance_id)
         self._classic(group_id).heartbeat(member_id, instance_id, generation)
 
     def leave(self, group_id: str, members: Iterable[tuple[str, str | None]]) -> list[Code]:
@@ -219,6 +235,7 @@ class Groups:
         self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
         # Match first: during the await a group may be dropped, converted or lost to another broker.
         pattern = await self._matched(beat)
+        self._check_owner(beat.group_id, beat.principal, beat.member_id, beat.instance_id)
         group = self._find(beat.group_id)
         if isinstance(group, ShareGroup) and not group.vacant:
             raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{beat.group_id} is a share group")
@@ -253,6 +270,7 @@ class Groups:
         self._check_id(beat.group_id)
         beat.check()
         self._check_said(sum(map(len, beat.topics or ())), beat.member_id)
+        self._check_owner(beat.group_id, beat.principal, beat.member_id)
         group = self._find(beat.group_id)
         if not isinstance(group, ShareGroup):
             if self.is_stream(beat.group_id):
@@ -262,6 +280,11 @@ class Groups:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
             group = self._make(self._kinds.share, beat.group_id, beat.client_host)
         return await group.beat(beat)
+
+    def share_for(self, group_id: str, member_id: str, principal: Principal) -> ShareGroup:
+        """The group of a member's share session."""
+        self._check_owner(group_id, principal, member_id)
+        return self.share(group_id)
 
     def share(self, group_id: str) -> ShareGroup:
         self._check_id(group_id)
@@ -285,11 +308,13 @@ class Groups:
         client_host: str = "",
         *,
         may_be_missing: bool = False,
+        principal: Principal = ANONYMOUS,
     ) -> list[list[Code]]:
         """`may_be_missing`: also keeps offsets of topics that do not exist, until the topic is created."""
         self._check_id(group_id, may_be_empty=True)
 
         def fence() -> None:
+            self._check_owner(group_id, principal, member_id, instance_id)
             group = self._find(group_id)
             if group is None:
                 if epoch >= 0:
@@ -447,6 +472,15 @@ class Groups:
                 f"the members of all groups say more than {settings.all_protocols_bytes_max} bytes about themselves"
             )
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED, detail)
+
+    def _check_owner(self, group_id: str, principal: Principal, member_id: str, instance_id: str | None = None) -> None:
+        """Raises if the request names a member of another principal."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return
+        named = (group.members.get(member_id), group.holder(instance_id) if instance_id is not None else None)
+        if any(member is not None and member.principal != principal for member in named):
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
 
     def _classic(self, group_id: str) -> ClassicGroup | MixedGroup:
         """The group of a member of the classic protocol."""

@@ -23,6 +23,7 @@ from millstream.doors.kafka.turns import aside, in_turns, let_go
 from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.records.batch import BatchHeader
+from millstream.security.rights import Operation
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.primitives import ManyItems, Reader
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
@@ -133,15 +134,10 @@ _PENDING = PartitionAnswer("", -1, 0)
 
 
 def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
-    topic = context.broker.topics.find(data.topic)
-    if topic is None or not 0 <= data.partition < len(topic.partitions):
-        raise RequestError(
-            Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(data.topic, str) else Code.UNKNOWN_TOPIC_ID,
-            f"there is no partition {data.partition} of topic {data.topic}",
-        )
+    partition = context.session.partition(data.topic, data.partition, Operation.WRITE)
     if data.records is None:
         raise RequestError(Code.INVALID_RECORD, "the request has no batch for this partition")
-    return append(topic.partitions[data.partition], data.records, context)
+    return append(partition, data.records, context)
 
 
 def append(partition: Partition, records: memoryview, context: Context) -> tuple[BatchHeader, Promise[Appended]]:

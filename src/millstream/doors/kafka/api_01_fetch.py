@@ -42,7 +42,7 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
     session: FetchSession | None = None
     if version >= 7:
         try:
-            session = context.sessions.open(request)
+            session = context.sessions.open(request, context.session.principal)
         except RequestError as error:
             return _refuse(version, error)
     wanted = list(session.wanted.values()) if session is not None else all_wanted(request)
@@ -55,7 +55,7 @@ def _fetch(
     version, broker = context.version, context.broker
     is_full = request.session_epoch <= 0
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, context.unread.room)
-    work = broker.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max)
+    work = context.session.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max)
     if work.run(broker.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
         return _encode(work.answer.value(), session, is_full, version)
     broker.metrics.fetch_waits += 1
@@ -97,7 +97,7 @@ class _LargeFetch:
         session: FetchSession | None = None
         if version >= 7:
             try:
-                session = context.sessions.open(request)
+                session = context.sessions.open(request, context.session.principal)
                 if session is not None:
                     async for part in in_turns(parts):
                         context.sessions.add(session, part)

@@ -11,6 +11,7 @@ from millstream.core.errors import Code, RequestError
 from millstream.core.logs import Damped
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.stores.base import PartitionLog
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -43,10 +44,10 @@ async def _find(name: str, one: Message, context: Context) -> Fields:
         "offset": -1,
         "leader_epoch": -1,
     }
-    topic = context.broker.topics.get(name)
-    if topic is None or not 0 <= one.partition_index < topic.partition_count:
-        return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    log = topic.partitions[one.partition_index].log
+    try:
+        log = context.session.partition(name, one.partition_index, Operation.DESCRIBE).log
+    except RequestError as error:
+        return {**answer, "error_code": error.code}
     code = log.epochs.check(-1 if one.current_leader_epoch is None else one.current_leader_epoch)
     if code != Code.NONE:
         return {**answer, "error_code": code}

@@ -21,13 +21,12 @@ async def handle(request: Message, context: Context) -> Fields:
         return {"throttle_time": 0, "topics": []}
     commits = [await _commit(topic, context.version) async for topic in in_turns(request.topics)]
     try:
-        codes = await context.broker.groups.commit(
+        codes = await context.session.commit(
             request.group_id,
             request.member_id,
             request.group_instance_id,
             request.generation_id_or_member_epoch,
             commits,
-            context.client_host,
         )
     except RequestError as error:
         codes = [[error.code] * len(commit.partitions) for commit in commits]

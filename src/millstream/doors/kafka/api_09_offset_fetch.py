@@ -47,7 +47,7 @@ async def _topics(group: Message, context: Context) -> list[Fields]:
 
     def fetch(asked: Sequence[tuple[str | UUID, Sequence[int]]] | None) -> list[Fetched]:
         epoch = -1 if group.member_epoch is None else group.member_epoch
-        return context.broker.groups.fetch(group.group_id, asked, group.member_id, epoch)
+        return context.session.committed(group.group_id, asked, group.member_id, epoch)
 
     if not group.topics:
         every = fetch(None if group.topics is None else [])

@@ -30,7 +30,7 @@ async def _answer(request: Message, context: Context) -> Fields:
     try:
         if len(request.protocols) > PROTOCOLS_MAX:
             raise RequestError(Code.INVALID_REQUEST, f"a member names {PROTOCOLS_MAX} protocols at most")
-        joined = await context.broker.groups.join(_join(request, context))
+        joined = await context.session.join(_join(request, context))
     except RequestError as error:
         joined = Joined(request.member_id, error=error.code)
     nothing = None if context.version >= 7 else ""
@@ -56,8 +56,8 @@ def _join(request: Message, context: Context) -> Join:
         group_id=request.group_id,
         member_id=request.member_id,
         instance_id=request.group_instance_id,
-        client_id=context.client_id,
-        client_host=context.client_host,
+        client_id=context.session.client_id,
+        client_host=context.session.host,
         session_ms=request.session_timeout,
         rebalance_ms=request.session_timeout if rebalance_ms is None or rebalance_ms < 0 else rebalance_ms,
         protocol_type=request.protocol_type,

@@ -16,9 +16,7 @@ VERSIONS = (0, 4)
 def handle(request: Message, context: Context) -> Fields:
     code = Code.NONE
     try:
-        context.broker.groups.heartbeat(
-            request.group_id, request.member_id, request.group_instance_id, request.generation_id
-        )
+        context.session.heartbeat(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
     except RequestError as error:
         code = error.code
     return {"throttle_time": 0, "error_code": code}

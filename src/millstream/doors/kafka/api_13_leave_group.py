@@ -22,17 +22,17 @@ def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
 
 
 async def _answer(request: Message, context: Context) -> Fields:
-    groups, group_id = context.broker.groups, request.group_id
+    session, group_id = context.session, request.group_id
     try:
-        groups.leave(group_id, [])  # raises if this broker is not the coordinator
+        session.leave(group_id, [])  # raises if this broker is not the coordinator
         if context.version < 3:
-            (code,) = groups.leave(group_id, [(request.member_id, None)])
+            (code,) = session.leave(group_id, [(request.member_id, None)])
             return {"throttle_time": 0, "error_code": code}
         left = [
             {
                 "member_id": each.member_id,
                 "group_instance_id": each.group_instance_id,
-                "error_code": groups.leave(group_id, [(each.member_id, each.group_instance_id)])[0],
+                "error_code": session.leave(group_id, [(each.member_id, each.group_instance_id)])[0],
             }
             async for each in in_turns(request.members)
         ]

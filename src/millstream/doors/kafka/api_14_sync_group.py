@@ -24,7 +24,7 @@ def handle(request: Message, context: Context) -> Awaitable[Fields]:
 
 async def _answer(request: Message, context: Context) -> Fields:
     try:
-        synced = await context.broker.groups.sync(
+        synced = await context.session.sync(
             request.group_id,
             request.member_id,
             request.group_instance_id,

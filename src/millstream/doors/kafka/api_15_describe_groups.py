@@ -24,7 +24,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 def _describe(group_id: str, allowed: int, context: Context) -> Fields:
     try:
-        group = context.broker.groups.describe(group_id)
+        group = context.session.describe_classic(group_id)
     except RequestError as error:
         told = context.version >= 6 or error.code != Code.GROUP_ID_NOT_FOUND
         return {

@@ -14,7 +14,7 @@ VERSIONS = (0, 5)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    listed = context.broker.groups.list(request.states_filter or (), request.types_filter or ())
+    listed = context.session.list_groups(request.states_filter or (), request.types_filter or ())
     return {
         "throttle_time": 0,
         "error_code": Code.NONE,

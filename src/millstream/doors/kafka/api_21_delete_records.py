@@ -10,6 +10,7 @@ from __future__ import annotations
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 21
@@ -31,13 +32,11 @@ async def handle(request: Message, context: Context) -> Fields:
 
 async def _trim(name: str, one: Message, context: Context) -> Fields:
     answer: Fields = {"partition_index": one.partition_index, "low_watermark": -1, "error_code": Code.NONE}
-    topic = context.broker.topics.get(name)
-    if topic is None or not 0 <= one.partition_index < topic.partition_count:
-        return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    if not topic.settings.log.delete:
-        return {**answer, "error_code": Code.POLICY_VIOLATION}
-    log = topic.partitions[one.partition_index].log
     try:
+        partition = context.session.partition(name, one.partition_index, Operation.DELETE)
+        if not partition.settings.log.delete:
+            return {**answer, "error_code": Code.POLICY_VIOLATION}
+        log = partition.log
         start = await log.trim(log.high_watermark if one.offset == -1 else one.offset)
     except RequestError as error:
         return {**answer, "error_code": error.code}

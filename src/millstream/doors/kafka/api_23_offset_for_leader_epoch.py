@@ -6,9 +6,10 @@ Gaps: none.
 
 from __future__ import annotations
 
-from millstream.core.errors import Code
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 23
@@ -25,10 +26,10 @@ async def handle(request: Message, context: Context) -> Fields:
 
 def _find(name: str, one: Message, context: Context) -> Fields:
     answer: Fields = {"error_code": Code.NONE, "partition": one.partition, "leader_epoch": -1, "end_offset": -1}
-    topic = context.broker.topics.get(name)
-    if topic is None or not 0 <= one.partition < topic.partition_count:
-        return {**answer, "error_code": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    log = topic.partitions[one.partition].log
+    try:
+        log = context.session.partition(name, one.partition, Operation.DESCRIBE).log
+    except RequestError as error:
+        return {**answer, "error_code": error.code}
     if log.damage.lost is not None:
         return {**answer, "error_code": log.damage.lost.code}
     code = log.epochs.check(-1 if one.current_leader_epoch is None else one.current_leader_epoch)

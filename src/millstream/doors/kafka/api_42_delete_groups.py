@@ -20,7 +20,7 @@ async def handle(request: Message, context: Context) -> Fields:
     async for group_id in in_turns(request.groups_names):
         code = Code.NONE
         try:
-            await context.broker.groups.delete(group_id)
+            await context.session.delete_group(group_id)
         except RequestError as error:
             code = error.code
         results.append({"group_id": group_id, "error_code": code})

@@ -25,7 +25,7 @@ async def handle(request: Message, context: Context) -> Fields:
     topics: list[Fields] = []
     try:
         async for step in _steps(request):
-            codes = await context.broker.groups.delete_offsets(request.group_id, step)
+            codes = await context.session.delete_offsets(request.group_id, step)
             for (name, partitions), answers in zip(step, codes, strict=True):
                 if not topics or topics[-1]["name"] != name:
                     topics.append({"name": name, "partitions": []})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 61
@@ -31,12 +32,9 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _describe(name: str, index: int, context: Context) -> Fields:
-    topic = context.broker.topics.get(name)
-    if topic is None or not 0 <= index < topic.partition_count:
-        code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        return {"partition_index": index, "error_code": code, "error_message": code.text, "active_producers": []}
     try:
-        producers = await topic.partitions[index].log.known_producers()
+        partition = context.session.partition(name, index, Operation.READ)
+        producers = await partition.log.known_producers()
     except RequestError as error:
         return {
             "partition_index": index,

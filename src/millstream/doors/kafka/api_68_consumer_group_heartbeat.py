@@ -21,7 +21,7 @@ VERSIONS = (0, 1)
 
 async def handle(request: Message, context: Context) -> Fields:
     try:
-        answer = await context.broker.groups.consumer_heartbeat(await _beat(request, context))
+        answer = await context.session.consumer_heartbeat(await _beat(request, context))
     except RequestError as error:
         return {
             "throttle_time": 0,
@@ -60,7 +60,5 @@ async def _beat(request: Message, context: Context) -> Beat:
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=owned,
-        client_id=context.client_id,
-        client_host=context.client_host,
         id_required=context.version >= 1,
     )

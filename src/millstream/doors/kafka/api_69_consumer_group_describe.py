@@ -31,7 +31,7 @@ def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields
     try:
         if not group_id:
             raise RequestError(Code.INVALID_GROUP_ID)
-        group = context.broker.groups.consumer_describe(group_id)
+        group = context.session.describe_consumer(group_id)
     except RequestError as error:
         return {
             "error_code": error.code,

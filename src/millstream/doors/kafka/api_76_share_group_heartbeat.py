@@ -24,11 +24,9 @@ async def handle(request: Message, context: Context) -> Fields:
         epoch=request.member_epoch,
         rack_id=request.rack_id,
         topics=None if topics is None else frozenset(topics),
-        client_id=context.client_id,
-        client_host=context.client_host,
     )
     try:
-        answer = await context.broker.groups.share_heartbeat(beat)
+        answer = await context.session.share_heartbeat(beat)
     except RequestError as error:
         return {
             "throttle_time": 0,

@@ -25,7 +25,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
     try:
-        group = context.broker.groups.share(group_id).describe()
+        group = context.session.describe_share(group_id).describe()
     except RequestError as error:
         return {
             "error_code": error.code,

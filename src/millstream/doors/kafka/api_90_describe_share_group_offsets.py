@@ -33,7 +33,7 @@ async def _answer(request: Message, context: Context) -> Fields:
 
 async def _describe(asked: Message, context: Context) -> Fields:
     try:
-        context.broker.groups.share(asked.group_id)
+        context.session.describe_share(asked.group_id)
     except RequestError as error:
         if error.code != Code.GROUP_ID_NOT_FOUND:
             return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}

@@ -74,11 +74,12 @@ class _Place:
 
 
 class Connection(Receiving):
-    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_outbox", "_running", "hung_up")
+    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_known", "_outbox", "_running", "hung_up")
 
     def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
         super().__init__(door, connected)
         self._context = context
+        self._known = door.known_for(context.session)
         self._outbox = Outbox(connected)
         self._in_line: deque[_Place] = deque()
         self._is_read = True
@@ -104,7 +105,7 @@ class Connection(Receiving):
         except ProtocolError as error:
             self._refuse(error)
         except Exception:
-            logger.exception("a request from %s failed; its connection is closed", self._context.client_host)
+            logger.exception("a request from %s failed; its connection is closed", self._context.session.host)
             self.close()
 
     def _on_readable_while_parked(self) -> None:
@@ -161,7 +162,7 @@ class Connection(Receiving):
             if (size < COPIED_BYTES_MAX or end - after > 4) and door.faults is None:
                 began = monotonic()
                 requests: list[Request[KnownProduce]] = []
-                taken = door.known.take(data, position, requests)
+                taken = self._known.take(data, position, requests)
                 if taken > position:
                     self._handle_taken(requests, began)
                     position = taken
@@ -196,14 +197,14 @@ class Connection(Receiving):
         context = self._context
         context.version = version
         flexible = version >= api.flexible_from if api.flexible_from is not None else messages.is_flexible(key, version)
-        context.client_id, reader = header.skip_client(frame, flexible)
+        context.session.client_id, reader = header.skip_client(frame, flexible)
         tags = b"\0" if flexible and key != _API_VERSIONS else b""
         if api.answer is None:
             self._handle_message(api, version, correlation_id, tags, bytes(reader.buffer[reader.position :]))
             return
         answer = api.answer(reader, context)
         if context.single is not None:
-            self._door.known.learn(frame, context.single, context)
+            self._known.learn(frame, context.single, context)
             context.single = None
         if answer is None:
             return
@@ -246,7 +247,7 @@ class Connection(Receiving):
 
     def _handle_known(self, frame: memoryview, version: int, correlation_id: int) -> bool:
         """The fast path for a produce request of a known shape; False if it does not apply."""
-        found = self._door.known.find(frame, version)
+        found = self._known.find(frame, version)
         if found is None:
             return False
         known, records = found
@@ -395,7 +396,7 @@ class Connection(Receiving):
 
     def _refuse(self, error: ProtocolError) -> None:
         self._metrics.request_errors += 1
-        self._door.note_refusal(self._context.client_host, error)
+        self._door.note_refusal(self._context.session.host, error)
         self.close()
 
     # -- answering ---------------------------------------------------------------------------------------------------
@@ -433,7 +434,7 @@ class Connection(Receiving):
         if isinstance(error, ProtocolError):
             self._refuse(error)
             return
-        host = self._context.client_host
+        host = self._context.session.host
         logger.error("a request from %s failed; its connection is closed", host, exc_info=error)
         self.close()
 
@@ -514,7 +515,7 @@ class Connection(Receiving):
                 self._refuse(error)
                 return
             except Exception:
-                logger.exception("a request from %s failed; its connection is closed", self._context.client_host)
+                logger.exception("a request from %s failed; its connection is closed", self._context.session.host)
                 self.close()
                 return
             self._after_handling()
@@ -552,7 +553,7 @@ class Connection(Receiving):
 
     @property
     def host(self) -> str:
-        return self._context.client_host
+        return self._context.session.host
 
     def close(self) -> None:
         if self.closed:

@@ -27,6 +27,7 @@ from millstream.doors.memory import Budget
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+    from millstream.broker.session import Session
     from millstream.cluster.base import Node
     from millstream.doors.kafka.sessions import FetchSessions
     from millstream.doors.kafka.share_relay import Relay
@@ -47,15 +48,13 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Context:
-    broker: Broker
+    session: Session
     sessions: FetchSessions
-    client_host: str
     local_host: str
     """The address that the client connected to; advertised if the door listens on every address."""
     local_port: int
     version: int = 0
     """The request's API version."""
-    client_id: str = ""
     wait: Wait | None = None
     """Set while a request is parked."""
     began: float = 0.0
@@ -78,3 +77,7 @@ class Context:
     """Whether the client's connection is closed."""
     share_keys: set[Key] = field(default_factory=set)
     """Share sessions that close with this connection."""
+
+    @property
+    def broker(self) -> Broker:
+        return self.session.broker

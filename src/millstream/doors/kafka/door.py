@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from weakref import WeakValueDictionary
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Session
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.errors import ProtocolError
@@ -52,7 +54,7 @@ class KafkaDoor:
         self.pool = BufferPool()
         self.budget = Budget(broker.config.inflight_bytes_max)
         self.unread = Unread(broker.config.inflight_bytes_max)
-        self.known = KnownProduces(broker.topics, broker.clock)
+        self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
         self.hang_ups = HangUps(self.loop)
         self._sessions = FetchSessions()
@@ -78,9 +80,8 @@ class KafkaDoor:
         keep_alive(connected)
         local_host, local_port = connected.getsockname()[:2]
         context = Context(
-            self.broker,
+            Session(self.broker, "kafka", peer),
             self._sessions,
-            peer,
             local_host,
             local_port,
             shares=self.shares,
@@ -89,6 +90,15 @@ class KafkaDoor:
         )
         self._connections.add(Connection(self, connected, context), peer)
         return True
+
+    def known_for(self, session: Session) -> KnownProduces:
+        """The known produce requests of the clients with this session's rights."""
+        authorizer = self.broker.authorizer
+        scope = authorizer.scope(session.principal, session.host)
+        known = self._known.get(scope)
+        if known is None:
+            known = self._known[scope] = KnownProduces(self.broker.topics, self.clock, authorizer)
+        return known
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -137,7 +147,8 @@ class KafkaDoor:
     def _sweep(self) -> None:
         """Closes connections that were idle, inside a frame or with unread answers for too long."""
         self.now = self.clock.monotonic()
-        self.known.note_time()
+        for known in self._known.values():
+            known.note_time()
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
             limit = FRAME_SECONDS_MAX if connection.is_inside_frame else IDLE_SECONDS_MAX

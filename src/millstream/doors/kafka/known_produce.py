@@ -6,8 +6,9 @@ of a small request (`make bench`, the rows of one-record requests). So the door 
 up to the batch, with their meaning. If a request begins with known bytes, the door reads only the batch, and copies
 the answer from a template with new numbers.
 
-A request whose bytes differ anywhere, or that has anything unusual behind the batch, takes the general path. The door
-drops every shape when the set of topics changes.
+A request whose bytes differ anywhere, or that has anything unusual behind the batch, takes the general path. A shape is
+learned from a request that passed the general path, and serves only clients with the same rights
+(`Authorizer.scope`). All shapes are dropped when topics or rights change.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millstream.core.promise import Promise
 from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
+from millstream.security.rights import Authorizer
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
@@ -86,24 +88,25 @@ class KnownProduce(Shape):
 
 
 class KnownProduces:
-    """The shapes that all connections of the door share, by version and prefix, and the prefix lengths."""
+    """The shapes that connections with the same rights share, by version and prefix, and the prefix lengths."""
 
     SHAPES_MAX = 4096
     LENGTHS_MAX = 8
 
-    def __init__(self, topics: Topics, clock: Clock) -> None:
+    def __init__(self, topics: Topics, clock: Clock, authorizer: Authorizer) -> None:
         self._topics = topics
+        self._authorizer = authorizer
         self._clock = clock
         self._now_ms = clock.now_ms()
         self._make_part = self._part_for  # bound once, not per request
-        self._changes = topics.changes
+        self._changes = topics.changes + authorizer.changes
         self._shapes: dict[tuple[int, bytes], KnownProduce] = {}
         self.lengths: dict[int, None] = {}
         """The lengths of known prefixes; most doors see one or two."""
 
     def shapes(self) -> dict[tuple[int, bytes], KnownProduce]:
         """The shapes that are still valid."""
-        if self._changes != self._topics.changes:
+        if self._changes != self._topics.changes + self._authorizer.changes:
             self._forget()
         return self._shapes
 
@@ -113,7 +116,7 @@ class KnownProduces:
 
     def take(self, data: memoryview, position: int, requests: list[Request[KnownProduce]]) -> int:
         """Adds the requests from a position on whose batches are stored unchanged; returns where it stopped."""
-        if self._changes != self._topics.changes:
+        if self._changes != self._topics.changes + self._authorizer.changes:
             self._forget()
         return take(data, position, self._shapes, self.lengths, self._make_part, requests)
 
@@ -139,6 +142,6 @@ class KnownProduces:
             del self.lengths[next(iter(self.lengths))]
 
     def _forget(self) -> None:
-        self._changes = self._topics.changes
+        self._changes = self._topics.changes + self._authorizer.changes
         self._shapes.clear()
         self.lengths.clear()

@@ -1,8 +1,9 @@
 """Fetch sessions (KIP-227): the broker remembers a consumer's partitions, so that a fetch need not repeat them.
 
-A session is a set of partitions with their positions. A full request (epoch 0) starts a session. An incremental request
-names only changes, and its answer has only changed partitions: with records, an error, or a new log start or high
-watermark. Epochs count the requests. A wrong epoch means that an answer was lost; the client starts a new session.
+A session is a set of partitions with their positions, and belongs to the principal that started it. A full request
+(epoch 0) starts a session. An incremental request names only changes, and its answer has only changed partitions: with
+records, an error, or a new log start or high watermark. Epochs count the requests. A wrong epoch means that an answer
+was lost; the client starts a new session.
 
 The number of sessions and the number of their partitions are bounded. At a bound the broker evicts the least recently
 used session, and its client starts a new one.
@@ -17,6 +18,7 @@ from uuid import UUID
 
 from millstream.broker.fetch import Fetched, Wanted
 from millstream.core.errors import Code, RequestError
+from millstream.security.principal import ANONYMOUS, Principal
 from millstream.wire.kafka.fetch import FetchRequest
 
 SESSIONS_MAX = 1000
@@ -33,10 +35,11 @@ T = TypeVar("T")
 
 
 class FetchSession:
-    __slots__ = ("counted", "epoch", "id", "known", "wanted")
+    __slots__ = ("counted", "epoch", "id", "known", "principal", "wanted")
 
-    def __init__(self, session_id: int) -> None:
+    def __init__(self, session_id: int, principal: Principal) -> None:
         self.id = session_id
+        self.principal = principal
         self.epoch = 1
         self.wanted: dict[Place, Wanted] = {}
         self.known: dict[Place, tuple[int, int]] = {}
@@ -74,16 +77,18 @@ class FetchSessions:
         self._next_id = 1
         self._partitions = 0
 
-    def open(self, request: FetchRequest) -> FetchSession | None:
+    def open(self, request: FetchRequest, principal: Principal = ANONYMOUS) -> FetchSession | None:
         """The updated session of a request; None if the client wants no session."""
-        if request.session_epoch == FINAL_EPOCH:
-            self._drop(request.session_id)
-            return None
-        if request.session_epoch == FULL_EPOCH:
-            self._drop(request.session_id)
-            session = self._create()
+        found = self._sessions.get(request.session_id)
+        if found is not None and found.principal != principal:
+            found = None
+        if request.session_epoch in (FINAL_EPOCH, FULL_EPOCH):
+            if found is not None:
+                self._drop(found.id)
+            if request.session_epoch == FINAL_EPOCH:
+                return None
+            session = self._create(principal)
         else:
-            found = self._sessions.get(request.session_id)
             if found is None:
                 raise RequestError(Code.FETCH_SESSION_ID_NOT_FOUND)
             if request.session_epoch != found.epoch:
@@ -120,10 +125,10 @@ class FetchSessions:
         if dropped is not None:
             self._partitions -= dropped.counted
 
-    def _create(self) -> FetchSession:
+    def _create(self, principal: Principal) -> FetchSession:
         while len(self._sessions) >= SESSIONS_MAX:
             self._drop(next(iter(self._sessions)))
-        session = FetchSession(self._next_id)
+        session = FetchSession(self._next_id, principal)
         self._next_id = self._next_id % 0x7FFF_FFFF + 1
         self._sessions[session.id] = session
         return session

@@ -81,8 +81,11 @@ class ShareSessions:
 
     def open(self, group_id: str | None, member_id: str | None, context: Context) -> ShareSession:
         key = _key(group_id, member_id, context)
-        self.close(self._sessions.get(key))
-        group = context.broker.groups.share(key[0])
+        group = context.session.share_group(key[0], key[1])
+        known = self._sessions.get(key)
+        if known is not None and known.owner.session.principal != context.session.principal:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        self.close(known)
         if len(self._sessions) >= SESSIONS_MAX or len(context.share_keys) >= CONNECTION_SESSIONS_MAX:
             raise RequestError(Code.SHARE_SESSION_LIMIT_REACHED)
         session = ShareSession(key, group, group.queue(), group.take_seat(key[1], key[2]), context)
@@ -98,6 +101,8 @@ class ShareSessions:
         except RequestError as error:  # share consumers know this code, and start over
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
         session = self._sessions.get(key)
+        if session is not None and session.owner.session.principal != context.session.principal:
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND)
         if session is not None and not session.group.has_seat(session.key[1], session.seat, session.key[2]):
             self.close(session)  # its member left the group or timed out
             session = None

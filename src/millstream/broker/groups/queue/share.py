@@ -118,6 +118,9 @@ class ShareGroup:
     def fence_read(self, member_id: str | None, epoch: int) -> None:
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"{self.id} is a share group: it has no committed offsets")
 
+    def holder(self, instance_id: str) -> None:
+        """Share groups have no instance ids."""
+
     def subscribes(self, topic: str) -> bool:
         return any(topic in member.topics for member in self.members.values())
 

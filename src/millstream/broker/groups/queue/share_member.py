@@ -10,6 +10,7 @@ from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.stream.consumer_member import JOINING, LEAVING, MEMBER_ID_CHARS_MAX
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
+from millstream.security.principal import ANONYMOUS, Principal
 
 TOPICS_MAX = 10_000
 """In one member's subscription."""
@@ -28,6 +29,7 @@ class ShareBeat:
     topics: frozenset[str] | None = None
     client_id: str = ""
     client_host: str = ""
+    principal: Principal = ANONYMOUS
 
     def check(self) -> None:
         if self.epoch < LEAVING:
@@ -43,12 +45,16 @@ class ShareBeat:
 
 
 class ShareMember:
-    __slots__ = ("client_host", "client_id", "epoch", "id", "previous_epoch", "rack_id", "session", "told", "topics")
+    __slots__ = (
+        "client_host", "client_id", "epoch", "id", "previous_epoch", "principal", "rack_id", "session", "told",
+        "topics",
+    )  # fmt: skip
 
     def __init__(self, member_id: str, clock: Clock, on_expiry: Callable[[ShareMember], None]) -> None:
         self.id = member_id
         self.client_id = ""
         self.client_host = ""
+        self.principal = ANONYMOUS
         self.rack_id: str | None = None
         self.topics: frozenset[str] = frozenset()
         self.epoch = self.previous_epoch = JOINING
@@ -62,7 +68,7 @@ class ShareMember:
 
     def update(self, beat: ShareBeat) -> bool:
         """Applies a heartbeat; returns whether the subscription changed."""
-        self.client_id, self.client_host = beat.client_id, beat.client_host
+        self.client_id, self.client_host, self.principal = beat.client_id, beat.client_host, beat.principal
         if beat.rack_id is not None:
             self.rack_id = beat.rack_id
         if beat.topics is None or beat.topics == self.topics:

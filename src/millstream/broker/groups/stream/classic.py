@@ -186,6 +186,10 @@ class ClassicGroup:
     def fence_read(self, member_id: str | None, epoch: int) -> None:
         """Classic members may always read committed offsets."""
 
+    def holder(self, instance_id: str) -> Member | None:
+        """The member with this instance id."""
+        return self.members.get(self._static.get(instance_id, ""))
+
     def subscribes(self, topic: str) -> bool:
         """Whether a member reads the topic; metadata that cannot be decoded counts as any."""
         wanted = [member.topics(self.protocol_name or member.names[0]) for member in self.members.values()]

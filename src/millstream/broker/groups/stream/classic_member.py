@@ -13,6 +13,7 @@ from millstream.broker.groups.stream.subscription import subscribed_topics
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
+from millstream.security.principal import ANONYMOUS, Principal
 
 Protocols = tuple[tuple[str, bytes], ...]
 """Name and metadata, in the member's order of preference."""
@@ -34,6 +35,7 @@ class Join(NamedTuple):
     """The client has `skip_assignment` (version 9)."""
     planned: bool = False
     """Its protocol has no SyncGroup: the broker assigns, and sends the member the list of members."""
+    principal: Principal = ANONYMOUS
 
 
 class Joined(NamedTuple):
@@ -73,6 +75,7 @@ class Member:
         "is_behind",
         "joining",
         "planned",
+        "principal",
         "protocols",
         "rebalance_ms",
         "session",
@@ -85,6 +88,7 @@ class Member:
     def __init__(self, member_id: str, join: Join, clock: Clock, on_expiry: Callable[[Member], None]) -> None:
         self.id = member_id
         self.instance_id = join.instance_id
+        self.principal = join.principal
         self.assignment = b""
         """The last one. A rebalance does not clear it: a cooperative member keeps reading (KIP-429)."""
         self.generation: int | None = None

@@ -170,6 +170,10 @@ class ConsumerGroup:
         if member.epoch != epoch:
             raise member.stale
 
+    def holder(self, instance_id: str) -> ConsumerMember | None:
+        """The member with this instance id."""
+        return self.members.get(self._static.get(instance_id, ""))
+
     def subscribes(self, topic: str) -> bool:
         return any(
             topic in member.topics or (member.pattern is not None and topic in self._matches.names(member.pattern))
@@ -211,7 +215,7 @@ class ConsumerGroup:
 
     def _join(self, beat: Beat) -> ConsumerMember:
         member_id = beat.member_id or str(uuid4())
-        holder = self.members.get(self._static.get(beat.instance_id or "", ""))
+        holder = self.holder(beat.instance_id or "")
         if holder is not None and holder.id != member_id:
             if not holder.may_be_replaced:
                 raise RequestError(Code.UNRELEASED_INSTANCE_ID)

@@ -19,6 +19,7 @@ from millstream.broker.groups.stream.classic_member import Join
 from millstream.broker.groups.stream.pattern import Pattern
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
+from millstream.security.principal import ANONYMOUS, Principal
 
 JOINING = 0
 LEAVING = -1
@@ -46,6 +47,7 @@ class Beat:
     client_host: str = ""
     id_required: bool = False
     """The client chooses the id (version 1, KIP-1082)."""
+    principal: Principal = ANONYMOUS
 
     @property
     def is_full(self) -> bool:
@@ -92,6 +94,7 @@ class ConsumerMember:
         "instance_id",
         "pattern",
         "previous_epoch",
+        "principal",
         "rack_id",
         "rebalance_ms",
         "revocation",
@@ -109,6 +112,7 @@ class ConsumerMember:
         self.instance_id = instance_id
         self.client_id = ""
         self.client_host = ""
+        self.principal = ANONYMOUS
         self.rack_id: str | None = None
         self.rebalance_ms = 0
         self.topics: frozenset[str] = frozenset()
@@ -143,7 +147,7 @@ class ConsumerMember:
         """Applies a heartbeat; returns whether the group needs a new target."""
         before = (self.topics, self.pattern, self.assignor)
         self.classic = None
-        self.client_id, self.client_host = beat.client_id, beat.client_host
+        self.client_id, self.client_host, self.principal = beat.client_id, beat.client_host, beat.principal
         if beat.rack_id is not None:
             self.rack_id = beat.rack_id
         if beat.rebalance_ms is not None:

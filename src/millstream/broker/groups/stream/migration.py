@@ -143,6 +143,7 @@ def _join(classic: ClassicGroup, member: Member) -> Join:
         member.rebalance_ms,
         CONSUMER,
         member.protocols,
+        principal=member.principal,
     )
 
 

@@ -197,6 +197,7 @@ class MixedGroup(ConsumerGroup):
         before = (member.topics, member.pattern, member.assignor)
         member.classic = request._replace(member_id=member.id)
         member.client_id, member.client_host = request.client_id, request.client_host
+        member.principal = request.principal
         member.rack_id, member.rebalance_ms = subscription.rack_id, request.rebalance_ms
         member.topics, member.pattern, member.assignor = subscription.topics, None, None
         member.session.push(request.session_ms)
