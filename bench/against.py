@@ -4,11 +4,12 @@
     python -m bench.against ../before --only flush --rounds 40 --quick
 
 CHECKOUT is another work tree of Millstream that `make setup` has prepared, usually the commit before. Each round
-starts both trees' servers and measures our side of a row once in each, in random order, so that both meet the same
-conditions. Each round has its own processes: the same two trees gave 0.93 with one pair of processes and 1.07 with the
-next (`requests`, 15 rounds each), and rounds that share a pair would take that for a change. The figure is the cost of
-this tree as a multiple of the other one's. The median over the rounds comes with a confidence interval that assumes
-nothing about the noise: the true median lies between two order statistics with at least 95 % probability.
+starts both trees' servers and measures our side of a row twice in each, in the order old, new, new, old or the other
+way round, so that both meet the same conditions. Each round has its own processes: the same two trees gave 0.93 with
+one pair of processes and 1.07 with the next (`requests`, 15 rounds each), and rounds that share a pair would take that
+for a change. The figure is the cost of this tree as a multiple of the other one's. The median over the rounds comes
+with a confidence interval that assumes nothing about the noise: the true median lies between two order statistics with
+at least 95 % probability.
 
 A row is `slower` when the whole interval lies above the tolerance, `within` when the whole interval lies below it, and
 `open` when the noise does not decide: run more rounds. Exits with 1 when a row is slower.
@@ -104,10 +105,10 @@ def costs_of(measure: Measure, checkouts: tuple[Path, Path], rounds: int, quick:
     for _ in range(rounds):
         with ExitStack() as stack:
             old, new = (stack.enter_context(sampling(checkout, measure.key, quick)) for checkout in checkouts)
-            if random.random() < 0.5:
-                before, after = old(), new()
-            else:
-                after, before = new(), old()
+            first, second = (old, new) if random.random() < 0.5 else (new, old)
+            # There and back: a machine that slows down evenly during a round costs both trees the same.
+            turns = [(one, one()) for one in (first, second, second, first)]
+        before, after = (sum(value for one, value in turns if one is side) for side in (old, new))
         ratios.append(after / before if measure.lower_is_better else before / after)
     return ratios
 
