@@ -234,6 +234,16 @@ def test_it_stops_in_front_of(kernel: Any, reason: str) -> None:
     assert Taken(kernel, UNUSUAL[reason]).position == 0, "nor does it begin with it"
 
 
+def test_every_size_around_the_small_checksum_is_taken_sound_and_refused_damaged(kernel: Any) -> None:
+    source = random.Random(7)
+    for size in [*range(40), *range(900, 1100)]:
+        data = bytes(batch(source.randbytes(size)))
+        assert Taken(kernel, frame(data)).position == len(frame(data)), size
+        position = source.randrange(61, len(data))
+        bad = damaged(data, position, bytes([data[position] ^ 1 << source.randrange(8)]), renew_crc=False)
+        assert Taken(kernel, frame(bad)).position == 0, (size, position)
+
+
 @pytest.mark.parametrize("version", [FIXED, FLEXIBLE])
 def test_it_stops_in_front_of_a_frame_that_has_not_all_arrived(kernel: Any, version: int) -> None:
     one = frame(SOUND, version=version)

@@ -60,7 +60,17 @@ class RunLimits(NamedTuple):
 
 
 class Partition:
-    __slots__ = ("_limits", "_limits_for", "_turn", "_waiting", "index", "inlet", "log", "settings")
+    __slots__ = (
+        "_limits",
+        "_limits_settings",
+        "_limits_time_ms",
+        "_turn",
+        "_waiting",
+        "index",
+        "inlet",
+        "log",
+        "settings",
+    )
 
     def __init__(self, index: int, log: PartitionLog, settings: TopicSettings) -> None:
         self.index = index
@@ -69,8 +79,9 @@ class Partition:
         self.inlet: Inlet | None = None
         """For single records; made for the first of them."""
         self._limits: RunLimits | None = None
-        self._limits_for: tuple[int, TopicSettings | None] = (-1, None)
-        """The time and settings of the cached limits: runs need them thousands of times a second."""
+        self._limits_time_ms = -1
+        self._limits_settings: TopicSettings | None = None
+        """What the cached limits are for: runs need them thousands of times a second."""
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
         """Batches that a thread checks, or that wait for one."""
@@ -123,8 +134,8 @@ class Partition:
 
     def run_limits(self, now_ms: int) -> RunLimits | None:
         """The limits of a run; None if batches need more checks (compacted, stamped), or some wait."""
-        if self._limits_for != (now_ms, self.settings):
-            self._limits_for = now_ms, self.settings
+        if self._limits_time_ms != now_ms or self._limits_settings is not self.settings:
+            self._limits_time_ms, self._limits_settings = now_ms, self.settings
             self._limits = self._run_limits(now_ms)
         return None if self._waiting else self._limits
 

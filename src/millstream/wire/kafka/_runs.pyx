@@ -183,9 +183,61 @@ cdef inline bint is_ordinary(const uint8_t *batch) noexcept:
     return not attributes & ~ORDINARY and attributes & CODEC_MASK <= CODEC_MAX
 
 
+# Up to this size the table beats the library: calling it costs some 2,000 instructions, the table 1.5 a byte.
+cdef enum:
+    SMALL_BYTES = 1024
+
+cdef uint32_t[8][256] CRC_TABLE  # CRC-32C, slicing by eight
+
+
+cdef void fill_crc_table() noexcept:
+    cdef uint32_t crc
+    cdef int byte, bit, table
+    for byte in range(256):
+        crc = byte
+        for bit in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        CRC_TABLE[0][byte] = crc
+    for table in range(1, 8):
+        for byte in range(256):
+            crc = CRC_TABLE[table - 1][byte]
+            CRC_TABLE[table][byte] = crc >> 8 ^ CRC_TABLE[0][crc & 0xFF]
+
+
+fill_crc_table()
+
+
+cdef inline uint32_t get_little(const uint8_t *at) noexcept:
+    return at[0] | <uint32_t> at[1] << 8 | <uint32_t> at[2] << 16 | <uint32_t> at[3] << 24
+
+
+cdef uint32_t small_crc32c(const uint8_t *at, Py_ssize_t size) noexcept:
+    cdef uint32_t low, high, crc = 0xFFFFFFFF
+    while size >= 8:
+        low = crc ^ get_little(at)
+        high = get_little(at + 4)
+        crc = (
+            CRC_TABLE[7][low & 0xFF] ^ CRC_TABLE[6][low >> 8 & 0xFF]
+            ^ CRC_TABLE[5][low >> 16 & 0xFF] ^ CRC_TABLE[4][low >> 24]
+            ^ CRC_TABLE[3][high & 0xFF] ^ CRC_TABLE[2][high >> 8 & 0xFF]
+            ^ CRC_TABLE[1][high >> 16 & 0xFF] ^ CRC_TABLE[0][high >> 24]
+        )
+        at += 8
+        size -= 8
+    while size > 0:
+        crc = crc >> 8 ^ CRC_TABLE[0][(crc ^ at[0]) & 0xFF]
+        at += 1
+        size -= 1
+    return ~crc
+
+
 cdef bint is_whole(const uint8_t *batch, Py_ssize_t size) except -1:
-    covered = PyMemoryView_FromMemory(<char *> batch + ATTRIBUTES_AT, size - ATTRIBUTES_AT, PyBUF_READ)
-    return <uint32_t> _crc32c(covered) == <uint32_t> get(batch + CRC_AT, 4)
+    cdef uint32_t crc
+    if size <= SMALL_BYTES:
+        crc = small_crc32c(batch + ATTRIBUTES_AT, size - ATTRIBUTES_AT)
+    else:
+        crc = _crc32c(PyMemoryView_FromMemory(<char *> batch + ATTRIBUTES_AT, size - ATTRIBUTES_AT, PyBUF_READ))
+    return crc == <uint32_t> get(batch + CRC_AT, 4)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
