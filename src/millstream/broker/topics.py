@@ -34,6 +34,8 @@ PREFIX = "topics/"
 RETRY_SECONDS = 1.0
 MARKS_MAX = 500
 """Keys per transaction."""
+OPENED_A_TURN = 200
+"""Logs opened in one turn of the event loop: 5 to 10 ms."""
 
 
 class Topic:
@@ -231,13 +233,17 @@ class Topics:
         created = stored.get("created", 0)
         if topic is None:
             topic = Topic(name, topic_id, [], settings, versioned.revision, created)
-            self._open_partitions(topic, count)
+            await self._open_partitions(topic, count, created)
+            if self._knows(name, versioned):
+                return False
             self._add(topic)
         else:
+            await self._open_partitions(topic, count, created)
+            if self._knows(name, versioned):
+                return False
             self._configure(topic, settings)
             topic.created = created
-            self._open_partitions(topic, count)
-            topic.revision = versioned.revision  # last: a partition may fail to open
+            topic.revision = versioned.revision
         return True
 
     def _knows(self, name: str, versioned: Versioned) -> bool:
@@ -315,10 +321,12 @@ class Topics:
                 await self._logs.discard(name, topic.id.hex)
                 raise RequestError(Code.TOPIC_ALREADY_EXISTS, f"topic {name} exists already") from None
             await self._prepare(name, topic.id, partition_count, news)
+            await self._open_partitions(topic, partition_count, topic.created)
         known = self._by_name.get(name)
         if known is not None and known.revision >= topic.revision:  # the watch was faster
             return known
-        self._open_partitions(topic, partition_count)
+        if self._news != news:
+            self._look_at(name)
         self._add(topic)
         self._notify()
         return topic
@@ -377,9 +385,9 @@ class Topics:
             # The topic keeps its old revision until its logs are ready. With the new one, a concurrent change would
             # store the old partition count; and if the logs fail, the watch must still apply the growth.
             await self._prepare(name, topic.id, partition_count, news)
+            await self._open_partitions(topic, partition_count, created)
         if topic.revision < revision:  # or the watch was faster
             topic.created = created
-            self._open_partitions(topic, partition_count)
             topic.revision = revision
             self._notify()
 
@@ -444,10 +452,21 @@ class Topics:
                 f"{more} more do not fit; raise partitions_max",
             )
 
-    def _open_partitions(self, topic: Topic, partition_count: int) -> None:
-        for index in range(topic.partition_count, partition_count):
-            log = self._logs.open(topic.name, topic.id.hex, index, topic.settings.log, index < topic.created)
-            topic.partitions.append(Partition(index, log, topic.settings))
+    async def _open_partitions(self, topic: Topic, partition_count: int, created: int) -> None:
+        """Opens new partitions in slices: to open thousands takes longer than other clients should wait. The topic gets
+        them together, unless another task was faster.
+        """
+        first = topic.partition_count
+        opened = []
+        for index in range(first, partition_count):
+            log = self._logs.open(topic.name, topic.id.hex, index, topic.settings.log, index < created)
+            opened.append(Partition(index, log, topic.settings))
+            if len(opened) % OPENED_A_TURN == 0:
+                await asyncio.sleep(0)
+        for partition in opened[topic.partition_count - first :]:
+            partition.settings = topic.settings  # they may have changed meanwhile
+            partition.log.config = topic.settings.log
+            topic.partitions.append(partition)
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
