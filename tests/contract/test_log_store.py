@@ -133,6 +133,40 @@ class TestAppendRun:
         assert await refusal(append_run(log, batch(b"a"), batch(b"b"))) == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
+class TestTogether:
+    async def test_a_refusal_takes_the_others_along_in_an_atomic_store(self, driver: Driver) -> None:
+        one, two = await driver.open(), await driver.open(partition=1)
+        await append(one, batch(b"known", producer=7))
+        woken: list[int] = []
+        one.wake(lambda: woken.append(one.end))
+        assert driver.logs is not None
+        with driver.logs.together():
+            promises = [append(log, batch(b"a", producer=8)) for log in (one, two)]
+            promises.append(append(one, batch(b"gap", producer=7, sequence=5)))
+        assert await refusal(promises[2]) is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        if not driver.logs.atomic:
+            assert [(await promise).base_offset for promise in promises[:2]] == [1, 0]
+            return
+        for promise in promises[:2]:
+            assert await refusal(promise) is Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert [log.end for log in (one, two)] == [1, 0] and not woken
+        with driver.logs.together():
+            promises = [append(log, batch(b"a", producer=8)) for log in (one, two)]
+        assert [await promise for promise in promises] == [(1, 0, False), (0, 0, False)]
+        assert [record.value for record in await read_back(one)] == [b"known", b"a"]
+
+    async def test_an_error_among_the_appends_takes_them_back_in_an_atomic_store(self, driver: Driver) -> None:
+        log = await driver.open()
+        assert driver.logs is not None
+        with pytest.raises(ZeroDivisionError), driver.logs.together():
+            promise = append(log, batch(b"a"))
+            raise ZeroDivisionError
+        if driver.logs.atomic:
+            assert await refusal(promise) is Code.OPERATION_NOT_ATTEMPTED
+            assert log.end == 0
+        await append(log, batch(b"b"))
+
+
 class TestRead:
     async def test_answers_whole_batches_from_the_one_that_holds_the_offset(self, open_log: OpenLog) -> None:
         log = await open_log()

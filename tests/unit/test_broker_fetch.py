@@ -179,7 +179,7 @@ async def test_an_error_of_any_kind_costs_its_partition_only(bench: Bench) -> No
         failure_of_read = ValueError("a bug")
 
     for index, kind in ((0, Broken), (1, Stranger)):
-        topic.partitions[index].log = kind(LogConfig(), bench.clock)
+        topic.partitions[index].log = kind(LogConfig(), bench.clock, MemoryLogStore(bench.clock))
     fetch = bench.fetch(at(), at(partition=1), at(partition=2))
     assert fetch.run(bench.clock, WAIT_MS)
     assert bench.read(fetch) == [(Code.CORRUPT_MESSAGE, 0), (Code.UNKNOWN_SERVER_ERROR, 0), (Code.NONE, size)]
@@ -191,7 +191,7 @@ class SlowLog(MemoryLog):
     __slots__ = ("held",)
 
     def __init__(self, config: LogConfig, clock: VirtualClock) -> None:
-        super().__init__(config, clock)
+        super().__init__(config, clock, MemoryLogStore(clock))
         self.held: list[tuple[Promise[Slice], Promise[Slice]]] = []
 
     def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
@@ -299,7 +299,7 @@ class TestReadsThatCheckOldData:
                 return super().read(offset, bytes_max)
 
         for part in topic.partitions:
-            part.log = Costly(LogConfig(), bench.clock)
+            part.log = Costly(LogConfig(), bench.clock, MemoryLogStore(bench.clock))
         Turns.count = 0
         return turns
 

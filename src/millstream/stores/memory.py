@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
@@ -27,11 +27,12 @@ class MemoryLog:
     """Implements `stores.base.PartitionLog`: one bytes object per batch."""
 
     __slots__ = (
-        "_batches", "_clock", "_last_offsets", "_mark", "_wakers", "closed", "config", "counted", "damage", "end",
-        "epochs", "failure", "high_watermark", "producers", "start", "unsynced_bytes",
+        "_batches", "_clock", "_last_offsets", "_mark", "_store", "_wakers", "closed", "config", "counted", "damage",
+        "end", "epochs", "failure", "high_watermark", "producers", "start", "unsynced_bytes",
     )  # fmt: skip
 
-    def __init__(self, config: LogConfig, clock: Clock) -> None:
+    def __init__(self, config: LogConfig, clock: Clock, store: MemoryLogStore) -> None:
+        self._store = store
         self.config = config
         self.failure: str | None = None
         self.damage = Damage("a log in memory")
@@ -46,6 +47,16 @@ class MemoryLog:
         self._wakers: dict[Callable[[], None], None] = {}
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        if self._store.bundle is not None:
+            waiting: Promise[Appended] = Promise()
+            self._store.bundle.append((self, bytearray(batch), header, waiting))
+            return waiting
+        answer = self.append_unseen(batch, header)
+        self.tell_readers()
+        return answer
+
+    def append_unseen(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
+        """Appends without waking readers."""
         if self.closed:
             return Promise.failed(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the log is closed"))
         if header.producer_id != NO_PRODUCER:
@@ -56,16 +67,25 @@ class MemoryLog:
             if repeated is not None:
                 return Promise.of(Appended(repeated, self.start, True))
         patch_offset(batch, self.end, header.length, self.epochs.latest)
-        return self._store(batch, header, self.end)
+        return self._add(batch, header, self.end)
 
-    def _store(self, batch: memoryview, header: BatchHeader, base: int) -> Promise[Appended]:
+    def _add(self, batch: memoryview, header: BatchHeader, base: int) -> Promise[Appended]:
         self._batches.append(bytes(batch))
         self.end = self.counted = self.high_watermark = base + header.last_offset_delta + 1
         self._last_offsets.append(self.end - 1)
         self.producers.note(header, base, self._clock.now_ms())
+        return Promise.of(Appended(base, self.start))
+
+    def tell_readers(self) -> None:
         for waker in list(self._wakers):
             tell(waker)
-        return Promise.of(Appended(base, self.start))
+
+    def undo_to(self, end: int, producers: Producers) -> None:
+        """Takes back appends that no reader has seen."""
+        keep = bisect_left(self._last_offsets, end)
+        del self._batches[keep:], self._last_offsets[keep:]
+        self.end = self.counted = self.high_watermark = end
+        self.producers = producers
 
     def lead(self, epoch: int) -> None:
         self.epochs.begin(epoch, self.end)
@@ -74,7 +94,9 @@ class MemoryLog:
         base = header.base_offset
         if base >= self.end and header.leader_epoch >= self.epochs.latest:
             self.epochs.begin(header.leader_epoch, base)
-            return self._store(batch, header, base)
+            answer = self._add(batch, header, base)
+            self.tell_readers()
+            return answer
         at = bisect_left(self._last_offsets, base)
         if base < self.end and at < len(self._batches) and read_header(self._batches[at])[:5] == header[:5]:
             return Promise.of(Appended(base, self.start, True))
@@ -170,8 +192,7 @@ class MemoryLog:
     def abandon(self) -> None:
         """The topic is deleted: wakes waiting readers and refuses further appends."""
         self.closed = True
-        for waker in list(self._wakers):
-            tell(waker)
+        self.tell_readers()
 
     def expire(self) -> None:
         """Retention by age and size, batch by batch."""
@@ -202,6 +223,8 @@ class MemoryLogStore:
         self.location = "memory"
         self._clock = clock
         self._logs: dict[tuple[str, int], MemoryLog] = {}
+        self.bundle: list[tuple[MemoryLog, bytearray, BatchHeader, Promise[Appended]]] | None = None
+        """The appends that `together` has gathered."""
 
     async def start(self) -> None:
         return None
@@ -213,10 +236,42 @@ class MemoryLogStore:
         return None
 
     def open(self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False) -> MemoryLog:
-        return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock))
+        return self._logs.setdefault((topic_id, partition), MemoryLog(config, self._clock, self))
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        self.bundle = []
+        refusal: Exception | None = None
+        try:
+            yield
+        except BaseException:
+            refusal = RequestError(Code.OPERATION_NOT_ATTEMPTED)
+            raise
+        finally:
+            bundle, self.bundle = self.bundle, None
+            refusal = refusal or self._append_all(bundle)
+            if refusal is not None:
+                for *_, waiting in bundle:
+                    waiting.fail(refusal)
+
+    def _append_all(
+        self, bundle: list[tuple[MemoryLog, bytearray, BatchHeader, Promise[Appended]]]
+    ) -> Exception | None:
+        """Stores all appends of a bundle, or none and returns the first refusal."""
+        before: dict[MemoryLog, tuple[int, Producers]] = {}
+        answers: list[Promise[Appended]] = []
+        for log, batch, header, _ in bundle:
+            before.setdefault(log, (log.end, Producers.from_state(log.producers.to_state())))
+            answers.append(log.append_unseen(memoryview(batch), header))
+            if isinstance(answers[-1].error, Exception):
+                for each, state in before.items():
+                    each.undo_to(*state)
+                return answers[-1].error
+        for log in before:
+            log.tell_readers()
+        for (*_, waiting), answer in zip(bundle, answers, strict=True):
+            waiting.settle(answer.value())
+        return None
 
     def opened_all(self) -> None:
         return None
