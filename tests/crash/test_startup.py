@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -150,6 +151,23 @@ class TestTornTails:
         assert place.open().end == 10
         assert place.set_aside() == {}
         assert place.store is not None and place.store.cut_bytes == 5000
+
+    async def test_a_large_tail_is_set_aside_in_pieces(self, place: Place) -> None:
+        log = place.open()
+        await fill(log, 10)
+        segment = Path(log.segments[-1].path)
+        size = segment.stat().st_size
+        await place.close()
+        tail = bytes(12 << 20) + b"the end"
+        add(segment, tail)
+        tracemalloc.start()
+        try:
+            assert place.open().end == 10
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
+        (kept,) = (place.directory / "set-aside").iterdir()
+        assert kept.name == f"orders-0.00000000000000000000.log.from-{size}" and kept.read_bytes() == tail
 
     async def test_segments_behind_a_cut_are_kept_aside(self, place: Place) -> None:
         config = LogConfig(segment_bytes=1000, retention_ms=-1)

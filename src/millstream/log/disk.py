@@ -19,6 +19,7 @@ import errno
 import mmap
 import os
 import shutil
+from collections.abc import Iterable
 
 from millstream.log.slice import OpenFile
 
@@ -147,13 +148,16 @@ class Disk:
     def hold_back(self) -> None:
         return None
 
-    def replace(self, path: str, data: bytes) -> None:
-        """Replaces a file's content atomically: after a crash it holds the old content or the new."""
+    def replace(self, path: str, data: bytes | Iterable[bytes]) -> None:
+        """Replaces a file's content, given whole or in pieces, atomically: after a crash it holds the old content or
+        the new.
+        """
         temporary = path + ".new"
         if os.path.exists(temporary):
             self.remove(temporary)
         file = self.open(temporary, create=True)
-        self.append(file, data)
+        for piece in (data,) if isinstance(data, bytes) else data:
+            self.append(file, piece)
         self.sync(file)
         self.rename(temporary, path)
         self.sync_directory(os.path.dirname(path))

@@ -25,6 +25,7 @@ import logging
 import os
 import re
 from bisect import bisect_left
+from collections.abc import Iterator
 
 from millstream.log import checkpoint as checkpoints
 from millstream.log.checkpoint import Checkpoint
@@ -38,6 +39,8 @@ from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, is_sound, read_
 
 logger = logging.getLogger(__name__)
 
+PIECE_BYTES = 1 << 20
+"""A cut tail is copied in pieces: it may be as large as a segment."""
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _INDEX_NAME = re.compile(r"\d{20}\.index")
 _TEMPORARY_NAME = re.compile(r"checkpoint\.new|\d{20}\.log\.cleaned")
@@ -211,16 +214,12 @@ class Recovery:
         return False, next_offset
 
     def _cut(self, segment: Segment, size: int) -> None:
-        with open(segment.path, "rb") as file:
-            file.seek(segment.size)
-            tail = file.read(size - segment.size)
-        self.cut_bytes += len(tail)
-        if tail.strip(b"\0"):
+        cut = size - segment.size
+        self.cut_bytes += cut
+        if any(piece.strip(b"\0") for piece in _pieces(segment.path, segment.size)):
             name = self._free_name(f"{os.path.basename(segment.path)}.from-{segment.size}")
-            self._disk.replace(name, tail)
-            logger.warning(
-                "%s: cut %d bytes behind the last sound batch; they are kept in %s", segment.path, len(tail), name
-            )
+            self._disk.replace(name, _pieces(segment.path, segment.size))
+            logger.warning("%s: cut %d bytes behind the last sound batch; they are kept in %s", segment.path, cut, name)
         self._disk.truncate(segment.file, segment.size)
 
     def _settle(self) -> None:
@@ -265,3 +264,11 @@ class Recovery:
             number += 1
             candidate = f"{stem}.{number}"
         return candidate
+
+
+def _pieces(path: str, position: int) -> Iterator[bytes]:
+    """The bytes of a file from a position on."""
+    with open(path, "rb") as file:
+        file.seek(position)
+        while piece := file.read(PIECE_BYTES):
+            yield piece
