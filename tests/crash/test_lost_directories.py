@@ -53,7 +53,13 @@ class Machine:
         self.logs.lock()
         self.meta = SqliteMeta(str(self.directory / "meta.db"))
         self.topics = Topics(
-            self.meta, self.logs, defaults={}, partitions_max=100, default_partitions=1, auto_create=True
+            self.meta,
+            self.logs,
+            VirtualClock(),
+            defaults={},
+            partitions_max=100,
+            default_partitions=1,
+            auto_create=True,
         )
         await self.topics.start()
         return self.topics

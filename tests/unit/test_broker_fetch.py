@@ -27,7 +27,7 @@ WAIT_MS = 500
 class Bench:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.topics = Topics(MemoryMeta(), MemoryLogStore(self.clock), {}, 5000, 1, False)
+        self.topics = Topics(MemoryMeta(), MemoryLogStore(self.clock), self.clock, {}, 5000, 1, False)
 
     def append(self, partition: int = 0, value: bytes = b"x") -> int:
         """The size of the batch."""

@@ -28,7 +28,7 @@ class Bench:
 
     def again(self) -> Topics:
         """The same store, seen by a broker that starts."""
-        return Topics(self.meta, self.logs, defaults={}, **self.options)
+        return Topics(self.meta, self.logs, self.clock, defaults={}, **self.options)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -189,7 +189,7 @@ class TestAnotherBrokerOverTheSameStore:
 
     @pytest.fixture
     async def other(self, bench: Bench) -> Topics:
-        other = Topics(bench.meta, MemoryLogStore(bench.clock), defaults={}, **bench.options)
+        other = Topics(bench.meta, MemoryLogStore(bench.clock), bench.clock, defaults={}, **bench.options)
         await other.start()
         return other
 

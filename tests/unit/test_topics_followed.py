@@ -71,7 +71,7 @@ class Member:
         self.store = TableLogStore(SqliteDatabase(str(path)), SystemClock())
         self.held = Held(self.store)
         logs: Any = self.held
-        self.topics = Topics(self.store.meta, logs, {}, 1000, 1, True)
+        self.topics = Topics(self.store.meta, logs, SystemClock(), {}, 1000, 1, True)
 
     async def heard_what(self, other: Member) -> None:
         await until(lambda: self.store.meta._told >= other.store.meta._told)

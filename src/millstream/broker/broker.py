@@ -67,6 +67,7 @@ class Broker:
         self.topics = Topics(
             meta,
             logs,
+            clock,
             defaults=self.settings.topic_defaults(),
             partitions_max=config.partitions_max,
             default_partitions=config.default_partitions,

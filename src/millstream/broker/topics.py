@@ -15,15 +15,16 @@ whichever broker made it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from millstream.broker.partition import Partition
 from millstream.broker.settings import TopicSettings, check_name, check_topic
+from millstream.core.clock import Clock, sleep
 from millstream.core.errors import Code, RequestError, RevisionConflict
 from millstream.core.promise import Promise, promised
 from millstream.stores.base import Delete, LogStore, MetaStore, Put, Versioned
@@ -72,6 +73,7 @@ class Topics:
         self,
         meta: MetaStore,
         logs: LogStore,
+        clock: Clock,
         defaults: Mapping[str, str],
         partitions_max: int,
         default_partitions: int,
@@ -79,6 +81,7 @@ class Topics:
     ) -> None:
         self._meta = meta
         self._logs = logs
+        self._clock = clock
         self._defaults = defaults
         self._partitions_max = partitions_max
         self.default_partitions = default_partitions
@@ -169,11 +172,11 @@ class Topics:
                     return
                 if isinstance(error, RequestError) and error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                     # Another broker is deleting it. Retry later; other topics do not wait for that.
-                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._look_at, name)
+                    self._clock.call_later(RETRY_SECONDS, partial(self._look_at, name))
                     continue
                 logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
                 self._to_follow[name] = None
-                await asyncio.sleep(RETRY_SECONDS)
+                await sleep(self._clock, RETRY_SECONDS)
 
     def _followed(self, done: Promise[None]) -> None:
         self._following = False
