@@ -54,6 +54,7 @@ def fetch(
     session: tuple[int, int] = (0, -1),
     forgotten: list[dict[str, Any]] | None = None,
     is_named: bool = True,
+    isolation: int = 0,
 ) -> bytes:
     """Version 11: topics by name. An incremental fetch need not name the partition again."""
     one = {
@@ -68,7 +69,7 @@ def fetch(
         "max_wait": wait_ms,
         "min_bytes": bytes_min,
         "max_bytes": bytes_max,
-        "isolation_level": 0,
+        "isolation_level": isolation,
         "session_id": session[0],
         "session_epoch": session[1],
         "topics": [{"topic": topic, "partitions": [one]}] if is_named else [],

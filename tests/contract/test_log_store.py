@@ -227,6 +227,34 @@ class TestRead:
             assert first.offset == offset
 
 
+class TestReadBelow:
+    async def test_a_read_ends_at_a_batch_boundary(self, open_log: OpenLog) -> None:
+        log = await open_log(**SMALL)
+        await fill(log, 40)
+        assert log.stable == log.high_watermark == 40
+        for below in (1, 2, 17, 40, 50):
+            values, at = 0, 0
+            while True:
+                piece = await log.read(at, 1 << 20, below)
+                if not piece.size:
+                    break
+                values += len(list(codec.iterate(piece.to_bytes())))
+                at = piece.next_offset
+            assert values == at == min(below, 40)
+        assert (await log.read(20, 1 << 20, 7)).size == 0
+        assert await refusal(log.read(41, 1 << 20, 7)) is Code.OFFSET_OUT_OF_RANGE
+
+    async def test_a_batch_that_holds_the_boundary_is_left_out(self, open_log: OpenLog) -> None:
+        log = await open_log()
+        await append(log, batch(b"a", b"b"))
+        await append(log, batch(b"c", b"d"))
+        piece = await log.read(0, 1 << 20, 3)
+        assert [record.value for record in codec.decode(piece.to_bytes())] == [b"a", b"b"]
+        assert piece.next_offset == 2
+        piece = await log.read(2, 1 << 20, 3)
+        assert (piece.size, piece.next_offset) == (0, 2)
+
+
 class TestTime:
     async def test_finds_the_first_record_at_or_after_a_time(self, open_log: OpenLog) -> None:
         log = await open_log(**SMALL)

@@ -37,8 +37,8 @@ class Bench:
         topic.partitions[partition].append(memoryview(batch), self.clock)
         return len(batch)
 
-    def fetch(self, *wanted: Wanted, bytes_min: int = 1, bytes_max: int = 1 << 20) -> Fetch:
-        return Fetch(self.topics, list(wanted), bytes_min, bytes_max)
+    def fetch(self, *wanted: Wanted, bytes_min: int = 1, bytes_max: int = 1 << 20, committed: bool = False) -> Fetch:
+        return Fetch(self.topics, list(wanted), bytes_min, bytes_max, committed=committed)
 
     def read(self, fetch: Fetch) -> list[tuple[Code, int]]:
         """Codes and sizes; the fetch must be answered."""
@@ -170,7 +170,7 @@ async def test_an_error_of_any_kind_costs_its_partition_only(bench: Bench) -> No
     assert topic is not None
 
     class Broken(MemoryLog):
-        def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
             raise self.failure_of_read
 
         failure_of_read: Exception = CorruptBatch("no batch here")
@@ -185,6 +185,37 @@ async def test_an_error_of_any_kind_costs_its_partition_only(bench: Bench) -> No
     assert bench.read(fetch) == [(Code.CORRUPT_MESSAGE, 0), (Code.UNKNOWN_SERVER_ERROR, 0), (Code.NONE, size)]
 
 
+class OpenTransaction(MemoryLog):
+    """A log with a transaction open from offset 2 on."""
+
+    @property
+    def stable(self) -> int:
+        return min(2, self.high_watermark)
+
+
+async def test_a_committed_read_stops_at_the_stable_offset(bench: Bench) -> None:
+    topic = bench.topics.get("orders")
+    assert topic is not None
+    topic.partitions[0].log = OpenTransaction(LogConfig(), bench.clock, MemoryLogStore(bench.clock))
+    size = sum(bench.append() for _ in range(3)) // 3
+
+    def fetched(offset: int, committed: bool) -> tuple[int, int, int]:
+        fetch = bench.fetch(at(offset=offset), committed=committed)
+        fetch.run(bench.clock, 0)
+        (one,) = fetch.answer.value()
+        return one.slice.size, one.stable, one.high_watermark
+
+    assert fetched(0, True) == (2 * size, 2, 3)
+    assert fetched(2, True) == (0, 2, 3)
+    assert fetched(0, False) == (3 * size, 2, 3)
+    assert fetched(2, False) == (size, 2, 3)
+    waiting = bench.fetch(at(offset=2), committed=True)
+    assert not waiting.run(bench.clock, WAIT_MS)
+    bench.append()
+    assert not waiting.answer.done, "an append behind an open transaction is not for its readers"
+    waiting.cancel()
+
+
 class SlowLog(MemoryLog):
     """A log whose reads are answered when the test says so."""
 
@@ -194,11 +225,11 @@ class SlowLog(MemoryLog):
         super().__init__(config, clock, MemoryLogStore(clock))
         self.held: list[tuple[Promise[Slice], Promise[Slice]]] = []
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
         if offset == self.high_watermark:
-            return super().read(offset, bytes_max)
+            return super().read(offset, bytes_max, below)
         later: Promise[Slice] = Promise()
-        self.held.append((later, super().read(offset, bytes_max)))
+        self.held.append((later, super().read(offset, bytes_max, below)))
         return later
 
     def answer(self) -> None:
@@ -293,10 +324,10 @@ class TestReadsThatCheckOldData:
         assert topic is not None
 
         class Costly(MemoryLog):
-            def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+            def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
                 turns.append(Turns.count)
                 Work.bytes += TURN_BYTES
-                return super().read(offset, bytes_max)
+                return super().read(offset, bytes_max, below)
 
         for part in topic.partitions:
             part.log = Costly(LogConfig(), bench.clock, MemoryLogStore(bench.clock))

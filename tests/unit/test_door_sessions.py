@@ -106,7 +106,9 @@ def test_all_sessions_together_remember_a_bounded_number_of_partitions(monkeypat
 
 def fetched(partition: int, size: int = 0, high_watermark: int = 0, start: int = 0, code: Code = Code.NONE) -> Fetched:
     wanted = Wanted("orders", partition, -1, 0, 1000)
-    return Fetched(wanted, code, high_watermark, start, Slice(size, 0, data=bytes(size)) if size else EMPTY)
+    return Fetched(
+        wanted, code, high_watermark, high_watermark, start, Slice(size, 0, data=bytes(size)) if size else EMPTY
+    )
 
 
 def told(session: FetchSession, *read: Fetched) -> list[int]:

@@ -143,7 +143,7 @@ def test_fetch_answers_read_back_by_kio(version: int) -> None:
             (
                 uuid.uuid4() if version >= 13 else f"topic-{number}",
                 [
-                    (fetch.PartitionRead(index, pick.choice([0, 1]), 50, 7, len(records)), records)
+                    (fetch.PartitionRead(index, pick.choice([0, 1]), 50, 40, 7, len(records)), records)
                     for index in range(pick.randrange(4))
                     for records in [pick.randbytes(pick.choice([0, 1, 126, 127, 128, 20_000]))]
                 ],
@@ -176,7 +176,7 @@ def test_fetch_answers_read_back_by_kio(version: int) -> None:
         ]
         for topic in found.responses:
             for one in topic.partitions:
-                assert one.last_stable_offset == 50 and not one.aborted_transactions
+                assert one.last_stable_offset == 40 and not one.aborted_transactions
                 assert version < 5 or one.log_start_offset == 7
                 assert version < 11 or one.preferred_read_replica == -1
 

@@ -57,6 +57,7 @@ class Fetched(NamedTuple):
     wanted: Wanted
     code: Code
     high_watermark: int
+    stable: int
     log_start: int
     slice: Slice
 
@@ -65,8 +66,8 @@ class Fetch:
     """One fetch, from its first read to its result."""
 
     __slots__ = (
-        "_bytes_max", "_bytes_min", "_cancels", "_denied", "_is_cancelled", "_is_last", "_is_stale", "_reading",
-        "_round", "_topics", "_wanted", "answer", "timer",
+        "_bytes_max", "_bytes_min", "_cancels", "_committed", "_denied", "_is_cancelled", "_is_last", "_is_stale",
+        "_reading", "_round", "_topics", "_wanted", "answer", "timer",
     )  # fmt: skip
 
     def __init__(
@@ -76,9 +77,11 @@ class Fetch:
         bytes_min: int,
         bytes_max: int,
         denied: frozenset[str | UUID] = frozenset(),
+        committed: bool = False,
     ) -> None:
-        """`denied`: the topics that the client may not read."""
+        """`denied`: the topics that the client may not read. `committed`: reads end at a log's `stable` offset."""
         self._topics = topics
+        self._committed = committed
         self._denied = denied
         self._wanted = wanted
         self._bytes_min = bytes_min
@@ -175,7 +178,7 @@ class Fetch:
                 found += 1
                 room -= min(limit, log.size_bytes())
                 self._reading += 1
-                one = Fetched(wanted, Code.NONE, log.high_watermark, log.start, EMPTY)
+                one = Fetched(wanted, Code.NONE, log.high_watermark, log.stable, log.start, EMPTY)
             fetched.append(one)
         if len(fetched) < len(self._wanted):
             self._reading += 1
@@ -197,7 +200,7 @@ class Fetch:
             slice_ = done.value()
             if slice_.size > limit and not first:
                 slice_ = EMPTY
-            self._round[at] = Fetched(wanted, Code.NONE, log.high_watermark, log.start, slice_)
+            self._round[at] = Fetched(wanted, Code.NONE, log.high_watermark, log.stable, log.start, slice_)
         else:
             self._round[at] = _refused(wanted, log, done.error)
         self._reading -= 1
@@ -230,20 +233,23 @@ class Fetch:
     def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
         """The result of a partition; for an asynchronous read, its promise, its log and its size limit."""
         if self._denied and wanted.topic in self._denied:
-            return Fetched(wanted, Code.TOPIC_AUTHORIZATION_FAILED, -1, -1, EMPTY)
+            return Fetched(wanted, Code.TOPIC_AUTHORIZATION_FAILED, -1, -1, -1, EMPTY)
         log = self._log(wanted)
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID
-            return Fetched(wanted, unknown, -1, -1, EMPTY)
+            return Fetched(wanted, unknown, -1, -1, -1, EMPTY)
         if wanted.leader_epoch != log.epochs.latest and (code := log.epochs.check(wanted.leader_epoch)) != Code.NONE:
-            return Fetched(wanted, code, -1, -1, EMPTY)
+            return Fetched(wanted, code, -1, -1, -1, EMPTY)
         if room <= 0 and not first:
-            return Fetched(wanted, Code.NONE, log.high_watermark, log.start, EMPTY)
+            return Fetched(wanted, Code.NONE, log.high_watermark, log.stable, log.start, EMPTY)
         # Only the first partition with data may exceed the limit, by one batch (KIP-74): a later one would
         # overfill the response.
         limit = min(wanted.bytes_max, room)
         try:
-            promise = log.read(wanted.offset, limit)
+            if self._committed and (stable := log.stable) != log.high_watermark:
+                promise = log.read(wanted.offset, limit, stable)
+            else:
+                promise = log.read(wanted.offset, limit)
         except Exception as error:
             return _refused(wanted, log, error)
         if not promise.done:
@@ -253,11 +259,11 @@ class Fetch:
         slice_ = promise.value()
         if slice_.size > limit and not first:
             slice_ = EMPTY
-        return Fetched(wanted, Code.NONE, log.high_watermark, log.start, slice_)
+        return Fetched(wanted, Code.NONE, log.high_watermark, log.stable, log.start, slice_)
 
 
 def _refused(wanted: Wanted, log: PartitionLog, error: BaseException) -> Fetched:
     if isinstance(error, RequestError):
-        return Fetched(wanted, error.code, log.high_watermark, log.start, EMPTY)
+        return Fetched(wanted, error.code, log.high_watermark, log.stable, log.start, EMPTY)
     unexpected.error("fetch of %s-%d failed: %r", wanted.topic, wanted.partition, error)
-    return Fetched(wanted, Code.UNKNOWN_SERVER_ERROR, log.high_watermark, log.start, EMPTY)
+    return Fetched(wanted, Code.UNKNOWN_SERVER_ERROR, log.high_watermark, log.stable, log.start, EMPTY)

@@ -78,11 +78,11 @@ class Session:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of topic {topic.name}")
         return topic.partitions[index]
 
-    def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int) -> Fetch:
+    def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int, committed: bool = False) -> Fetch:
         denied: frozenset[str | UUID] = frozenset()
         if not self._authorizer.is_open:
             denied = frozenset(key for key in {one.topic for one in wanted} if not self._may_read(key))
-        return Fetch(self.broker.topics, wanted, bytes_min, bytes_max, denied)
+        return Fetch(self.broker.topics, wanted, bytes_min, bytes_max, denied, committed)
 
     def _may_read(self, key: str | UUID) -> bool:
         if isinstance(key, str):

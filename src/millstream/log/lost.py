@@ -38,6 +38,10 @@ class LostLog:
         self._refusal = LogLost(name, directory)
         self.damage.lose_all(directory)
 
+    @property
+    def stable(self) -> int:
+        return self.high_watermark
+
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         return Promise.failed(self._refusal)
 
@@ -50,7 +54,7 @@ class LostLog:
     def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         return Promise.failed(self._refusal)
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
         return Promise.failed(self._refusal)
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:

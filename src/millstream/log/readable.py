@@ -59,25 +59,30 @@ class ReadableLog:
         self._turn: asyncio.Lock | None = None
         """Serializes reads that wait for an examination."""
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+    @property
+    def stable(self) -> int:
+        """The high watermark: no transaction is open."""
+        return self.high_watermark
+
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
         if offset < self.start or offset > self.end:
             return Promise.failed(
                 RequestError(
                     Code.OFFSET_OUT_OF_RANGE, f"{self.name} holds offsets {self.start} to {self.end}, not {offset}"
                 )
             )
-        if offset >= self.high_watermark:
+        if offset >= self.high_watermark or (below is not None and offset >= below):
             return Promise.of(Slice(0, offset))
         try:
-            return Promise.of(self._slice(offset, bytes_max))
+            return Promise.of(self._slice(offset, bytes_max, below))
         except DamagedOffset as error:
             return Promise.failed(error)
         except OSError as error:
             return Promise.failed(self._unreadable(offset, error))
         except (BrokenSegment, Unindexed):
-            return begin(self._read_again(offset, bytes_max))
+            return begin(self._read_again(offset, bytes_max, below))
 
-    def _slice(self, offset: int, bytes_max: int) -> Slice:
+    def _slice(self, offset: int, bytes_max: int, below: int | None) -> Slice:
         damage, damaged = self.damage, None
         if damage.ranges:
             damage.check(offset)
@@ -91,6 +96,10 @@ class ReadableLog:
         limit, behind, stored = self._limit(segment), -1, segment.checked.stored
         if damaged is not None and damaged.first < self._offset_behind(segment):
             limit, behind = self._end_before(damaged, segment, position, limit)
+        if below is not None and (found := segment.locate(below, limit)) is not None:
+            limit, behind = found[0], found[1].base_offset
+            if limit <= position:
+                return Slice(0, offset)
         if position < stored:
             bytes_max = min(bytes_max, CHECK_BYTES_MAX)
         if limit - position <= bytes_max:
@@ -133,7 +142,7 @@ class ReadableLog:
         if sound != end:
             raise BrokenSegment(segment.path, sound)
 
-    async def _read_again(self, offset: int, bytes_max: int) -> Slice:
+    async def _read_again(self, offset: int, bytes_max: int, below: int | None) -> Slice:
         """Repeats a read that met damage, or no index, after a thread has examined the segment.
 
         Returns the sound batches before the damage, or fails. Concurrent reads wait their turn.
@@ -146,7 +155,7 @@ class ReadableLog:
             try:
                 while self.start <= offset < self.high_watermark:
                     try:
-                        return self._slice(offset, bytes_max)
+                        return self._slice(offset, bytes_max, below)
                     except BrokenSegment as error:
                         if (error.path, error.position) in met:
                             raise
@@ -156,7 +165,7 @@ class ReadableLog:
                         await self._survey(error.segment)
             except OSError as error:
                 raise self._unreadable(offset, error) from error
-        return await self.read(offset, bytes_max)  # trimmed in the meantime: needs no segment
+        return await self.read(offset, bytes_max, below)  # trimmed in the meantime: needs no segment
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
         return begin(self._inspect(offset))

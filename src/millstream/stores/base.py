@@ -36,13 +36,17 @@ class PartitionLog(Protocol):
     counted: int
     """The offset after the last one that counts as stored here: synced with `flush=always`, otherwise appended."""
     end: int
-    """The offset after the last one appended: `high_watermark <= counted <= end`."""
+    """The offset after the last one appended: `stable <= high_watermark <= counted <= end`."""
     epochs: Epochs
     """Where each leader epoch begins."""
     unsynced_bytes: int
     """Bytes appended and not durable yet; backpressure limits them."""
     damage: Damage
     """The ranges of offsets known to be unreadable, and why."""
+
+    @property
+    def stable(self) -> int:
+        """The offset below which no transaction is open, where committed reads end; else `high_watermark`."""
 
     @property
     def failure(self) -> str | None:
@@ -71,10 +75,11 @@ class PartitionLog(Protocol):
         epoch, CRC) is a duplicate, and any other fails with `Diverged`.
         """
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
         """Whole batches from the one that holds `offset`, below `high_watermark`; at least one if there is any.
 
-        Ends before a damaged range. Fails with `DamagedOffset` inside one.
+        `below` ends the read earlier, at a batch boundary: `stable` for a committed read. The read ends before a
+        damaged range, and fails with `DamagedOffset` inside one.
         """
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
@@ -96,7 +101,7 @@ class PartitionLog(Protocol):
         """Settles when all earlier appends are durable."""
 
     def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back whenever `high_watermark` grows or the log fails; the answer removes the callback."""
+        """Calls back whenever `high_watermark` or `stable` grows or the log fails; the answer removes the callback."""
 
     def size_bytes(self) -> int: ...
 

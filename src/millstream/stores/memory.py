@@ -46,6 +46,11 @@ class MemoryLog:
         self.producers = Producers()
         self._wakers: dict[Callable[[], None], None] = {}
 
+    @property
+    def stable(self) -> int:
+        """The high watermark: no transaction is open."""
+        return self.high_watermark
+
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
         if self._store.bundle is not None:
             waiting: Promise[Appended] = Promise()
@@ -106,14 +111,15 @@ class MemoryLog:
         answers = [self.append(batch, header) for batch, header in split(run.data)]
         return answers[0]
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
         if offset < self.start or offset > self.end:
             detail = f"the log holds offsets {self.start} to {self.end}, not {offset}"
             return Promise.failed(RequestError(Code.OFFSET_OUT_OF_RANGE, detail))
         at = bisect_left(self._last_offsets, offset)
+        stop = len(self._batches) if below is None else bisect_left(self._last_offsets, below)
         taken: list[bytes] = []
         size, next_offset = 0, offset
-        while at < len(self._batches) and (not taken or size + len(self._batches[at]) <= bytes_max):
+        while at < stop and (not taken or size + len(self._batches[at]) <= bytes_max):
             taken.append(self._batches[at])
             size += len(self._batches[at])
             next_offset = self._last_offsets[at] + 1

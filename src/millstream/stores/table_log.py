@@ -86,6 +86,11 @@ class TableLog:
     def failure(self) -> str | None:
         return self._store.database.failure
 
+    @property
+    def stable(self) -> int:
+        """The high watermark: no transaction is open."""
+        return self.high_watermark
+
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
@@ -182,19 +187,21 @@ class TableLog:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, bytes_max: int) -> Promise[Slice]:
-        if offset == self.high_watermark:
+    def read(self, offset: int, bytes_max: int, below: int | None = None) -> Promise[Slice]:
+        if offset == self.high_watermark or (
+            below is not None and max(below, self.start) <= offset < self.high_watermark
+        ):
             return Promise.of(Slice(0, offset))
         if offset < self.start:
             return Promise.failed(self._out_of_range(offset))
-        return promised(self._read(offset, bytes_max))
+        return promised(self._read(offset, bytes_max, below))
 
-    async def _read(self, offset: int, bytes_max: int) -> Slice:
+    async def _read(self, offset: int, bytes_max: int, below: int | None = None) -> Slice:
         if offset > self.high_watermark:
             await self._refresh()
             if not self.start <= offset <= self.high_watermark:
                 raise self._out_of_range(offset)
-        below = self.high_watermark
+        below = self.high_watermark if below is None else min(below, self.high_watermark)
         if self.damage.ranges:
             self.damage.check(offset)
             damaged = self.damage.behind(offset)

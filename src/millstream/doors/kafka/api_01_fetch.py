@@ -2,7 +2,8 @@
 
 Returns whole batches, sent from the segment files without copying. A long poll waits up to the client's max.wait.ms for
 min.bytes; the broker does not read the connection meanwhile. Supports incremental fetch sessions (KIP-227).
-Gaps: no transactions, so both isolation levels read the same; no rack-aware reading.
+With isolation level read_committed, a read ends at the log's stable offset.
+Gaps: no transactions, so the stable offset is the high watermark; no rack-aware reading.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _fetch(
     version, broker = context.version, context.broker
     is_full = request.session_epoch <= 0
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, context.unread.room)
-    work = context.session.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max)
+    committed = request.isolation == fetch.READ_COMMITTED
+    work = context.session.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max, committed)
     if work.run(broker.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
         return _encode(work.answer.value(), session, is_full, version)
     broker.metrics.fetch_waits += 1
@@ -156,7 +158,9 @@ def _encode_told(fetched: list[Fetched], session: FetchSession | None, version: 
     for topic, partitions in by_topic.items():
         run.append(fetch.encode_topic(version, topic, len(partitions)))
         for one in partitions:
-            read = PartitionRead(one.wanted.partition, one.code, one.high_watermark, one.log_start, one.slice.size)
+            read = PartitionRead(
+                one.wanted.partition, one.code, one.high_watermark, one.stable, one.log_start, one.slice.size
+            )
             run.append(fetch.encode_partition(version, read))
             if one.slice.size:
                 records = pieces(one.slice)

@@ -10,6 +10,7 @@ from millstream.wire.kafka.primitives import Reader, array_length, string, uvari
 
 FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
+READ_COMMITTED = 1
 
 
 class PartitionFetch(NamedTuple):
@@ -36,6 +37,7 @@ class PartitionRead(NamedTuple):
     partition: int
     error: int
     high_watermark: int
+    stable: int
     log_start: int
     size: int
 
@@ -101,11 +103,11 @@ def encode_topic(version: int, topic: str | UUID, partition_count: int) -> bytes
 def encode_partition(version: int, read: PartitionRead) -> bytes:
     """A partition's answer up to its records."""
     compact = version >= FLEXIBLE_FROM
-    partition, error, high_watermark, log_start, size = read
+    partition, error, high_watermark, stable, log_start, size = read
     if version >= 5:
-        fields = _READ_V5.pack(partition, error, high_watermark, high_watermark, log_start)
+        fields = _READ_V5.pack(partition, error, high_watermark, stable, log_start)
     else:
-        fields = _READ_V4.pack(partition, error, high_watermark, high_watermark)
+        fields = _READ_V4.pack(partition, error, high_watermark, stable)
     # No aborted transactions; no preferred read replica.
     fields += array_length(0, compact)
     if version >= 11:
