@@ -113,6 +113,9 @@ class Config:
         "where logs and metadata live: file:DIR, sqlite:FILE, postgresql://… or memory:; `data = DIR` is short for "
         "file:DIR",
     )
+    meta: str = _setting(
+        "", "where metadata live if not with the logs, for logs in file:DIR: sqlite:FILE or postgresql://…"
+    )
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
     http: str = _setting(
         "127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz, /readyz and /queues; "off" closes this door'

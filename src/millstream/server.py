@@ -90,7 +90,7 @@ class Server:
 
     async def start(self) -> None:
         check_listeners(self.config)
-        logs, meta = open_store(self.config.store, self.clock, self._observe_sync)
+        logs, meta = open_store(self.config.store, self.clock, self._observe_sync, self.config.meta)
         cluster: Cluster = Solo(self.config.node_id)
         if is_shared(self.config.store):
             from millstream.cluster.shared import SharedCluster

@@ -17,10 +17,12 @@ Unique = Callable[[str], str]
 RECORDS = 200
 
 
-@pytest.fixture(scope="module", params=stores.OTHERS)
+@pytest.fixture(scope="module", params=[*stores.OTHERS, "pair"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     directory = tmp_path_factory.mktemp("store")
-    with ServedBroker(directory, store=stores.store_url(request.param, directory, request)) as broker:
+    flags = ["--meta", f"sqlite:{directory}.db"] if request.param == "pair" else []
+    kind = "file" if request.param == "pair" else request.param
+    with ServedBroker(directory, *flags, store=stores.store_url(kind, directory, request)) as broker:
         yield broker
         assert "Traceback" not in broker.errors()
 

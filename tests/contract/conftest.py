@@ -20,6 +20,7 @@ from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.sqlite import SqliteDatabase
 from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.stores.table_store import TableLogStore
+from millstream.stores.url import open_meta
 from millstream.testing.clock import VirtualClock
 from tests.postgres import postgres as postgres
 
@@ -143,7 +144,18 @@ class PostgresDriver(SqliteDriver):
         return TableLogStore(PostgresDatabase(self.url), self.clock).meta
 
 
-DRIVERS = {"sqlite": SqliteDriver, "memory": MemoryDriver, "file": FileDriver}
+class PairDriver(FileDriver):
+    """Logs in files, metadata in a database."""
+
+    def make_logs(self) -> LogStore:
+        os.makedirs(self.place, exist_ok=True)
+        return LocalLogStore(str(self.place), self.clock, Flusher(asyncio.get_running_loop()), has_meta=False)
+
+    def make_meta(self) -> MetaStore:
+        return open_meta(f"sqlite:{self.place}.db")
+
+
+DRIVERS = {"sqlite": SqliteDriver, "memory": MemoryDriver, "file": FileDriver, "pair": PairDriver}
 
 
 @pytest.fixture

@@ -33,10 +33,9 @@ from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
 from millstream.security.rights import AllowAll, Authorizer
 from millstream.stores.base import LogStore, MetaStore, Put
+from millstream.stores.pair import CLUSTER_KEY
 
 logger = logging.getLogger(__name__)
-
-CLUSTER_KEY = "cluster/id"
 
 
 class Broker:
@@ -108,6 +107,7 @@ class Broker:
     async def start(self) -> None:
         await self._logs.start()
         await self._meta.start()
+        await self._logs.match(self._meta)
         try:
             await self._load()
         except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
@@ -226,6 +226,7 @@ class Broker:
     async def _housekeep(self) -> None:
         try:
             await self._logs.housekeep()
+            await self._meta.housekeep()
         finally:
             if not self._is_closed:
                 self._schedule_housekeeping()

@@ -28,7 +28,7 @@ def show(
         for name, value in dataclasses.asdict(settings).items()
     ]
     for row in rows:
-        if row["name"] == "store":
+        if row["name"] in ("store", "meta"):
             row["value"] = without_secrets(str(row["value"]))
     if output is Format.JSON:
         show_json({row["name"]: {key: row[key] for key in ("value", "source", "doc")} for row in rows})

@@ -17,6 +17,10 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Where data lives: file:DIR, sqlite:FILE, postgresql://…, memory:."),
     ] = None,
+    meta: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where metadata live if not with the logs: sqlite:FILE, postgresql://…."),
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
     kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,
     http: Annotated[str | None, typer.Option(metavar=HostPort, help="Metrics and health pages; off closes it.")] = None,
@@ -44,6 +48,7 @@ def serve(
     """
     flags = {
         "store": store,
+        "meta": meta,
         "data": data,
         "kafka": kafka,
         "http": http,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 DOORS = ("kafka", "http", "flowmq", "flume", "luxun")
-WITH_VALUE = ("store", "data", *DOORS, "config", "flush", "log_level", "advertise", "node_id")
+WITH_VALUE = ("store", "meta", "data", *DOORS, "config", "flush", "log_level", "advertise", "node_id")
 SWITCHES = ("allow_unauthenticated",)
 
 

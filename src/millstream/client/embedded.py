@@ -104,7 +104,7 @@ class Embedded(Millstream):
     async def _connect(self) -> None:
         self._loop = asyncio.get_running_loop()
         config = self._config
-        logs, meta = self._given or open_store(config.store, self.clock, lambda seconds: None)
+        logs, meta = self._given or open_store(config.store, self.clock, lambda seconds: None, config.meta)
         cluster: Cluster = Solo(config.node_id)
         if is_shared(config.store):
             cluster = SharedCluster(meta, self.clock, config.node_id, config.lease_ms)

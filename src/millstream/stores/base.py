@@ -135,6 +135,9 @@ class LogStore(Protocol):
     def start(self) -> Awaitable[None]:
         """Called once, before anything else; raises `StartupError` if the location is unusable."""
 
+    def match(self, meta: MetaStore) -> Awaitable[None]:
+        """Called once, when both stores have started; raises `StartupError` if the metadata are of other logs."""
+
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
         """Fetches the state that `open` needs for the first `partitions` of a topic."""
 
@@ -212,5 +215,8 @@ class MetaStore(Protocol):
         Quick changes of one key may be reported as the last of them only. A change made here is reported before its
         promise settles.
         """
+
+    def housekeep(self) -> Awaitable[None]:
+        """Forgets what no broker needs. The broker calls it periodically."""
 
     def close(self) -> Awaitable[None]: ...

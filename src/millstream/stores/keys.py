@@ -54,6 +54,9 @@ class Keys:
     async def start(self) -> None:
         return None
 
+    async def housekeep(self) -> None:
+        return None
+
     def unreadable(self, error: Exception) -> StartupError:
         return StartupError(f"the metadata in memory cannot be read: {error!r}")
 

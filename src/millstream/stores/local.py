@@ -2,6 +2,7 @@
 
 DIR/lock                        held by the broker that has the directory open
 DIR/meta.db                     topics, configurations, committed offsets (see `sqlite_meta.py`)
+DIR/pair                        instead of meta.db, if the metadata are in another store (see `pair.py`)
 DIR/logs/TOPIC-ID/PARTITION/    the segments of one partition (see `log/`)
 DIR/reserve                     space reserved for a full disk (see `log/reserve.py`)
 DIR/trash/                      logs of deleted topics until they are removed; emptied at every start
@@ -39,11 +40,13 @@ from millstream.log.lost import LostLog
 from millstream.log.recovery import Recovery
 from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment
+from millstream.stores import pair
+from millstream.stores.base import MetaStore
 
 logger = logging.getLogger(__name__)
 
 OWN_DIRECTORIES = ("logs", "trash", "set-aside")
-OWN_FILES = ("lock", "meta.db", "meta.db-wal", "meta.db-shm", "reserve")
+OWN_FILES = ("lock", "meta.db", "meta.db-wal", "meta.db-shm", "reserve", pair.FILE_NAME)
 TOPIC_LETTERS_MAX = 246
 ASIDE_LETTERS_MAX = 230
 """File systems limit a name to 255 bytes."""
@@ -77,7 +80,11 @@ class LocalLogStore:
     tells_loss = True
     can_follow = True
 
-    def __init__(self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None) -> None:
+    def __init__(
+        self, directory: str, clock: Clock, flusher: Flusher, disk: Disk | None = None, has_meta: bool = True
+    ) -> None:
+        """`has_meta`: the metadata are in the same directory."""
+        self._has_meta = has_meta
         self.location = self.directory = os.path.abspath(directory)
         self._clock = clock
         self._flusher = flusher
@@ -93,10 +100,18 @@ class LocalLogStore:
     async def start(self) -> None:
         return None
 
+    async def match(self, meta: MetaStore) -> None:
+        if not self._has_meta:
+            await pair.match(meta, self.directory, self._disk)
+
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
         return Promise.of(None)
 
     def lock(self) -> None:
+        if self._has_meta and os.path.exists(self._path(pair.FILE_NAME)):
+            raise StartupError(
+                f"the logs in {self.directory} have their metadata in another store: give its URL to --meta"
+            )
         try:
             self._disk.make_directory(self.directory)
             self._lock = DirectoryLock(self.directory)

@@ -21,6 +21,7 @@ from millstream.records import codec
 from millstream.records.aside import Aside
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset, read_header
 from millstream.records.run import BatchRun, split
+from millstream.stores.base import MetaStore
 
 
 class MemoryLog:
@@ -233,6 +234,9 @@ class MemoryLogStore:
         """The appends that `together` has gathered."""
 
     async def start(self) -> None:
+        return None
+
+    async def match(self, meta: MetaStore) -> None:
         return None
 
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:

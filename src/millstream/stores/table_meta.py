@@ -202,8 +202,19 @@ class TableMeta:
             if self._known.get(key, 0) < value.revision:
                 self._tell_one(key, value)
 
+    def lost(self) -> None:
+        """Asks for missing news until the database answers. With logs in the same database, their store does it."""
+        promised(self.catch_up()).then(self._asked)
+
+    def _asked(self, done: Promise[None]) -> None:
+        if done.error is not None and self._watchers:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.lost)
+
     async def housekeep(self) -> None:
-        await self._database.forget_deleted(DELETIONS_KEPT)
+        try:
+            await self._database.forget_deleted(DELETIONS_KEPT)
+        except RequestError as error:
+            self._damped.warning("the metadata could not be tidied up; the next round tries again: %s", error)
 
     async def drained(self) -> None:
         await self._commits.drained()

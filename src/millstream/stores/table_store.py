@@ -14,6 +14,8 @@ from millstream.core.logs import Damped
 from millstream.core.promise import Promise, promised
 from millstream.log.config import LogConfig
 from millstream.log.producers import PRODUCERS_MAX
+from millstream.stores import pair
+from millstream.stores.base import MetaStore
 from millstream.stores.database import Database, Landed, LogState, Stored, Torn
 from millstream.stores.group_commit import GroupCommit
 from millstream.stores.table_log import TableLog, Waiting
@@ -60,6 +62,9 @@ class TableLogStore:
 
     async def start(self) -> None:
         await self.meta.start()
+
+    async def match(self, meta: MetaStore) -> None:
+        await pair.refuse(meta, self.location)
 
     def prepare(self, topic_id: str, partitions: int) -> Promise[None]:
         return promised(self._prepare(topic_id, partitions))
@@ -242,7 +247,6 @@ class TableLogStore:
                 self._damped.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
         try:
             await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
-            await self.meta.housekeep()
             await self._remove_orphans()
         except RequestError as error:
             self._damped.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)

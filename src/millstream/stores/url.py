@@ -1,4 +1,8 @@
-"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`."""
+"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`.
+
+Logs and metadata may live apart only if one broker at a time can use them: logs in `file:DIR`, which its broker locks,
+and metadata in a database. `pair.py` keeps the two together.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,24 @@ if TYPE_CHECKING:
     from millstream.stores.database import Database
 
 
-def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) -> tuple[LogStore, MetaStore]:
+def open_store(
+    url: str, clock: Clock, observe_sync: Callable[[float], None], meta: str = ""
+) -> tuple[LogStore, MetaStore]:
+    """The logs of a store, and its metadata or those of another store, `meta`."""
     scheme, _, rest = url.partition(":")
+    if meta and meta != url:
+        _check_apart(url, meta)
+    else:
+        meta = ""
     if scheme == "memory" and not rest:
         return MemoryLogStore(clock), MemoryMeta()
     if scheme == "file" and rest:
         disk = ReservingDisk(os.path.abspath(rest))
-        logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync), disk)
+        logs = LocalLogStore(rest, clock, Flusher(asyncio.get_running_loop(), observe_sync), disk, not meta)
         logs.lock()
         try:
+            if meta:
+                return logs, open_meta(meta)
             return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"), disk.make_room)
         except StartupError:
             logs.unlock()
@@ -38,12 +51,45 @@ def open_store(url: str, clock: Clock, observe_sync: Callable[[float], None]) ->
     if (scheme == "sqlite" and rest) or scheme in ("postgresql", "postgres"):
         from millstream.stores.table_store import TableLogStore  # a broker on files starts faster without
 
-        store = TableLogStore(_sqlite(rest) if scheme == "sqlite" else _postgres(url), clock)
+        store = TableLogStore(_database(url), clock)
         return store, store.meta
     raise StartupError(
         f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
         "or memory:"
     )
+
+
+def _check_apart(url: str, meta: str) -> None:
+    scheme, _, directory = url.partition(":")
+    kind, _, rest = meta.partition(":")
+    if not (kind == "sqlite" and rest) and kind not in ("postgresql", "postgres"):
+        raise StartupError(
+            f"metadata cannot live in {without_secrets(meta)} without the logs: give --meta sqlite:FILE or "
+            "postgresql://…, or leave it out"
+        )
+    if scheme != "file":
+        raise StartupError(
+            "--meta is for logs in file:DIR only: other stores keep logs and metadata together; leave it out"
+        )
+    if kind == "sqlite" and os.path.abspath(rest) == os.path.join(os.path.abspath(directory), "meta.db"):
+        raise StartupError(
+            f"--data {directory} keeps its own metadata in meta.db: leave out --meta, or name another file"
+        )
+
+
+def open_meta(url: str) -> MetaStore:
+    """Metadata in a database without logs."""
+    from millstream.stores.table_meta import TableMeta
+
+    database = _database(url)
+    meta = TableMeta(database)
+    database.listen(lambda logs: None, meta.news, meta.lost)
+    return meta
+
+
+def _database(url: str) -> Database:
+    scheme, _, rest = url.partition(":")
+    return _sqlite(rest) if scheme == "sqlite" else _postgres(url)
 
 
 def _check_file(name: str) -> None:
@@ -57,7 +103,7 @@ def _check_file(name: str) -> None:
 
 
 def is_shared(url: str) -> bool:
-    """Whether several brokers may share such a store."""
+    """Whether several brokers may share the store of these logs. Metadata alone do not make them share: `pair.py`."""
     return url.partition(":")[0] in ("sqlite", "postgresql", "postgres")
 
 

@@ -160,7 +160,7 @@ class BrokerThread:
 
     async def _open(self) -> None:
         self.moved_clock = MovedClock(self.moved_clock.ahead)
-        stores = self._memory or open_store(self.config.store, self.moved_clock, lambda seconds: None)
+        stores = self._memory or open_store(self.config.store, self.moved_clock, lambda seconds: None, self.config.meta)
         if self.config.store == "memory:":
             self._memory = stores
         self._broker = Broker(self.config, *stores, self.moved_clock, self.metrics)

@@ -76,5 +76,5 @@ def _own(context: Context) -> list[Fields]:
             is_sensitive=field.metadata["secret"],
         )
         for field in dataclasses.fields(config)
-        if field.name != "store"  # may hold a password
+        if field.name not in ("store", "meta")  # may hold a password
     ]
