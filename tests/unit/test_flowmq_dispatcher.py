@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.broker.session import Session
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.doors.flowmq.door import FlowmqDoor
@@ -20,7 +21,8 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
     topic = kit.broker.topics.get("jobs")
     assert topic is not None
     door = FlowmqDoor(kit.broker)
-    dispatcher = await door.join(topic, "g", "127.0.0.1")
+    session = Session(kit.broker, "flowmq", "127.0.0.1")
+    dispatcher = await door.join(topic, "g", session)
     transact = kit.meta.transact
 
     def without_queues(*operations: Put | Delete) -> Promise[int]:
@@ -36,4 +38,4 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
     kit.clock.advance(5)
     await settle()
     assert len(dispatcher._lanes) == 3
-    assert await door.join(topic, "g", "127.0.0.1") is dispatcher
+    assert await door.join(topic, "g", session) is dispatcher

@@ -26,7 +26,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.groups.queue.verbs import Verb
-from millstream.broker.inlet import Inlet
+from millstream.broker.session import Inlet, Session
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.doors.flowmq import answers, message_id
@@ -34,6 +34,7 @@ from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
 from millstream.doors.keepalive import keep_alive
+from millstream.security.rights import Kind, Operation
 from millstream.wire import flowmq as wire
 from millstream.wire.flowmq import Command, Frame
 
@@ -67,10 +68,12 @@ class _Place:
 
 
 class Connection:
-    def __init__(self, door: FlowmqDoor, connected: socket.socket, host: str) -> None:
+    def __init__(self, door: FlowmqDoor, connected: socket.socket, session: Session) -> None:
         self._door = door
         self._socket = connected
-        self._host = host
+        self.session = session
+        self._host = session.host
+        self._targets = door.targets_for(session)
         self._reader = wire.FrameReader(door.frame_bytes_max)
         self._outbox = Outbox(connected)
         self._in_line: deque[_Place] = deque()
@@ -203,7 +206,7 @@ class Connection:
             elif command == _PING:
                 self._reply(wire.frame(Command.PONG, payload))
             elif command == Command.LIST_TOPICS:
-                names = ",".join(sorted(self._door.broker.topics.names()))
+                names = ",".join(sorted(self.session.topic_names()))
                 self._reply(wire.frame(Command.SUCCESS, names.encode()))
             elif command == Command.SUBSCRIBE:
                 self._start(self._subscribe(payload))
@@ -218,7 +221,7 @@ class Connection:
 
     def _publish(self, payload: bytes) -> None:
         name, message = wire.split_publish(payload)
-        target = self._door.targets.find(name)
+        target = self._targets.find(name)
         if target is None:
             self._start(self._publish_to_new(name, message))
             return
@@ -232,8 +235,8 @@ class Connection:
             self._waits_for_line = bool(self._in_line)
 
     async def _publish_to_new(self, name: bytes, message: bytes) -> bytes:
-        await self._door.targets.ensure(wire.text_of(name, "topic"))
-        target = self._door.targets.find(name)
+        await self._targets.ensure(wire.text_of(name, "topic"), Operation.WRITE)
+        target = self._targets.find(name)
         if target is None:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted")
         return wire.frame(Command.SUCCESS, target.prefix + b"%d" % await target.inlet.put(message))
@@ -260,16 +263,18 @@ class Connection:
         self._answering[subscription] = None
 
     async def _create_topic(self, payload: bytes) -> bytes:
-        await self._door.targets.create(wire.text_of(payload, "topic"))
+        await self._targets.create(wire.text_of(payload, "topic"))
         return wire.frame(Command.SUCCESS, payload)
 
     async def _delete_topic(self, payload: bytes) -> bytes:
-        await self._door.broker.delete_topic(wire.text_of(payload, "topic"))
+        await self.session.delete_topic(wire.text_of(payload, "topic"))
         return wire.frame(Command.SUCCESS, payload)
 
     async def _subscribe(self, payload: bytes) -> bytes:
         name, group = wire.split_subscribe(payload)
-        topic = await self._door.targets.ensure(name)
+        if group:
+            self.session.check(Operation.READ, Kind.GROUP, group)
+        topic = await self._targets.ensure(name, Operation.READ)
         if all(partition.log.damage.lost for partition in topic.partitions):
             topic.partitions[0].log.damage.check_lost()
         part = message_id.topic_part(topic.id)
@@ -282,7 +287,7 @@ class Connection:
             raise RequestError(Code.INVALID_REQUEST, detail)
         if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
             raise RequestError(Code.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
-        dispatcher = await self._door.join(topic, group, self._host)
+        dispatcher = await self._door.join(topic, group, self.session)
         if self.closed or dispatcher.is_closed:
             self._door.leave(dispatcher)
             raise dispatcher.lost or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")

@@ -15,20 +15,20 @@ Rules
 5. If another broker gets the queue, the connections of its subscribers end, with the reason. The protocol has no other
    way to tell the clients, and no message would ever arrive here again.
 6. A partition that cannot be read is retried after `RETRY_SECONDS`.
+7. A subscriber without the right to read gets no message, and can acknowledge none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.verbs import Answer, TakenRecord, Verb
-from millstream.broker.topics import Topic
+from millstream.broker.session import Queue, QueuePartition, Session, Topic
 from millstream.core.errors import LogLost, RequestError
 from millstream.core.promise import Promise, begin
 from millstream.doors.flowmq import message_id
@@ -67,8 +67,11 @@ class Lane:
 
 
 class Dispatcher:
-    def __init__(self, door: FlowmqDoor, queue: Queue, topic: Topic) -> None:
+    def __init__(self, door: FlowmqDoor, session: Session, queue: Queue, topic: Topic) -> None:
         self._door = door
+        self._session = session
+        self._changes = session.changes
+        """The rights of the subscribers are known as of this change."""
         self.queue = queue
         self.topic = topic
         self.topic_part = message_id.topic_part(topic.id)
@@ -87,6 +90,7 @@ class Dispatcher:
         self.users = 0
         """Subscriptions, including those that are starting."""
         self._is_opening = False
+        self._unwatch = session.watch_topics(self._on_topics_changed)
         self.opened = begin(self._open(self.topic.partition_count))
 
     async def _open(self, first_count: int) -> None:
@@ -115,6 +119,7 @@ class Dispatcher:
 
     def add(self, subscription: Subscription) -> None:
         self.subscriptions.append(subscription)
+        self._check_right(subscription)
         self.has_room(subscription)
 
     def remove(self, subscription: Subscription) -> None:
@@ -126,6 +131,23 @@ class Dispatcher:
         self._release(unanswered.values(), LEFT)
         self._line_up()
         self.pump()
+
+    def _check_rights(self) -> None:
+        """Topics or rights have changed."""
+        self._changes = self._session.changes
+        could_all_read = all(subscription.may_read for subscription in self.subscriptions)
+        for subscription in self.subscriptions:
+            self._check_right(subscription)
+        if not could_all_read:
+            self._line_up()
+
+    def _check_right(self, subscription: Subscription) -> None:
+        subscription.may_read = False
+        with contextlib.suppress(RequestError):
+            subscription.connection.session.check_lease(self.queue, self.topic)
+            subscription.may_read = True
+        if not subscription.may_read:
+            self.has_no_room(subscription)
 
     def has_room(self, subscription: Subscription) -> None:
         """The subscriber may have room for messages now."""
@@ -147,6 +169,7 @@ class Dispatcher:
 
     def answer(self, subscription: Subscription, name: bytes, verb: Verb, reason: str = "") -> Promise[None]:
         """Settles when the ACK or NACK is durable. After a `RequestError` the client may retry."""
+        subscription.connection.session.check_lease(self.queue, self.topic)
         sent = subscription.unanswered.pop(name)
         subscription.answered_in_time()
         try:
@@ -213,6 +236,8 @@ class Dispatcher:
             return
         self._is_pumping = True
         try:
+            if self._changes != self._session.changes:
+                self._check_rights()
             while self._awake and not self.is_closed:
                 now_ms = self._door.clock.now_ms()
                 room = self._room(now_ms)
@@ -288,7 +313,9 @@ class Dispatcher:
             if first.is_late and all_late is None:
                 stuck_ms = now_ms - self._lease_ms
                 all_late = all(
-                    subscription.is_late or subscription.connection.unread_since_ms <= stuck_ms
+                    subscription.is_late
+                    or not subscription.may_read
+                    or subscription.connection.unread_since_ms <= stuck_ms
                     for subscription in self.subscriptions
                 )
                 if all_late:
@@ -345,7 +372,9 @@ class Dispatcher:
 
     def _stand_in(self) -> Subscription | None:
         """A subscriber for a record whose intended subscribers left during the read."""
-        return next((other for other in self.subscriptions if len(other.unanswered) < other.window), None)
+        return next(
+            (other for other in self.subscriptions if other.may_read and len(other.unanswered) < other.window), None
+        )
 
     # -- releases ----------------------------------------------------------------------------------------------------
 
@@ -362,10 +391,10 @@ class Dispatcher:
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    def on_topics_changed(self) -> None:
+    def _on_topics_changed(self) -> None:
         if self.is_closed:
             return
-        if self._door.broker.topics.by_id(self.topic.id) is not self.topic:
+        if not self._session.has(self.topic):
             self.close()
             for subscription in list(self.subscriptions):
                 subscription.connection.end(subscription)
@@ -398,6 +427,7 @@ class Dispatcher:
         if self.is_closed:
             return
         self.is_closed = True
+        self._unwatch()
         for lane in self._lanes:
             lane.cancel()
         self.queue.leave(self._member)

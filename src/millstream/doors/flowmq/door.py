@@ -6,14 +6,15 @@ import asyncio
 import logging
 import socket
 import uuid
+from collections.abc import Hashable
+from functools import partial
 
 from millstream.broker.broker import Broker
-from millstream.broker.topics import Topic
+from millstream.broker.session import Session, Topic
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.logs import Damped
 from millstream.doors.connections import Connections
-from millstream.doors.coordinator import coordinate
 from millstream.doors.flowmq.connection import Connection
 from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
@@ -35,7 +36,7 @@ DEFAULTS = {"share.delivery.count.limit": "3"}
 
 class FlowmqDoor:
     def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+        self._config = broker.config
         self.clock = broker.clock
         self.metrics = broker.metrics
         self.loop = asyncio.get_running_loop()
@@ -48,7 +49,7 @@ class FlowmqDoor:
         self.unread_bytes = 0
         """Output that waits for slow clients, over all connections."""
         self.unread_bytes_max = broker.config.inflight_bytes_max
-        self.targets = Targets(broker)
+        self._targets: dict[Hashable, Targets] = {}
         self.now = self.clock.monotonic()
         """Time of the last sweep or new connection: exact enough for `last_used`."""
         self.hang_ups = HangUps(self.loop)
@@ -56,7 +57,7 @@ class FlowmqDoor:
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
         self._listener = Listener("flowmq", "FlowMQ", self._welcome, self._connections.make_room)
         self._sweeper: Timer | None = None
-        self._unwatch = broker.topics.watch(self._on_topics_changed)
+        self._open_session = partial(Session, broker, "flowmq")
 
     def start(self, address: Address) -> Address:
         bound = self._listener.start(address)
@@ -67,8 +68,15 @@ class FlowmqDoor:
         self.now = self.clock.monotonic()
         if not self._connections.have_room(peer):
             return False
-        self._connections.add(Connection(self, connected, peer), peer)
+        self._connections.add(Connection(self, connected, self._open_session(peer)), peer)
         return True
+
+    def targets_for(self, session: Session) -> Targets:
+        """The partitions that the clients with this session's rights publish to."""
+        targets = self._targets.get(session.scope)
+        if targets is None:
+            targets = self._targets[session.scope] = Targets(session, self._config)
+        return targets
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -79,22 +87,18 @@ class FlowmqDoor:
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
-    async def join(self, topic: Topic, group: str, peer: str) -> Dispatcher:
+    async def join(self, topic: Topic, group: str, session: Session) -> Dispatcher:
         """The open dispatcher of a group, or a private one without a group. Adds one user."""
         if group:
-            await coordinate(self.broker.cluster, group)
+            await session.coordinate(group)
         name = group or f"flowmq-{uuid.uuid4()}"  # unguessable, so no other client can join it
         key = (name, topic.id)
+        queue = session.open_queue(
+            name, durable=bool(group), settings=EARLIEST if group else None, door_defaults=DEFAULTS
+        )
         dispatcher = self._dispatchers.get(key)
-        if dispatcher is None or dispatcher.queue is not self.broker.queues.get(name):
-            queue = self.broker.queues.open(
-                name,
-                durable=bool(group),
-                settings=EARLIEST if group else None,
-                door_defaults=DEFAULTS,
-                client_host=peer,
-            )
-            dispatcher = self._dispatchers[key] = Dispatcher(self, queue, topic)
+        if dispatcher is None or dispatcher.queue is not queue:
+            dispatcher = self._dispatchers[key] = Dispatcher(self, session, queue, topic)
         dispatcher.users += 1
         try:
             await dispatcher.opened
@@ -112,10 +116,6 @@ class FlowmqDoor:
             if self._dispatchers.get(key) is dispatcher:  # else the queue was lost and opened again
                 del self._dispatchers[key]
 
-    def _on_topics_changed(self) -> None:
-        for dispatcher in list(self._dispatchers.values()):
-            dispatcher.on_topics_changed()
-
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
@@ -132,7 +132,6 @@ class FlowmqDoor:
 
     async def close(self) -> None:
         """Stops accepting and reading, sends responses that wait for a sync, then closes all connections."""
-        self._unwatch()
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()

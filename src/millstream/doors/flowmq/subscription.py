@@ -30,7 +30,17 @@ class Sent(NamedTuple):
 
 
 class Subscription:
-    __slots__ = ("_window_max", "connection", "dispatcher", "group", "is_in_line", "is_late", "unanswered", "window")
+    __slots__ = (
+        "_window_max",
+        "connection",
+        "dispatcher",
+        "group",
+        "is_in_line",
+        "is_late",
+        "may_read",
+        "unanswered",
+        "window",
+    )
 
     def __init__(self, connection: Connection, dispatcher: Dispatcher, group: str, window: int) -> None:
         self.connection = connection
@@ -41,13 +51,14 @@ class Subscription:
         self.unanswered: dict[bytes, Sent] = {}
         """By message id, oldest lease first."""
         self.is_late = False
+        self.may_read = True
         self.is_in_line = False
         """Whether it is in the dispatcher's line."""
 
     @property
     def room(self) -> int:
         """The number of messages that it may get now."""
-        return self.window - len(self.unanswered) if self.connection.takes_messages else 0
+        return self.window - len(self.unanswered) if self.connection.takes_messages and self.may_read else 0
 
     def answered_in_time(self) -> None:
         """A timely ack or nack."""

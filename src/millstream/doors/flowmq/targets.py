@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 
-from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.dead_letters import RETENTION_MS
-from millstream.broker.inlet import Inlet
+from millstream.broker.session import Inlet, Session, Topic
 from millstream.broker.settings import GROUP_SETTINGS
-from millstream.broker.topics import Topic
+from millstream.config import Config
 from millstream.core.errors import Code, RequestError
 from millstream.doors.flowmq import message_id
 from millstream.doors.message_size import one_mebibyte
+from millstream.security.rights import Operation
 from millstream.wire import flowmq as wire
 
 DEAD_TOPIC = GROUP_SETTINGS["errors.deadletterqueue.topic.name"].default
@@ -37,54 +37,46 @@ class Target:
 
 
 class Targets:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._topics = broker.topics
+    """Shared by the sessions of one scope."""
+
+    def __init__(self, session: Session, config: Config) -> None:
+        self._session = session
+        self._config = config
         self._known: dict[bytes, itertools.cycle[Target]] = {}
         self._changes = -1
 
     def find(self, name: bytes) -> Target | None:
         """The target of the next message to a topic; None if the topic does not exist."""
-        if self._changes != self._topics.changes:
-            self._changes = self._topics.changes
+        if self._changes != self._session.changes:
+            self._changes = self._session.changes
             self._known.clear()
         known = self._known.get(name)
         if known is None:
-            topic = self._topics.get(wire.text_of(name, "topic"))
+            topic = self._session.find(wire.text_of(name, "topic"), Operation.WRITE)
             if topic is None:
                 return None
             known = self._known[name] = itertools.cycle(
                 [
-                    Target(self._broker.inlet(partition), message_id.prefix(topic.id, partition.index))
+                    Target(self._session.inlet(partition), message_id.prefix(topic.id, partition.index))
                     for partition in topic.partitions
                 ]
             )
         return next(known)
 
-    async def create(self, name: str) -> Topic:
+    async def create(self, name: str) -> None:
+        await self._session.create_topic(name, PARTITIONS, self._settings(name))
+
+    def _settings(self, name: str) -> dict[str, str]:
         if name == DEAD_TOPIC:
             overrides = {"retention.ms": str(RETENTION_MS)}
         else:
             overrides = {"millstream.retention.done.ms": str(DONE_RETENTION_MS)}
-        overrides |= one_mebibyte(self._broker.config)
-        return await self._topics.create(name, PARTITIONS, overrides)
+        return overrides | one_mebibyte(self._config)
 
-    async def ensure(self, name: str) -> Topic:
+    async def ensure(self, name: str, operation: Operation) -> Topic:
         """The topic, created if it is missing and auto-creation is on."""
-        topic = self._topics.get(name)
-        if topic is not None:
-            return topic
-        if not self._topics.auto_create:
+        if not self._config.auto_create_topics and self._session.find(name, operation) is None:
             raise RequestError(
                 Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}; make it with CREATE_TOPIC first"
             )
-        try:
-            return await self.create(name)
-        except RequestError as error:
-            if error.code != Code.TOPIC_ALREADY_EXISTS:
-                raise
-            # Another client created it first, perhaps at another broker whose change is not visible here yet.
-            topic = self._topics.get(name) or await self._topics.follow(name)
-            if topic is None:
-                raise
-            return topic
+        return await self._session.ensure_topic(name, operation, PARTITIONS, self._settings(name))

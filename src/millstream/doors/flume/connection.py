@@ -1,4 +1,4 @@
-"""One Flume client: its seven requests, over the broker that all doors share.
+"""One Flume client: its seven requests, over its session with the broker.
 
 The first record for a topic creates it, with `flume_partitions` partitions. A group of this door is an ordinary classic
 group to which the broker assigns partitions (range), so Kafka's tools can list and reset it.
@@ -21,18 +21,18 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from millstream.broker.groups.groups import Join, PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.classic_member import Join
+from millstream.broker.groups.stream.offsets import PartitionCommit, TopicCommit
 from millstream.broker.groups.stream.plan import PROTOCOL, encode_subscription
-from millstream.broker.partition import Partition
+from millstream.broker.session import Partition, Topic
 from millstream.broker.settings import check_name
-from millstream.broker.topics import Topic
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
-from millstream.doors.coordinator import coordinate
 from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.message_size import one_mebibyte
+from millstream.security.rights import Kind, Operation
 from millstream.wire import flume
 from millstream.wire.flume import Error
 
@@ -57,12 +57,12 @@ _PRODUCED = flume.PRODUCED.pack
 
 
 class FlumeConnection(FramedConnection):
-    __slots__ = ("_broker", "_changes", "_known", "_memberships", "_topics")
+    __slots__ = ("_changes", "_config", "_known", "_memberships", "_session")
 
     def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
         super().__init__(door, connected, peer)
-        self._broker = door.broker
-        self._topics = door.broker.topics
+        self._config = door.config
+        self._session = door.open_session(peer, client_id="member")
         self._memberships: dict[str, tuple[str, int]] = {}
         """Member id and generation, by group."""
         self._known: tuple[flume.ProduceTo, list[Partition]] | None = None
@@ -74,7 +74,7 @@ class FlumeConnection(FramedConnection):
 
     def handle(self, frame: memoryview) -> Answer:
         known = self._known
-        if known is not None and self._changes == self._topics.changes:
+        if known is not None and self._changes == self._session.changes:
             fields = known[0].decode(frame)
             if fields is not None:
                 request_id, number, record_key, payload = fields
@@ -89,7 +89,7 @@ class FlumeConnection(FramedConnection):
                 return self._produce(request_id, *flume.decode_produce(frame))
             request = flume.decode(key, frame)
         except ProtocolError as error:
-            self._broker.metrics.request_errors += 1
+            self._door.metrics.request_errors += 1
             refusals.warning("a request from %s was refused: %s", self.peer, error)
             return flume.encode_refused(key, request_id, Error.UNKNOWN)
         return _HANDLERS[key](self, request_id, request)
@@ -97,23 +97,25 @@ class FlumeConnection(FramedConnection):
     # -- records -----------------------------------------------------------------------------------------------------
 
     def _produce(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> Answer:
-        topic = self._topics.get(name)
-        if topic is None:
-            return self.run(self._create(request_id, name, partition, key, payload))
         try:
+            topic = self._session.find(name, Operation.WRITE)
+            if topic is None:
+                return self.run(self._create(request_id, name, partition, key, payload))
             number = _choose(topic, partition, key)
         except RequestError as error:
             return self._refused_produce(request_id, error, partition)
         self._known = flume.ProduceTo(name), topic.partitions
-        self._changes = self._topics.changes
+        self._changes = self._session.changes
         self._append(request_id, topic.partitions[number], key or None, payload)
         return None
 
     async def _create(self, request_id: int, name: str, partition: int, key: bytes, payload: bytes) -> bytes:
         """Appends the first record of a topic. The client's later requests wait for it."""
-        config = self._broker.config
+        config = self._config
         try:
-            topic = await self._broker.topics.ensure(name, config.flume_partitions, one_mebibyte(config))
+            topic = await self._session.ensure_topic(
+                name, Operation.WRITE, config.flume_partitions, one_mebibyte(config)
+            )
         except RequestError as error:
             return self._refused_produce(request_id, error)
         try:
@@ -121,13 +123,13 @@ class FlumeConnection(FramedConnection):
         except RequestError as error:
             return self._refused_produce(request_id, error, partition)
         try:
-            offset = await self._broker.inlet(topic.partitions[number]).put(payload, key or None)
+            offset = await self._session.inlet(topic.partitions[number]).put(payload, key or None)
         except RequestError as error:
             return self._refused_produce(request_id, error)
         return flume.encode_produced(request_id, number, offset)
 
     def _append(self, request_id: int, partition: Partition, key: bytes | None, payload: bytes) -> None:
-        inlet = partition.inlet or self._broker.inlet(partition)
+        inlet = partition.inlet or self._session.inlet(partition)
         number, place = partition.index, self.reserve()
 
         def settled(offset: int, error: BaseException | None) -> None:
@@ -142,13 +144,13 @@ class FlumeConnection(FramedConnection):
 
     def _fetch(self, request_id: int, request: flume.Fetch) -> Answer:
         bytes_max = min(request.bytes_max, FETCH_BYTES_MAX) if request.bytes_max > 0 else FETCH_BYTES_MAX
-        room = max(bytes_max, self._broker.config.message_bytes_max)
+        room = max(bytes_max, self._config.message_bytes_max)
         return Large(room, lambda: self.run(self._read(request_id, request, bytes_max)))
 
     async def _read(self, request_id: int, request: flume.Fetch, bytes_max: int) -> bytes:
         try:
-            log = self._partition(request.topic, request.partition).log
-            taken = await self._broker.outlet.take(log, request.offset, bytes_max, head_bytes=flume.RECORD_HEAD_BYTES)
+            partition = self._partition(request.topic, request.partition)
+            taken = await self._session.read(partition, request.offset, bytes_max, head_bytes=flume.RECORD_HEAD_BYTES)
         except RequestError as error:
             return self._refused(request_id, flume.encode_fetched, error)
         return flume.encode_fetched(
@@ -156,9 +158,7 @@ class FlumeConnection(FramedConnection):
         )
 
     def _partition(self, name: str, number: int) -> Partition:
-        topic = self._broker.topics.get(name)
-        if topic is None:
-            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = self._session.topic(name, Operation.READ)
         if not 0 <= number < len(topic.partitions):
             raise RequestError(Code.INVALID_PARTITIONS)
         return topic.partitions[number]
@@ -169,17 +169,18 @@ class FlumeConnection(FramedConnection):
         try:
             for name in request.topics:
                 check_name(name)
+                self._session.check(Operation.READ, Kind.TOPIC, name)
         except RequestError as error:
             return self._refused(request_id, flume.encode_joined, error)
-        config = self._broker.config
+        config = self._config
         session_ms = request.session_ms if request.session_ms > 0 else SESSION_MS
         session_ms = min(max(session_ms, config.session_timeout_min_ms), config.session_timeout_max_ms)
         join = Join(
             group_id=request.group,
             member_id=request.member,
             instance_id=None,
-            client_id="member",
-            client_host=self.peer,
+            client_id="",
+            client_host="",
             session_ms=session_ms,
             rebalance_ms=session_ms,
             protocol_type="consumer",
@@ -188,8 +189,8 @@ class FlumeConnection(FramedConnection):
         )
 
         async def work() -> bytes:
-            await coordinate(self._broker.cluster, request.group)
-            joined = await self._broker.groups.join(join)
+            await self._session.coordinate(request.group)
+            joined = await self._session.join(join)
             self._remember(request.group, joined.member_id, joined.generation)
             members = sorted(member for member, _, _ in joined.members)
             return flume.encode_joined(
@@ -200,7 +201,7 @@ class FlumeConnection(FramedConnection):
 
     def _leave_group(self, request_id: int, request: flume.LeaveGroup) -> Answer:
         try:
-            [code] = self._broker.groups.leave(request.group, [(request.member, None)])
+            [code] = self._session.leave(request.group, [(request.member, None)])
         except RequestError as error:
             return self._refused(request_id, flume.encode_error, error)
         if code == Code.UNKNOWN_MEMBER_ID:
@@ -211,7 +212,7 @@ class FlumeConnection(FramedConnection):
 
     def _heartbeat(self, request_id: int, request: flume.Heartbeat) -> Answer:
         try:
-            self._broker.groups.heartbeat(request.group, request.member, None, request.generation)
+            self._session.heartbeat(request.group, request.member, None, request.generation)
         except RequestError as error:
             if error.code == Code.REBALANCE_IN_PROGRESS:
                 self._remember(request.group, request.member, request.generation)
@@ -230,22 +231,21 @@ class FlumeConnection(FramedConnection):
         async def work() -> bytes:
             if request.offset < 0:
                 raise RequestError(Code.OFFSET_OUT_OF_RANGE)
-            if self._topics.get(request.topic) is None:
+            if self._session.find(request.topic, Operation.READ) is None:
                 check_name(request.topic)
             else:
                 self._partition(request.topic, request.partition)
-            await coordinate(self._broker.cluster, request.group)
-            [[code]] = await self._broker.groups.commit(
-                request.group, member, None, generation, commits, self.peer, may_be_missing=True
-            )
+            await self._session.coordinate(request.group)
+            [[code]] = await self._session.commit(request.group, member, None, generation, commits, may_be_missing=True)
             return flume.encode_error(request_id, _error(code))
 
         return self._run(request_id, flume.encode_error, work())
 
     def _offset_fetch(self, request_id: int, request: flume.OffsetFetch) -> Answer:
         async def work() -> bytes:
-            await coordinate(self._broker.cluster, request.group)
-            [fetched] = self._broker.groups.fetch(request.group, [(request.topic, [request.partition])])
+            self._session.check(Operation.DESCRIBE, Kind.TOPIC, request.topic)
+            await self._session.coordinate(request.group, Operation.DESCRIBE)
+            [fetched] = self._session.committed(request.group, [(request.topic, [request.partition])])
             [(_, committed, _)] = fetched.partitions
             offset = committed.offset if committed is not None else flume.NO_OFFSET
             return flume.encode_offset(request_id, Error.NONE, offset)
@@ -266,11 +266,11 @@ class FlumeConnection(FramedConnection):
         return self.run(answer())
 
     def _refused(self, request_id: int, encode: Callable[[int, int], bytes], error: RequestError) -> bytes:
-        self._broker.metrics.request_errors += 1
+        self._door.metrics.request_errors += 1
         return encode(request_id, _error(error.code))
 
     def _refused_produce(self, request_id: int, error: BaseException, partition: int = -1) -> bytes:
-        self._broker.metrics.request_errors += 1
+        self._door.metrics.request_errors += 1
         if isinstance(error, RequestError):
             return flume.encode_produced(request_id, partition, -1, _error(error.code))
         logger.error("a record of %s was not stored", self.peer, exc_info=error)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Session
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.errors import ProtocolError
@@ -47,7 +48,8 @@ class FramedDoor(ABC):
     name = ""
 
     def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+        self._broker = broker
+        self.config = broker.config
         self.loop = asyncio.get_running_loop()
         self.clock = broker.clock
         self.metrics = broker.metrics
@@ -68,6 +70,9 @@ class FramedDoor(ABC):
 
     @abstractmethod
     def welcome(self, connected: socket.socket, peer: str) -> FramedConnection: ...
+
+    def open_session(self, peer: str, client_id: str = "") -> Session:
+        return Session(self._broker, self.name, peer, client_id=client_id)
 
     def start(self, address: Address) -> Address:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)

@@ -1,4 +1,4 @@
-"""One Luxun client: the calls of its queue service, over the broker that all doors share.
+"""One Luxun client: the calls of its queue service, over its session with the broker.
 
 A topic has one partition here: the first item creates it, and the door refuses topics with more, because an index does
 not name a partition. A read with a fanout id moves that id's cursor (`broker/groups/cursor.py`); a read by index moves
@@ -18,19 +18,18 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.broker.outlet import RECORDS_MAX
+from millstream.broker.session import Inlet, Partition, Topic
 from millstream.broker.settings import check_name
-from millstream.broker.topics import Topic
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
-from millstream.doors.coordinator import coordinate
-from millstream.doors.framed.connection import Answer, FramedConnection, Large, Place
+from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.password import Password
 from millstream.doors.luxun.read_barrier import Appends, ReadBarrier
 from millstream.doors.message_size import one_mebibyte
 from millstream.records.record import Record
-from millstream.stores.base import PartitionLog
+from millstream.security.rights import Kind, Operation
 from millstream.wire import luxun, thrift
 from millstream.wire.luxun import ErrorCode, Failure, ResultCode
 
@@ -56,13 +55,17 @@ _ERRORS = {
 
 
 class LuxunConnection(FramedConnection):
-    __slots__ = ("_barrier", "_broker", "_creates", "_password")
+    __slots__ = ("_barrier", "_changes", "_config", "_creates", "_known", "_password", "_session")
 
     def __init__(
         self, door: FramedDoor, connected: socket.socket, peer: str, password: Password, barrier: ReadBarrier
     ) -> None:
         super().__init__(door, connected, peer)
-        self._broker = door.broker
+        self._config = door.config
+        self._session = door.open_session(peer)
+        self._known: tuple[str, Inlet] | None = None
+        """The topic of the last item, valid while `_changes` is current."""
+        self._changes = 0
         self._password = password
         self._barrier = barrier
         self._creates = False
@@ -101,19 +104,37 @@ class LuxunConnection(FramedConnection):
 
     def _append(self, call: str, sequence_id: int, request: luxun.Produce) -> Answer:
         oneway = self._barrier.began(request.topic, self) if call == luxun.ASYNC_PRODUCE else None
-        topic = self._broker.topics.get(request.topic)
-        if topic is None:
+        try:
+            inlet = self._inlet(request.topic)
+        except Exception as error:  # after any error, no read may wait for this item
+            if oneway is not None:
+                self._barrier.ended(request.topic, oneway)
+            self.fill(self.reserve(), self._refused_item(call, sequence_id, error))
+            return None
+        if inlet is None:
             self._creates = True
             return self.run(self._create(call, sequence_id, bytes(request.item), request.topic, oneway))
-        self._put(call, sequence_id, request.item, topic, self.reserve(), oneway)
+        self._put(call, sequence_id, request.item, request.topic, inlet, oneway)
         return None
+
+    def _inlet(self, name: str) -> Inlet | None:
+        known = self._known
+        if known is not None and known[0] == name and self._changes == self._session.changes:
+            return known[1]
+        topic = self._session.find(name, Operation.WRITE)
+        if topic is None:
+            return None
+        inlet = self._session.inlet(_single(topic).partitions[0])
+        self._known, self._changes = (name, inlet), self._session.changes
+        return inlet
 
     async def _create(self, call: str, sequence_id: int, item: bytes, name: str, oneway: Appends | None) -> bytes:
         """Appends the first item of a topic. The client's later requests wait for it."""
         try:
             check_name(name)
-            topic = _single(await self._broker.topics.ensure(name, 1, one_mebibyte(self._broker.config)))
-            index = await self._broker.inlet(topic.partitions[0]).put(item)
+            settings = one_mebibyte(self._config)
+            topic = _single(await self._session.ensure_topic(name, Operation.WRITE, 1, settings))
+            index = await self._session.inlet(topic.partitions[0]).put(item)
         except RequestError as error:
             return self._refused_item(call, sequence_id, error)
         finally:
@@ -123,21 +144,18 @@ class LuxunConnection(FramedConnection):
         return _produced(call, sequence_id, index)
 
     def _put(
-        self, call: str, sequence_id: int, item: memoryview, topic: Topic, place: Place, oneway: Appends | None
+        self, call: str, sequence_id: int, item: memoryview, topic: str, inlet: Inlet, oneway: Appends | None
     ) -> None:
+        place = self.reserve()
+
         def settled(index: int, error: BaseException | None) -> None:
             if oneway is not None:
-                self._barrier.ended(topic.name, oneway)
+                self._barrier.ended(topic, oneway)
             if error is None:
                 self.fill(place, _produced(call, sequence_id, index))
             else:
                 self.fill(place, self._refused_item(call, sequence_id, error))
 
-        try:
-            inlet = self._broker.inlet(_single(topic).partitions[0])
-        except Exception as error:  # after any error, no read may wait for this item
-            settled(-1, error)
-            return
         inlet.put_then(settled, item)
         if inlet.is_full:
             self.slow_down = True
@@ -152,7 +170,13 @@ class LuxunConnection(FramedConnection):
     # -- items out ---------------------------------------------------------------------------------------------------
 
     def _consume(self, sequence_id: int, request: luxun.Consume) -> Answer:
-        if self._is_far_behind(request) or self._barrier.is_clear(request.topic, self):
+        try:
+            topic = self._session.find(request.topic, Operation.READ)
+            if request.fanout_id:
+                self._session.check(Operation.READ, Kind.GROUP, request.fanout_id)
+        except RequestError as error:
+            return self._refused(luxun.CONSUME, sequence_id, error)
+        if self._is_far_behind(request, topic) or self._barrier.is_clear(request.topic, self):
             return self._consume_now(sequence_id, request)
 
         async def work() -> bytes:
@@ -162,11 +186,11 @@ class LuxunConnection(FramedConnection):
             made = answer.make() if isinstance(answer, Large) else answer
             return await made if isinstance(made, Promise) else made
 
-        return Large(max(FETCH_BYTES_MAX, self._broker.config.message_bytes_max), lambda: self.run(work()))
+        return Large(max(FETCH_BYTES_MAX, self._config.message_bytes_max), lambda: self.run(work()))
 
     def _consume_now(self, sequence_id: int, request: luxun.Consume) -> bytes | Large:
         try:
-            topic = self._topic(request.topic)
+            topic = self._topic(request.topic, Operation.READ)
         except RequestError as error:
             return self._refused(luxun.CONSUME, sequence_id, error)
         log = topic.partitions[0].log
@@ -181,11 +205,12 @@ class LuxunConnection(FramedConnection):
         async def work() -> bytes:
             try:
                 if request.fanout_id:
-                    await coordinate(self._broker.cluster, request.fanout_id)
-                    records = await self._broker.cursors.read(request.fanout_id, topic, bytes_max, count_max, self.peer)
+                    await self._session.coordinate(request.fanout_id)
+                    records = await self._session.read_cursor(request.fanout_id, topic, bytes_max, count_max)
                 else:
-                    here = self._topic(request.topic).partitions[0].log  # it may have been deleted meanwhile
-                    taken = await self._broker.outlet.take(here, request.start_index, bytes_max, count_max=count_max)
+                    here = self._topic(request.topic, Operation.READ)  # it may have been deleted meanwhile
+                    first = here.partitions[0]
+                    taken = await self._session.read(first, request.start_index, bytes_max, count_max=count_max)
                     records = taken.records
             except RequestError as error:
                 return self._refused(luxun.CONSUME, sequence_id, error)
@@ -193,9 +218,8 @@ class LuxunConnection(FramedConnection):
 
         return Large(max(bytes_max, topic.settings.message_bytes_max), lambda: self.run(work()))
 
-    def _is_far_behind(self, request: luxun.Consume) -> bool:
+    def _is_far_behind(self, request: luxun.Consume, topic: Topic | None) -> bool:
         """Whether the response ends before the end of the log, so that items in flight cannot change it."""
-        topic = self._broker.topics.get(request.topic)
         if topic is None or len(topic.partitions) != 1:
             return False
         ahead = 1 if request.fetch_bytes_max <= 0 else RECORDS_MAX
@@ -203,7 +227,7 @@ class LuxunConnection(FramedConnection):
         if not request.fanout_id:
             return request.start_index <= last
         try:
-            return self._broker.cursors.position(request.fanout_id, topic) <= last
+            return self._session.cursor_position(request.fanout_id, topic) <= last
         except RequestError:  # another broker has the cursor
             return False
 
@@ -213,7 +237,7 @@ class LuxunConnection(FramedConnection):
         if not request.fanout_id:
             return request.start_index == end
         try:
-            return self._broker.cursors.position(request.fanout_id, topic) >= end
+            return self._session.cursor_position(request.fanout_id, topic) >= end
         except RequestError:  # another broker has the cursor; the read finds out which
             return False
 
@@ -222,8 +246,8 @@ class LuxunConnection(FramedConnection):
             if not await self._pass_barrier(request.topic):
                 return b""
             try:
-                log = self._topic(request.topic).partitions[0].log
-                index, timestamp = await self._closest(log, request.timestamp)
+                partition = self._topic(request.topic, Operation.DESCRIBE).partitions[0]
+                index, timestamp = await self._closest(partition, request.timestamp)
             except RequestError as error:
                 return self._refused(luxun.FIND, sequence_id, error)
             if index is None:
@@ -233,29 +257,30 @@ class LuxunConnection(FramedConnection):
 
         return self.run(work())
 
-    async def _closest(self, log: PartitionLog, timestamp: int) -> tuple[int | None, int | None]:
+    async def _closest(self, partition: Partition, timestamp: int) -> tuple[int | None, int | None]:
         """The first index at or after a time, or the one before it if that is closer. LATEST_TIME gives the next index.
 
         With ordered timestamps that is the closest item of all. With unordered ones only a full read would find it.
         """
+        log = partition.log
         if timestamp == luxun.EARLIEST_TIME:
-            return log.start, await self._time_of(log, log.start)
+            return log.start, await self._time_of(partition, log.start)
         if timestamp == luxun.LATEST_TIME:
-            return log.high_watermark, await self._time_of(log, log.high_watermark - 1)
+            return log.high_watermark, await self._time_of(partition, log.high_watermark - 1)
         if log.high_watermark == log.start:
             return None, None
         after = await log.find_time(timestamp)
         if after is None:
-            return log.high_watermark - 1, await self._time_of(log, log.high_watermark - 1)
-        before = await self._time_of(log, after.offset - 1)
+            return log.high_watermark - 1, await self._time_of(partition, log.high_watermark - 1)
+        before = await self._time_of(partition, after.offset - 1)
         if before is not None and timestamp - before <= after.timestamp - timestamp:
             return after.offset - 1, before
         return after.offset, after.timestamp
 
-    async def _time_of(self, log: PartitionLog, index: int) -> int | None:
-        if not log.start <= index < log.high_watermark:
+    async def _time_of(self, partition: Partition, index: int) -> int | None:
+        if not partition.log.start <= index < partition.log.high_watermark:
             return None
-        taken = await self._broker.outlet.take(log, index, 0, count_max=1)
+        taken = await self._session.read(partition, index, 0, count_max=1)
         return taken.records[0].timestamp if taken.records else None
 
     def _get_size(self, sequence_id: int, request: luxun.GetSize) -> Answer:
@@ -263,11 +288,11 @@ class LuxunConnection(FramedConnection):
             if not await self._pass_barrier(request.topic):
                 return b""
             try:
-                topic = self._topic(request.topic)
+                topic = self._topic(request.topic, Operation.DESCRIBE)
                 first = topic.partitions[0].log.start
                 if request.fanout_id:
-                    await coordinate(self._broker.cluster, request.fanout_id)
-                    first = self._broker.cursors.position(request.fanout_id, topic)
+                    await self._session.coordinate(request.fanout_id, Operation.DESCRIBE)
+                    first = self._session.cursor_position(request.fanout_id, topic)
             except RequestError as error:
                 return self._refused(luxun.GET_SIZE, sequence_id, error)
             return luxun.encode_size(sequence_id, max(topic.partitions[0].log.high_watermark - first, 0))
@@ -346,14 +371,14 @@ class LuxunConnection(FramedConnection):
         async def work() -> bytes:
             if not await self._password.admits(request.password):
                 failure = Failure(ErrorCode.AUTHENTICATION_FAILURE, "the password is wrong")
-                self._broker.metrics.request_errors += 1
+                self._door.metrics.request_errors += 1
                 return luxun.encode_failure(luxun.DELETE_TOPIC, sequence_id, failure)
             if not await self._pass_barrier(request.topic):
                 return b""
             try:
-                topic = self._broker.topics.get(request.topic)
+                topic = self._session.find(request.topic, Operation.DELETE)
                 if topic is not None:  # for a missing topic Luxun returns SUCCESS
-                    await self._broker.delete_topic(_single(topic).name)
+                    await self._session.delete_topic(_single(topic).name)
             except RequestError as error:
                 if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # another client was faster
                     return self._refused(luxun.DELETE_TOPIC, sequence_id, error)
@@ -361,8 +386,8 @@ class LuxunConnection(FramedConnection):
 
         return self.run(work())
 
-    def _topic(self, name: str) -> Topic:
-        topic = self._broker.topics.get(name)
+    def _topic(self, name: str, operation: Operation) -> Topic:
+        topic = self._session.find(name, operation)
         if topic is None:
             check_name(name)
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} does not exist")
@@ -372,7 +397,7 @@ class LuxunConnection(FramedConnection):
     # -- refusals ----------------------------------------------------------------------------------------------------
 
     def _refused(self, call: str, sequence_id: int, error: BaseException) -> bytes:
-        self._broker.metrics.request_errors += 1
+        self._door.metrics.request_errors += 1
         if isinstance(error, RequestError):
             failure = Failure(_ERRORS.get(error.code, ErrorCode.INTERNAL_ERROR), error.detail)
         else:
@@ -381,7 +406,7 @@ class LuxunConnection(FramedConnection):
         return luxun.encode_failure(call, sequence_id, failure)
 
     def _exception(self, name: str, sequence_id: int, kind: int, text: str) -> bytes:
-        self._broker.metrics.request_errors += 1
+        self._door.metrics.request_errors += 1
         return thrift.exception(name, sequence_id, kind, text)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millstream.cluster.base import Solo
+from millstream.cluster.coordinator import coordinate
 from millstream.cluster.shared import SharedCluster
 from millstream.core.errors import Code, RequestError
-from millstream.doors.coordinator import coordinate
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 
