@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from millstream.cli.failure import explain
-from millstream.cli.position import Kind, Position
+from millstream.admin.failure import explain
+from millstream.admin.position import Kind, Position
 from millstream.cli.template import compile_template
 from tests.command_line import CLEAN, Cli
 from tests.compat import raw

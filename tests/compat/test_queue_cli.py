@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from millstream.cli.connection import Connection
-from millstream.cli.redriven import FROM_HEADER, Ledger, Runs
+from millstream.admin.connection import Connection
+from millstream.admin.redrive_ledger import FROM_HEADER, Ledger, OffsetSet
 from tests.command_line import Cli
 from tests.compat import raw
 from tests.serving import ServedBroker
@@ -467,7 +467,7 @@ def test_a_redrive_that_was_cut_short_is_taken_up_without_repeating_or_forgettin
     cli("produce", topic, "-p", "0", *"abcd")
     kill_all(workers, cli, group, 4)
     ledger = Ledger(Connection(cli.address), dlq, may_write=True)
-    ledger.begin({0: Runs([(0, 3)])}, {(topic, 0): 4})
+    ledger.begin({0: OffsetSet([(0, 3)])}, {(topic, 0): 4})
     ledger.close()
     letters = records(cli, dlq)
     cli("produce", topic, "-p", "0", "-H", f"{FROM_HEADER}={dlq}/0/2", str(letters[2]["value"]))

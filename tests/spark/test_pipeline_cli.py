@@ -22,8 +22,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from millstream.admin.failure import Failure
 from millstream.cli import spark as cli_spark
-from millstream.cli.failure import Failure
 from tests.serving import ServedBroker
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from millstream.cli.position import Kind, Position
+from millstream.admin.position import Kind, Position
+from millstream.cli.position import parse_position
 from millstream.cli.produce import produce
 from millstream.cli.topic import app as topic
 
@@ -23,7 +24,7 @@ from millstream.cli.topic import app as topic
     ],
 )
 def test_positions_are_words_offsets_and_times(text: str, position: Position) -> None:
-    assert Position.parse(text) == position
+    assert parse_position(text) == position
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_positions_are_words_offsets_and_times(text: str, position: Position) ->
 )
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        Position.parse(text)
+        parse_position(text)
 
 
 def test_numbers_of_partitions_that_no_topic_can_have_are_refused_before_anything_is_sent() -> None:

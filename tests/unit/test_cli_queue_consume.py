@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from millstream import sync
+from millstream.admin.failure import Failure
+from millstream.admin.queues import Begin, ensure
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.cli.connection import Connection
-from millstream.cli.failure import Failure
 from millstream.cli.queue_consume import Work
-from millstream.cli.queue_group import Begin, ensure
 from millstream.core.errors import Code, RequestError
 from millstream.testing.broker_thread import BrokerThread
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.admin.failure import Failure, explain
+from millstream.admin.position import Kind, Position, TopicPartition, resolve
 from millstream.cli import hush
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
-from millstream.cli.failure import Failure, explain
-from millstream.cli.position import Kind, Partition, Position, resolve
+from millstream.cli.position import parse_position
 from millstream.cli.template import Render, compile_template
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def consume(
     start = from_ or (str(offset) if offset is not None else "group" if group else "start" if until_end else "end")
     if start == "group" and group is None:
         raise typer.BadParameter("--from group needs --group")
-    position = Position(Kind.START) if start == "group" else Position.parse(start)
+    position = Position(Kind.START) if start == "group" else parse_position(start)
     if group is not None and position.kind not in (Kind.START, Kind.END):
         raise typer.BadParameter(f"a group goes on where it left off; move it with `millstream group seek {group}`")
     render = render_json if output is Shape.JSON else compile_template(template)
@@ -129,30 +130,25 @@ class Reading:
     left: int | None
     until_end: bool
     left_bytes: int | None = None
-    assigned: set[Partition] | None = None
+    assigned: set[TopicPartition] | None = None
     """None: no assignment yet."""
-    finished: set[Partition] = field(default_factory=set)
+    finished: set[TopicPartition] = field(default_factory=set)
     grouped: bool = False
     has_written: bool = False
     is_full: bool = False
     consumer: Consumer = field(init=False)
 
     def open_directly(self, topics: list[str], partition: int | None, position: Position) -> None:
-        from confluent_kafka import TopicPartition
+        import confluent_kafka
 
-        wanted = []
-        for topic in topics:
-            numbers = self.connection.topic(topic).partitions
-            if partition is not None and partition not in numbers:
-                raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
-            wanted += [(topic, number) for number in numbers if partition in (None, number)]
+        wanted = [(topic, number) for topic in topics for number in self.connection.partitions(topic, partition)]
         offsets = resolve(self.connection, position, wanted)
         if position.kind is Kind.OFFSET and offsets and all(end < position.number for end in offsets.values()):
             behind = ", ".join(f"{topic} partition {number} ends at {end}" for (topic, number), end in offsets.items())
             print(f"nothing is at offset {position.number}: {behind}; reading from there", file=sys.stderr)
         self.assigned = set(offsets)
-        self.consumer = self._consumer("millstream-cli", "error")
-        self.consumer.assign([TopicPartition(*where, offset) for where, offset in offsets.items()])
+        self.consumer = self._consumer(self.connection.client_id, "error")
+        self.consumer.assign([confluent_kafka.TopicPartition(*where, offset) for where, offset in offsets.items()])
 
     def open_group(self, topics: list[str], group: str, position: Position) -> None:
         self.grouped = True
@@ -235,13 +231,13 @@ class Reading:
             self._store(records)
 
     def _store(self, records: list[Message]) -> None:
-        from confluent_kafka import KafkaException, TopicPartition
+        import confluent_kafka
 
         ends = {(message.topic() or "", message.partition() or 0): (message.offset() or 0) + 1 for message in records}
         for (topic, partition), offset in ends.items():
             try:
-                self.consumer.store_offsets(offsets=[TopicPartition(topic, partition, offset)])
-            except KafkaException:
+                self.consumer.store_offsets(offsets=[confluent_kafka.TopicPartition(topic, partition, offset)])
+            except confluent_kafka.KafkaException:
                 # A rebalance revoked the partition: its new owner reads these records again.
                 continue
 

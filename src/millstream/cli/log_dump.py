@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.failure import Failure
+from millstream.admin.failure import Failure
 from millstream.cli.output import Format, OutputOption
 
 if TYPE_CHECKING:

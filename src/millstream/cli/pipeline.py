@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.admin.failure import Failure
+from millstream.admin.position import Kind
 from millstream.cli.connection import DEFAULT_BROKER, Connection
 from millstream.cli.connection import BrokerOption as GivenBroker
-from millstream.cli.failure import Failure
 from millstream.cli.moment import moment_ms
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.position import Kind, Position
+from millstream.cli.position import parse_position
 from millstream.cli.produce import Compression
 from millstream.cli.progress import Progress
 from millstream.cli.spark import need_spark
@@ -292,7 +293,7 @@ def _pairs(texts: list[str] | None) -> dict[str, str]:
 def _time(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
-    position = Position.parse(text)
+    position = parse_position(text)
     if position.kind is not Kind.TIME:
         raise typer.BadParameter(f"{option} {text} is not a time, as in 2025-11-04T14:00 or @1762264800000")
     return datetime.fromtimestamp(moment_ms(text, option) / 1000, UTC)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.admin.failure import Failure, explain
 from millstream.cli.connection import DEFAULT_BROKER, INT32_MAX, BrokerOption, Connection
-from millstream.cli.failure import Failure, explain
 from millstream.cli.moment import duration_ms, moment_ms
 from millstream.cli.progress import Progress
 from millstream.cli.stall import Stall

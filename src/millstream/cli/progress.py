@@ -36,7 +36,8 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, records: int, size_bytes: int, seconds: float) -> None:
+    def update(self, records: int, size_bytes: int, seconds: float, total: int | None = None) -> None:
         """Cheap enough for each chunk of input: Rich draws only ten times a second."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=size_bytes, records=records, rate=records / max(seconds, 1e-9))
+            rate = records / max(seconds, 1e-9)
+            self._bar.update(self._task, total=total, completed=size_bytes, records=records, rate=rate)

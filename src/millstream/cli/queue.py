@@ -14,15 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
+from millstream.admin import pages, queues
+from millstream.admin.failure import Failure
+from millstream.admin.queues import Begin
+from millstream.admin.seek import purge as admin_purge
+from millstream.admin.seek import seek_queue
 from millstream.cli import queue_consume, queue_peek, queue_redrive
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
-from millstream.cli.failure import Failure
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.pages import queues
-from millstream.cli.position import Position, resolve
-from millstream.cli.queue_group import RESET, Begin, missing, require
-from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, change_settings, pairs
-from millstream.cli.share import ShareGroups
+from millstream.cli.position import parse_position, show_moves
+from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 app = typer.Typer(help="Work on topics record by record: queues, their figures, dead letters.", no_args_is_help=True)
 
@@ -34,7 +35,7 @@ COUNTS = ("available", "leased", "waiting", "done", "dead")
 @app.command("list")
 def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
     """List the queues, with what they hold."""
-    rows = [_summary(queue) for queue in queues(Connection(broker))]
+    rows = [_summary(queue) for queue in pages.queues(Connection(broker))]
     rows.sort(key=lambda row: str(row["group"]))
     if output is Format.JSON:
         show_json(rows)
@@ -47,8 +48,8 @@ def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
 def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
     """Show what a queue holds in each partition, who works on it, and its settings."""
     connection = Connection(broker)
-    queue = find(connection, name)
-    settings = _settings(connection, name)
+    queue = queues.figures(connection, name)
+    settings = queues.settings(connection, name)
     summary = _summary(queue)
     partitions = [
         {
@@ -83,13 +84,8 @@ def create(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Make a queue before anybody works on it. It begins at a topic's start; Kafka's own default is the end."""
-    settings = {RESET: from_.reset, **pairs(config)}
-    connection = Connection(broker)
-    from confluent_kafka.admin import ResourceType
-
-    if name in ShareGroups(connection).states():
-        raise Failure(f"{name} exists already; `millstream queue set` changes it")
-    change_settings(connection, ResourceType.GROUP, name, settings)
+    settings = pairs(config)
+    queues.create(Connection(broker), name, from_, settings)
     print(f"Created {name}")
 
 
@@ -109,7 +105,7 @@ def set_(
     connection = Connection(broker)
     from confluent_kafka.admin import ResourceType
 
-    require(connection, name)
+    queues.require(connection, name)
     alter_settings(connection, ResourceType.GROUP, name, changes, unset or [])
 
 
@@ -129,15 +125,9 @@ def seek(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Let a queue begin anew at a position: what it knew of the records is forgotten. Nobody may work on it."""
-    position = Position.parse(to)
-    connection = Connection(broker)
-    rows = _move(connection, name, topic, position, partition, dry_run)
-    if output is Format.JSON:
-        show_json({"group": name, "dry_run": dry_run, "partitions": rows})
-        return
-    show_table({key: key.upper() for key in ("topic", "partition", "from", "to")}, rows, "")
-    if dry_run:
-        print("\nnothing was changed (--dry-run)")
+    target = parse_position(to)
+    moves = seek_queue(Connection(broker), name, topic, target, partition=partition, dry_run=dry_run)
+    show_moves(name, moves, dry_run, output)
 
 
 @app.command()
@@ -148,9 +138,7 @@ def purge(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Count everything that is in a topic now as done, delayed records included. Other groups are not concerned."""
-    connection = Connection(broker)
-    rows = _move(connection, group, topic, Position.parse("end"), None, dry_run=not yes)
-    open_ = sum(row["to"] - row["from"] for row in rows if row["from"] is not None)
+    open_ = admin_purge(Connection(broker), group, topic, dry_run=not yes)
     if not yes:
         raise Failure(f"up to {open_:,} records of {topic} would never be delivered to {group}; add --yes to do it")
     print(f"Purged {topic} for {group}: it goes on behind {open_:,} records")
@@ -162,51 +150,13 @@ def delete(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Delete queues with all that they know. The records stay in their topics."""
-    connection = Connection(broker)
-    there = ShareGroups(connection).states()
-    for name in groups:
-        if name not in there:
-            raise missing(name)
-    for name, future in connection.admin.delete_consumer_groups(groups).items():
-        connection.settle(future, name)
+    for name in queues.delete(Connection(broker), groups):
         print(f"Deleted {name}")
 
 
 app.command("peek")(queue_peek.peek)
 app.command("consume")(queue_consume.consume)
 app.command("redrive")(queue_redrive.redrive)
-
-
-def find(connection: Connection, name: str) -> dict[str, Any]:
-    for queue in queues(connection):
-        if queue["group"] == name:
-            return queue
-    raise missing(name)
-
-
-def _move(
-    connection: Connection, name: str, topic: str, position: Position, partition: int | None, dry_run: bool
-) -> list[dict[str, Any]]:
-    group = require(connection, name)
-    numbers = connection.topic(topic).partitions
-    if partition is not None and partition not in numbers:
-        raise Failure(f"{topic} has no partition {partition}; it has {len(numbers)}, counted from 0")
-    wanted = [(topic, number) for number in sorted(numbers) if partition in (None, number)]
-    now = {where: start for where, (start, _) in group.offsets().items()}
-    targets = resolve(connection, position, wanted, base=now)
-    if not dry_run:
-        group.seek(targets)
-    return [
-        {"topic": where[0], "partition": where[1], "from": now.get(where), "to": targets[where]} for where in wanted
-    ]
-
-
-def _settings(connection: Connection, name: str) -> dict[str, str]:
-    """Those set explicitly."""
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    entries = connection.settings(ConfigResource(ResourceType.GROUP, name))
-    return {entry.name: str(entry.value) for entry in entries if not entry.is_default}
 
 
 def _summary(queue: dict[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.admin.failure import Failure, refused
+from millstream.admin.queues import Begin, ensure
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
-from millstream.cli.failure import Failure, refused
 from millstream.cli.moment import duration_ms
-from millstream.cli.queue_group import Begin, ensure
 
 if TYPE_CHECKING:
     from millstream.cli.record_command import RecordCommand

@@ -25,8 +25,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from millstream.admin.failure import Failure
 from millstream.cli.connection import INT32_MAX, Connection
-from millstream.cli.failure import Failure
 from millstream.cli.spark import local_settings
 from millstream.core.errors import MillstreamError
 from millstream.pipeline.catalog import sink_names
@@ -169,16 +169,8 @@ def _create_missing(broker: str, topic: str, source: SourceSpec) -> None:
     connection = Connection(broker)
     if topic in connection.metadata().topics:
         return
-    from confluent_kafka.admin import NewTopic
-
     settings = {"max.message.bytes": str(_record_bytes_max(connection, source) + LETTER_BYTES_MORE)}
-    wanted = NewTopic(topic, num_partitions=1, replication_factor=-1, config=settings)
-    future = connection.admin.create_topics([wanted])[topic]
-    try:
-        connection.settle(future, topic)
-    except Failure:
-        if topic not in connection.metadata().topics:  # another pipeline may have created it meanwhile
-            raise
+    connection.create_missing(topic, settings)
 
 
 def _record_bytes_max(connection: Connection, source: SourceSpec) -> int:

@@ -1,16 +1,14 @@
-"""Settings of topics and queues: parsing and changing."""
+"""Settings of topics and queues, as arguments of a command."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.broker.settings import SETTINGS
-from millstream.cli.connection import Connection
-from millstream.cli.failure import Failure
+from millstream.admin.connection import Connection
+from millstream.admin.settings import change_settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import ResourceType
@@ -34,39 +32,10 @@ def pairs(texts: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def change_settings(
-    connection: Connection, kind: ResourceType, name: str, changes: Mapping[str, str], unset: Sequence[str] = ()
-) -> None:
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
-
-    entries = [
-        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes.items()
-    ] + [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
-    if entries:
-        resource = ConfigResource(kind, name, incremental_configs=entries)
-        connection.settle(connection.admin.incremental_alter_configs([resource])[resource], name)
-
-
-def _check_names(connection: Connection, kind: ResourceType, name: str, unset: Sequence[str]) -> None:
-    from confluent_kafka.admin import ConfigResource
-
-    resource = ConfigResource(kind, name)
-    known = connection.settle(connection.admin.describe_configs([resource])[resource], name)
-    for key in unset:
-        if key not in known and key not in SETTINGS:  # topic settings unknown to Kafka are not listed
-            likely = difflib.get_close_matches(key, known, n=1)
-            raise Failure(
-                f"{name} has no setting {key}; "
-                + (f"did you mean {likely[0]}?" if likely else f"known are {', '.join(known)}")
-            )
-
-
 def alter_settings(
     connection: Connection, kind: ResourceType, name: str, changes: Mapping[str, str], unset: Sequence[str]
 ) -> None:
-    """The same, and prints it. Kafka silently resets an unknown name to its default."""
-    if unset:
-        _check_names(connection, kind, name, unset)
+    """Changes settings, and prints it."""
     change_settings(connection, kind, name, changes, unset)
     for key, value in changes.items():
         print(f"{name}: {key} is {value} now")

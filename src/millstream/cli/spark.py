@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from millstream.cli.failure import Failure
+from millstream.admin.failure import Failure
 
 PARTS = ("pyspark", "pyarrow", "deltalake", "sqlglot", "fastavro")
 

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import suppress
 
-from millstream.cli import pages
+from millstream.admin import pages
 from millstream.cli.connection import Connection
 from millstream.core.errors import MillstreamError
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from millstream.cli.failure import Failure
+from millstream.admin.failure import Failure
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.admin.pages import damage, lost_partitions
+from millstream.admin.position import resolve, spans
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
-from millstream.cli.failure import Failure
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.pages import damage
-from millstream.cli.position import Position, resolve, spans
+from millstream.cli.position import parse_position
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ app = typer.Typer(help="Create, list, describe, alter, trim and delete topics.",
 
 PARTITIONS_MAX = 100_000
 """The client's limit."""
-MISSING_DIRECTORY = "missing directory"
-"""The broker's cause of damage for a partition that is lost as a whole."""
 
 Name = Annotated[str, typer.Argument(show_default=False)]
 
@@ -81,7 +79,7 @@ def describe(
     connection = Connection(broker)
     topic = connection.topic(name)
     damaged = damage(connection, name)
-    lost = {row["partition"]: row["where"] for row in damaged or () if row["cause"] == MISSING_DIRECTORY}
+    lost = lost_partitions(damaged)
     held = spans(connection, [(name, number) for number in topic.partitions if number not in lost])
     partitions = [
         {
@@ -173,14 +171,11 @@ def trim(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Delete the oldest records of a topic."""
-    position = Position.parse(before)
+    position = parse_position(before)
     connection = Connection(broker)
     from confluent_kafka import TopicPartition
 
-    numbers = connection.topic(name).partitions
-    if partition is not None and partition not in numbers:
-        raise Failure(f"{name} has no partition {partition}; it has {len(numbers)}, counted from 0")
-    wanted = [(name, number) for number in numbers if partition in (None, number)]
+    wanted = [(name, number) for number in connection.partitions(name, partition)]
     offsets = resolve(connection, position, wanted)
     request = [TopicPartition(name, number, offset) for (_, number), offset in sorted(offsets.items())]
     for where, future in connection.admin.delete_records(request).items():

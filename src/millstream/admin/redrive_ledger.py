@@ -23,9 +23,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.cli.connection import Connection
-from millstream.cli.failure import Failure, explain
-from millstream.cli.position import Partition, spans
+from millstream.admin.connection import Connection
+from millstream.admin.failure import Failure, explain
+from millstream.admin.position import TopicPartition, spans
+from millstream.admin.reading import headers_of, read
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
@@ -34,12 +35,11 @@ TOPIC = "__redriven__"
 GROUP = "millstream-redrive"
 LOCK_SECONDS = 10.0
 SESSION_MS = 6_000
-READ_SECONDS = 10.0
 FROM_HEADER = "millstream-redriven-from"
 
 
-class Runs:
-    """A set of offsets, stored as runs of consecutive numbers."""
+class OffsetSet:
+    """Offsets, stored as runs of consecutive numbers."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs: list[tuple[int, int]] = []
@@ -63,7 +63,7 @@ class Runs:
         return iter(self._runs)
 
 
-Letters = Mapping[int, Runs]
+Letters = Mapping[int, OffsetSet]
 """Dead letters: partitions and offsets."""
 
 
@@ -78,14 +78,14 @@ class Ledger:
         self._connection = connection
         self._dlq = dlq
         self._of = _topic_id(connection, dlq)
-        self._sent: dict[int, Runs] = {}
+        self._sent: dict[int, OffsetSet] = {}
         self._open: dict[str, Any] | None = None
         """A `sending` without its `sent`."""
         self._entries: list[_Entry] = []
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         if may_write:
-            _ensure(connection)
+            connection.create_missing(TOPIC, {"retention.ms": "-1"})
             self._lock()
         elif TOPIC in connection.metadata().topics:
             self._look()
@@ -110,9 +110,9 @@ class Ledger:
 
     # Writing
 
-    def begin(self, letters: Letters, ends: Mapping[Partition, int]) -> None:
-        places = {f"{topic}/{partition}": end for (topic, partition), end in ends.items()}
-        self._write({"of": self._of, "sending": _listed(letters), "ends": places})
+    def begin(self, letters: Letters, ends: Mapping[TopicPartition, int]) -> None:
+        targets = {f"{topic}/{partition}": end for (topic, partition), end in ends.items()}
+        self._write({"of": self._of, "sending": _listed(letters), "ends": targets})
 
     def end(self, letters: Letters) -> None:
         self._write({"of": self._of, "sent": _listed(letters)})
@@ -128,33 +128,34 @@ class Ledger:
             for first, last in runs
             for offset in range(first, last + 1)
         }
-        found: dict[int, Runs] = {}
+        found: dict[int, OffsetSet] = {}
         topics = self._connection.metadata().topics
-        for place, end in self._open["ends"].items():
-            topic, _, partition = place.rpartition("/")
+        for target, end in self._open["ends"].items():
+            topic, _, partition = target.rpartition("/")
             if topic not in topics or int(partition) not in topics[topic].partitions:
                 continue
             for message in read(self._connection, {(topic, int(partition)): end}):
                 letter = wanted.get(dict(headers_of(message)).get(FROM_HEADER, b"").decode("utf-8", "replace"))
                 if letter is not None:
-                    found.setdefault(letter[0], Runs()).add(letter[1], letter[1])
+                    found.setdefault(letter[0], OffsetSet()).add(letter[1], letter[1])
         self._open = None
         self.end(found)
         return sum(last - first + 1 for runs in found.values() for first, last in runs)
 
     def tidy(self) -> None:
         """Deletes entries from the front that no dead letter needs any more."""
-        from confluent_kafka import TopicPartition
+        import confluent_kafka
 
-        numbers = self._connection.topic(self._dlq).partitions
-        starts = {number: start for (_, number), (start, _) in _spans(self._connection, self._dlq, numbers).items()}
+        held = spans(self._connection, [(self._dlq, number) for number in self._connection.partitions(self._dlq)])
+        starts = {number: start for (_, number), (start, _) in held.items()}
         keep_from = None
         for at, of, lasts in self._entries:
             if of != self._of or any(last >= starts.get(partition, 0) for partition, last in lasts.items()):
                 break
             keep_from = at + 1
         if keep_from is not None:
-            (future,) = self._connection.admin.delete_records([TopicPartition(TOPIC, 0, keep_from)]).values()
+            deleted = confluent_kafka.TopicPartition(TOPIC, 0, keep_from)
+            (future,) = self._connection.admin.delete_records([deleted]).values()
             self._connection.settle(future, TOPIC)
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -216,66 +217,16 @@ class Ledger:
             self._open = entry
             return
         self._open = None
-        self._note({int(partition): Runs(map(tuple, runs)) for partition, runs in listed.items()})
+        self._note({int(partition): OffsetSet(map(tuple, runs)) for partition, runs in listed.items()})
 
     def _note(self, letters: Letters) -> None:
         for partition, runs in letters.items():
             for first, last in runs:
-                self._sent.setdefault(partition, Runs()).add(first, last)
-
-
-def read(connection: Connection, starts: Mapping[Partition, int]) -> Iterator[Message]:
-    """All current records from some offsets on."""
-    from confluent_kafka import TopicPartition
-
-    held = spans(connection, starts)
-    left = {place: held[place][1] for place, offset in starts.items() if max(offset, held[place][0]) < held[place][1]}
-    if not left:
-        return
-    consumer = connection.consumer(
-        {
-            "group.id": "millstream-cli",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 20,
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(*place, max(starts[place], held[place][0])) for place in left])
-        heard = time.monotonic()
-        while left:
-            first = consumer.poll(0.5)  # `consume` would wait this long for a full count
-            for message in () if first is None else (first, *consumer.consume(500, 0)):
-                heard = time.monotonic()
-                place = (message.topic() or "", message.partition() or 0)
-                error = message.error()
-                if error is not None and error.code() == error._PARTITION_EOF:
-                    left.pop(place, None)
-                elif error is not None and not error.retriable():
-                    raise explain(error, connection.address, place[0])
-                elif error is None and place in left:
-                    if (message.offset() or 0) < left[place]:
-                        yield message
-                    if (message.offset() or 0) >= left[place] - 1:
-                        del left[place]
-            if time.monotonic() - heard > READ_SECONDS:
-                raise Failure(f"{connection.address} has stopped answering; try again")
-    finally:
-        consumer.close()
-
-
-def headers_of(message: Message) -> list[tuple[str, bytes]]:
-    headers: Any = message.headers() or []
-    return [(name, value if value is not None else b"") for name, value in headers]
+                self._sent.setdefault(partition, OffsetSet()).add(first, last)
 
 
 def _listed(letters: Letters) -> dict[str, list[tuple[int, int]]]:
     return {str(partition): list(runs) for partition, runs in letters.items()}
-
-
-def _spans(connection: Connection, topic: str, numbers: Iterable[int]) -> dict[Partition, tuple[int, int]]:
-    return spans(connection, [(topic, number) for number in numbers])
 
 
 def _topic_id(connection: Connection, name: str) -> str:
@@ -284,17 +235,3 @@ def _topic_id(connection: Connection, name: str) -> str:
     connection.topic(name)
     described = connection.admin.describe_topics(TopicCollection([name]))[name]
     return str(connection.settle(described, name).topic_id)
-
-
-def _ensure(connection: Connection) -> None:
-    if TOPIC in connection.metadata().topics:
-        return
-    from confluent_kafka.admin import NewTopic
-
-    topic = NewTopic(TOPIC, num_partitions=1, replication_factor=-1, config={"retention.ms": "-1"})
-    future = connection.admin.create_topics([topic])[TOPIC]
-    try:
-        connection.settle(future, TOPIC)
-    except Failure:
-        if TOPIC not in connection.metadata().topics:  # another redrive may have created it meanwhile
-            raise

@@ -1,4 +1,4 @@
-"""The pure parts of a redrive: sets of offsets, what a dead letter says, which are meant, at what rate."""
+"""The pure parts of a redrive: sets of offsets, what a dead letter says, which are selected."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-import typer
 
-from millstream.cli.queue_redrive import Letter, Wish, parse_rate
-from millstream.cli.redriven import Runs
+from millstream.admin.redrive import DeadLetter, Selection
+from millstream.admin.redrive_ledger import OffsetSet
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_runs_hold_what_was_added_and_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
-    runs, offsets = Runs(), set[int]()
+    runs, offsets = OffsetSet(), set[int]()
     for _ in range(300):
         first = rng.randrange(1000)
         last = first + rng.randrange(1, 8) - 1
@@ -40,8 +39,8 @@ class Dead:
         return 1, 5000
 
 
-def letter(**headers: str) -> Letter | None:
-    return Letter.read(cast("Any", Dead(**headers)))
+def letter(**headers: str) -> DeadLetter | None:
+    return DeadLetter.parse(cast("Any", Dead(**headers)))
 
 
 FULL = {
@@ -58,7 +57,7 @@ FULL = {
 
 
 def test_a_letter_tells_where_it_came_from_and_what_its_record_had() -> None:
-    assert letter(**FULL) == Letter("jobs", 3, "workers", "Its lease ran out", 9500, [("trace", b"1")], 2)
+    assert letter(**FULL) == DeadLetter("jobs", 3, "workers", "Its lease ran out", 9500, [("trace", b"1")], 2)
     assert letter(trace="1") is None
     assert letter(**{**FULL, "millstream__dead__partition": "x"}) is None
     odd = letter(**{**FULL, "millstream__dead__at": "some day", "millstream__redriven": "often"})
@@ -66,24 +65,17 @@ def test_a_letter_tells_where_it_came_from_and_what_its_record_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "is_meant"),
+    ("selection", "is_meant"),
     [
-        (Wish(), True),
-        (Wish(topic="jobs", group="workers", reason="lease", since_ms=9500, until_ms=9501), True),
-        (Wish(topic="job"), False),
-        (Wish(group="others"), False),
-        (Wish(reason="rejected"), False),
-        (Wish(since_ms=9501), False),
-        (Wish(until_ms=9500), False),
+        (Selection(), True),
+        (Selection(topic="jobs", group="workers", reason="LEASE", since_ms=9500, until_ms=9501), True),
+        (Selection(topic="job"), False),
+        (Selection(group="others"), False),
+        (Selection(reason="rejected"), False),
+        (Selection(since_ms=9501), False),
+        (Selection(until_ms=9500), False),
     ],
 )
-def test_a_wish_means_letters_by_all_that_it_says(wish: Wish, is_meant: bool) -> None:
+def test_a_selection_has_the_letters_that_meet_all_its_conditions(selection: Selection, is_meant: bool) -> None:
     dead = letter(**FULL)
-    assert dead is not None and wish.wants(dead) is is_meant
-
-
-def test_rates_are_records_a_second() -> None:
-    assert [parse_rate(text) for text in ("50", "50/s", "0.5/s")] == [50, 50, 0.5]
-    for text in ("", "0", "-1", "fast", "50/m", "1e9"):
-        with pytest.raises(typer.BadParameter, match="--rate"):
-            parse_rate(text)
+    assert dead is not None and selection.has(dead) is is_meant

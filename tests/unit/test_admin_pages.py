@@ -1,4 +1,4 @@
-"""Where the command line looks for the broker's pages."""
+"""Where administration looks for the broker's pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from millstream.cli.failure import Failure
-from millstream.cli.pages import queues
+from millstream.admin.failure import Failure
+from millstream.admin.pages import queues
 
 
 class Broker:

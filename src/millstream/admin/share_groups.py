@@ -1,4 +1,4 @@
-"""Share groups for `millstream group`.
+"""Share groups: states, offsets and members.
 
 librdkafka's admin client does not list or describe them yet, so plain requests go to every broker of the cluster:
 the broker that lists a group is its coordinator.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.cli.connection import CONNECT_SECONDS, Connection
-from millstream.cli.failure import CODES, Failure
-from millstream.cli.output import show_json, show_table
+from millstream.admin.connection import CONNECT_SECONDS, Connection
+from millstream.admin.failure import CODES, Failure
+from millstream.admin.position import TopicPartition
 from millstream.client.link import Link, LinkBroken
 from millstream.core.errors import Code
 from millstream.wire.kafka.messages import Message
 
 LIST_GROUPS, DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS = 16, 77, 90, 91
-Partition = tuple[str, int]
 
 
 class ShareGroups:
     def __init__(self, connection: Connection) -> None:
         self._brokers = connection.metadata().brokers.values()
+        self._client_id = connection.client_id
 
     def states(self) -> dict[str, str]:
         """Each share group with its state."""
@@ -35,7 +35,7 @@ class ShareGroups:
         found: dict[str, tuple[str, Link]] = {}
         for broker in self._brokers:
             try:
-                link = Link(str(broker.host), broker.port, "millstream-cli", CONNECT_SECONDS)
+                link = Link(str(broker.host), broker.port, self._client_id, CONNECT_SECONDS)
                 answer = link.ask(LIST_GROUPS, 5, 5, {"states_filter": [], "types_filter": ["share"]})
             except LinkBroken:  # older than share groups, or just gone: librdkafka reports it where it matters
                 continue
@@ -48,14 +48,14 @@ class ShareGroup:
         self.name = name
         self._link = link
 
-    def members(self) -> Message:
+    def _description(self) -> Message:
         answer = self._link.ask(DESCRIBE, 1, 1, {"group_ids": [self.name], "include_authorized_operations": False})
         [group] = answer.groups
         _check(group.error_code, group.error_message)
         described: Message = group
         return described
 
-    def offsets(self) -> dict[Partition, tuple[int, int | None]]:
+    def offsets(self) -> dict[TopicPartition, tuple[int, int | None]]:
         """For each partition read: the first offset that is not done, and the number of records that are not."""
         answer = self._link.ask(DESCRIBE_OFFSETS, 0, 1, {"groups": [{"group_id": self.name, "topics": None}]})
         [group] = answer.groups
@@ -67,7 +67,7 @@ class ShareGroup:
             if each.start_offset >= 0
         }
 
-    def seek(self, targets: dict[Partition, int]) -> None:
+    def seek(self, targets: dict[TopicPartition, int]) -> None:
         topics: dict[str, list[dict[str, int]]] = {}
         for (topic, index), offset in targets.items():
             topics.setdefault(topic, []).append({"partition_index": index, "start_offset": offset})
@@ -78,10 +78,11 @@ class ShareGroup:
             for each in topic.partitions:
                 _check(each.error_code, each.error_message)
 
-    def show(self, as_json: bool) -> None:
-        group = self.members()
+    def describe(self) -> dict[str, Any]:
+        """The group, its partitions and its members."""
+        group = self._description()
         offsets = self.offsets()
-        partitions: list[dict[str, Any]] = [
+        partitions = [
             {"topic": topic, "partition": index, "start": start, "lag": lag}
             for (topic, index), (start, lag) in sorted(offsets.items())
         ]
@@ -94,19 +95,14 @@ class ShareGroup:
             }
             for member in group.members
         ]
-        behind = sum(lag or 0 for _, lag in offsets.values())
-        state = group.group_state.lower()
-        if as_json:
-            summary = {"group": self.name, "state": state, "protocol": "share", "lag": behind}
-            show_json({**summary, "partitions": partitions, "members": members})
-            return
-        print(f"{self.name} is {state}, a share group with {len(members)} members, {behind} records not done\n")
-        show_table(
-            {key: key.upper() for key in ("topic", "partition", "start", "lag")}, partitions, "it has read nothing"
-        )
-        if members:
-            print()
-            show_table({key: key.upper() for key in ("member", "client", "host", "topics")}, members, "")
+        return {
+            "group": self.name,
+            "state": group.group_state.lower(),
+            "protocol": "share",
+            "lag": sum(lag or 0 for _, lag in offsets.values()),
+            "partitions": partitions,
+            "members": members,
+        }
 
 
 def _check(code: int, text: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The failure of a command, as one sentence with the next step."""
+"""The failure of an administrative operation, as one sentence with the next step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES = {int(code): code for code in Code if code > 0}
 
 
 class Failure(MillstreamError):
-    """Ends the command with exit code 1."""
+    """Its text says what failed and what to do next. A command ends with it and exit code 1."""
 
 
 def unreachable(address: str) -> Failure:

@@ -12,11 +12,13 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-from millstream.cli.connection import Connection
-from millstream.cli.failure import Failure
+from millstream.admin.connection import Connection
+from millstream.admin.failure import Failure
 
 PAGE_SECONDS = 15.0
 EVERYWHERE = ("0.0.0.0", "::")
+MISSING_DIRECTORY = "missing directory"
+"""The broker's cause of damage for a partition that is lost as a whole."""
 
 
 class Refusal(Failure):
@@ -49,6 +51,11 @@ def damage(connection: Connection, topic: str) -> list[dict[str, Any]] | None:
     except Failure:
         return None
     return [places[key] for key in sorted(places)]
+
+
+def lost_partitions(damaged: list[dict[str, Any]] | None) -> dict[int, str]:
+    """The missing directories of partitions that are lost as a whole."""
+    return {row["partition"]: row["where"] for row in damaged or () if row["cause"] == MISSING_DIRECTORY}
 
 
 def _rows_of(node: int, page: str, connection: Connection) -> list[dict[str, Any]]:
