@@ -121,76 +121,74 @@ class Config:
         "127.0.0.1:8092", 'HOST:PORT of /metrics, /healthz, /readyz and /queues; "off" closes this door'
     )
     http_hosts: str = _setting(
-        "", "further names, with commas between, that a request for these pages may give as its Host; * allows all"
+        "", "more host names, comma-separated, that requests for these pages may send as Host; * allows all"
     )
     flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
     flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
-    advertise: str = _setting("", "HOST:PORT that clients are told to connect to; empty: the address they came to")
-    node_id: int = _setting(
-        1, "this broker's number in the cluster; brokers that share a store need different", low=0, high=INT_MAX
+    advertise: str = _setting(
+        "", "HOST:PORT that the broker advertises to clients; empty: the address they connected to"
     )
+    node_id: int = _setting(1, "this broker's node id; each broker of a store needs its own", low=0, high=INT_MAX)
     lease_ms: int = _setting(
-        6_000, "how long after its last sign of life a broker that shares its store counts as gone", low=100
+        6_000, "time without a heartbeat after which the brokers of a store remove another one", low=100
     )
     flush: str = _setting(
         "always", "when an append is synced: always (before the answer), os, every=N, every=Tms or every=N,Tms"
     )
-    log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
+    log_level: str = _setting("info", "minimum level that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting(
         "auto", "text, json, or auto: text on a terminal, JSON otherwise", choices=("auto", "text", "json")
     )
-    allow_unauthenticated: bool = _setting(False, "listen beyond loopback although nobody has to authenticate")
+    allow_unauthenticated: bool = _setting(False, "accept unauthenticated clients from other machines")
     auto_create_topics: bool = _setting(True, "create a topic when a client first asks for it")
-    default_partitions: int = _setting(1, "partitions of a topic whose creator names no number", low=1)
+    default_partitions: int = _setting(1, "partitions of a topic that is created without a number", low=1)
     flume_partitions: int = _setting(3, "partitions of a topic that a Flume client's first record creates", low=1)
     luxun_password: str = _setting(
         "",
-        "what deleteTopic must say: plain:PASSWORD, md5:HASH, crc32:NUMBER, or as `millstream doors luxun "
-        "--hash-password` prints it; empty: every Luxun client may delete topics",
+        "password for deleteTopic: plain:PASSWORD, md5:HASH, crc32:NUMBER, or a hash from `millstream doors luxun "
+        "--hash-password`; empty: every Luxun client may delete topics",
         secret=True,
     )
     connections_max: int = _setting(
-        10_000, "connections at a time on each door; for one more, the quietest of the peer with most is closed", low=1
+        10_000, "limit of connections per door; above it the peer with most loses its longest idle one", low=1
     )
     connections_per_peer_max: int = _setting(
         0,
-        "the same from one address (IPv6: /64); more are closed at once; 0: half of connections_max, all from loopback",
+        "limit of connections per door and address (IPv6: /64); 0: half of connections_max, all of it for loopback",
         low=0,
     )
-    frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one costs its connection", low=KIB)
+    frame_bytes_max: int = _setting(100 * MIB, "largest request; a larger one ends its connection", low=KIB)
     message_bytes_max: int = _setting(
         1_048_588, "largest record batch (a topic's max.message.bytes)", low=KIB, high=INT_MAX
     )
-    flowmq_unacknowledged_max: int = _setting(
-        100, "messages that a FlowMQ subscriber may have without having answered them", low=1
-    )
+    flowmq_unacknowledged_max: int = _setting(100, "limit of unacknowledged messages per FlowMQ subscriber", low=1)
     inflight_bytes_max: int = _setting(
-        256 * MIB, "requests and answers in memory, over all connections; at the limit nothing more is read", low=MIB
+        256 * MIB, "limit of requests and answers in memory; at the limit the broker stops reading", low=MIB
     )
     partition_unsynced_bytes_max: int = _setting(
-        64 * MIB, "bytes of one partition that may wait for a sync; at the limit its producers wait", low=KIB
+        64 * MIB, "limit of unsynced bytes per partition; at the limit its producers wait", low=KIB
     )
-    partitions_max: int = _setting(20_000, "partitions over all topics", low=1)
-    groups_max: int = _setting(10_000, "groups, and queues, that the broker keeps", low=1)
+    partitions_max: int = _setting(20_000, "limit of partitions, over all topics", low=1)
+    groups_max: int = _setting(10_000, "limit of groups, queues included", low=1)
     groups_per_peer_max: int = _setting(
-        0, "of those, how many the clients of one address may make; 0: half of groups_max, all from loopback", low=0
+        0, "limit of groups that one address may create; 0: half of groups_max, all of it for loopback", low=0
     )
     session_timeout_min_ms: int = _setting(1000, "shortest session timeout that a group member may ask for", low=1)
     session_timeout_max_ms: int = _setting(1_800_000, "longest session timeout that a member may ask for", low=1)
     initial_rebalance_delay_ms: int = _setting(0, "how long an empty group waits for more members to join", low=0)
     group_consumer_migration_policy: str = _setting(
         "bidirectional",
-        "which groups change between the classic and the consumer protocol while they have members",
+        "which changes of protocol, classic or consumer, a group with members may make",
         choices=("bidirectional", "upgrade", "downgrade", "disabled"),
     )
     offsets_retention_ms: int = _setting(7 * DAY_MS, "how long the offsets of an empty group are kept", low=1)
-    housekeeping_interval_ms: int = _setting(30_000, "time between two rounds of retention and compaction", low=1)
+    housekeeping_interval_ms: int = _setting(30_000, "interval between rounds of retention and compaction", low=1)
     scrub_bytes_per_second: int = _setting(
-        MIB, "how fast stored batches are checked in the background, a round a day; 0 turns the scrub off", low=0
+        MIB, "rate at which the scrub verifies stored batches, in one round a day; 0 turns it off", low=0
     )
     loop_watch_ms: int = _setting(
-        100, "time between two looks at whether a request holds the event loop; each costs a wake-up", low=10
+        100, "interval of the check for a blocked event loop; each check wakes the process", low=10
     )
     segment_bytes: int = _setting(
         GIB, "default of segment.bytes: size at which a log starts a new file", low=KIB, high=INT_MAX
@@ -199,7 +197,7 @@ class Config:
         DAY_MS, "default of segment.ms: age at which a log starts a new file", low=1, high=LONG_MAX
     )
     retention_ms: int = _setting(
-        7 * DAY_MS, "default of retention.ms: age at which records go; -1 keeps them", low=-1, high=LONG_MAX
+        7 * DAY_MS, "default of retention.ms: age at which records are deleted; -1 keeps them", low=-1, high=LONG_MAX
     )
     retention_bytes: int = _setting(
         -1, "default of retention.bytes, per partition; -1 sets no limit", low=-1, high=LONG_MAX
@@ -314,8 +312,8 @@ def check_listeners(config: Config) -> None:
     for door, address in (("kafka", config.kafka_address), ("http", config.http_address), *others):
         if address is not None and not address.loopback:
             raise StartupError(
-                f"{door}={address} can be reached from other machines and nobody has to authenticate there: listen on "
-                f"127.0.0.1:{address.port}, or accept that with --allow-unauthenticated"
+                f"{door}={address} would accept unauthenticated clients from other machines: listen on "
+                f"127.0.0.1:{address.port}, or allow it with --allow-unauthenticated"
             )
 
 
@@ -328,7 +326,7 @@ def _read_file(path: Path) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"{path} is not valid TOML: {error}") from None
     except (ValueError, RecursionError):
-        raise StartupError(f"{path} cannot be read: it has numbers too long, or tables too deep") from None
+        raise StartupError(f"{path} cannot be read: its numbers are too long or its tables too deep") from None
     table = _take_aliases(table, f"{path}: ")
     for name, value in table.items():
         field = FIELDS.get(name)
@@ -354,7 +352,7 @@ def _take_aliases(table: Mapping[str, object], where: str) -> dict[str, object]:
             continue
         value = values.pop(alias)
         if name in values:
-            raise StartupError(f"{where}{alias} and {name} say the same: keep one")
+            raise StartupError(f"{where}{alias} and {name} are the same setting: keep one")
         if type(value) is not int or value < -1:
             raise StartupError(f"{where}{alias} must be a whole number, or -1 for no limit, not {_toml_type(value)}")
         values[name] = value * unit if value >= 0 else value
@@ -412,9 +410,7 @@ def _expand_data(layer: Mapping[str, object], source: Callable[[str], str]) -> d
     values = dict(layer)
     if "data" in values:
         if "store" in values:
-            raise StartupError(
-                f"{source('data')} and {source('store')} contradict: data DIR is store file:DIR, keep one"
-            )
+            raise StartupError(f"{source('data')} and {source('store')} are different stores: keep one")
         if not values["data"]:
             raise StartupError(f"{source('data')} names no directory; name one, or leave it out")
         values["store"] = f"file:{values.pop('data')}"
@@ -467,4 +463,4 @@ def _toml_type(value: object) -> str:
 
 def _closest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `millstream config show` lists what there is"
+    return f"; did you mean {close[0]}?" if close else "; `millstream config show` lists the settings"

@@ -400,7 +400,7 @@ def test_a_broker_that_stores_nothing_is_not_said_to_be_away() -> None:
     sentence = str(explain(KafkaError(KafkaError._MSG_TIMED_OUT), "127.0.0.1:9092"))
     assert sentence.startswith("the broker at 127.0.0.1:9092 did not store them in time")
     sentence = str(explain(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "127.0.0.1:9092"))
-    assert "its database is away; the broker's log says which" in sentence
+    assert "its database is unavailable; the broker's log says which" in sentence
 
 
 def test_a_template_knows_kcats_letters_and_escapes() -> None:

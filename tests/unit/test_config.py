@@ -53,14 +53,14 @@ def test_data_is_short_for_a_file_store(tmp_path: Path) -> None:
     config, sources = load({"data": "here"}, {"MILLSTREAM_STORE": "memory:"}, tmp_path)
     assert config.store == "file:here" and sources["store"] == "flag --data"
     assert load({}, {"MILLSTREAM_DATA": "there"}, tmp_path)[0].store == "file:there"
-    assert "--data and flag --store contradict" in refusal({"data": "a", "store": "memory:"}, {}, tmp_path)
+    assert "--data and flag --store are different stores" in refusal({"data": "a", "store": "memory:"}, {}, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("retenton_ms = 5", "retenton_ms is not a setting; did you mean retention_ms?"),
-        ("zzz = 5", "`millstream config show` lists what there is"),
+        ("zzz = 5", "`millstream config show` lists the settings"),
         ('node_id = "one"', "millstream.toml: node_id must be a whole number, not 'one'"),
         ("node_id = true", "node_id must be a whole number, not true"),
         ("kafka = 9092", "kafka must be a string, not 9092"),
@@ -72,8 +72,12 @@ def test_data_is_short_for_a_file_store(tmp_path: Path) -> None:
         ('log_format = "xml"', "log_format must be one of auto, text, json, not 'xml'"),
         ('flush = "never"', "flush=never is not known"),
         ("node_id = ", "is not valid TOML"),
-        pytest.param("node_id = " + "9" * 5000, "numbers too long, or tables too deep", id="a long number"),
-        pytest.param("node_id = " + "[" * 5000, "numbers too long, or tables too deep", id="deep arrays"),
+        pytest.param(
+            "node_id = " + "9" * 5000, "its numbers are too long or its tables too deep", id="a long number"
+        ),
+        pytest.param(
+            "node_id = " + "[" * 5000, "its numbers are too long or its tables too deep", id="deep arrays"
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_key(tmp_path: Path, text: str, sentence: str) -> None:
@@ -197,7 +201,9 @@ def test_the_flowmq_door_has_its_protocols_port_where_none_is_named(text: str, a
 def test_a_flowmq_address_is_checked_as_the_others_are(tmp_path: Path) -> None:
     assert "flowmq: ::1 is not HOST:PORT" in refusal({"flowmq": "::1"}, {}, tmp_path)
     assert "flowmq: h:x is not HOST:PORT" in refusal({}, {"MILLSTREAM_FLOWMQ": "h:x"}, tmp_path)
-    with pytest.raises(StartupError, match=r"flowmq=0\.0\.0\.0:9876 can be reached from other machines"):
+    with pytest.raises(
+        StartupError, match=r"flowmq=0\.0\.0\.0:9876 would accept unauthenticated clients from other machines"
+    ):
         check_listeners(Config(flowmq="0.0.0.0"))
 
 
@@ -228,7 +234,7 @@ def test_luxuns_names_for_retention_are_understood_in_the_environment(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("log.retention.hours = 1\nretention_ms = 5\n", "say the same"),
+        ("log.retention.hours = 1\nretention_ms = 5\n", "are the same setting"),
         ("log.retention.hours = 1.5\n", "whole number"),
         ("log.retention.size = -2\n", "whole number"),
         ("log.retention.minutes = 1\n", "not a setting"),

@@ -60,10 +60,10 @@ def test_what_comes_over_and_over_is_said_a_few_times_and_then_counted(
     damped.warning("another kind")
     said = [record.getMessage() for record in caplog.records]
     assert said[:-2] == [f"refused {number}" for number in range(9)]
-    assert said[-2:] == ["refused 9 (more like this are only counted for now)", "another kind"]
+    assert said[-2:] == ["refused 9 (further messages like this are suppressed for now)", "another kind"]
     caplog.clear()
     now += logs.DAMPED_SECONDS
     damped.warning("refused %d", 1000)
     damped.warning("another kind")
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["990 more like the following in the 10 s before", "refused 1000", "another kind"]
+    assert said == ["suppressed 990 more like the next one in 10 s", "refused 1000", "another kind"]

@@ -25,7 +25,7 @@ async def test_work_that_holds_the_loop_shows_in_both_figures_and_in_the_log(cap
     watch.stop()
     assert 0.1 < metrics.loop_busy_seconds_max < 0.25
     assert metrics.stall_seconds.sum > 0.1 and metrics.stall_seconds.count > 1
-    assert "event loop held for" in caplog.text
+    assert "event loop blocked for" in caplog.text
     text = Scrape(metrics, tuple, tuple, tuple).text().decode()
     assert "millstream_event_loop_stall_seconds_bucket" in text
     assert "millstream_event_loop_busy_seconds_max 0.1" in text

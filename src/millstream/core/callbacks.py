@@ -19,4 +19,4 @@ def tell(callback: Callable[Arguments, object], *args: Arguments.args, **kwargs:
     try:
         callback(*args, **kwargs)
     except Exception:
-        logger.exception("who was told something failed to take it")
+        logger.exception("callback failed")

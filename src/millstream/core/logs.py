@@ -82,14 +82,14 @@ class Damped:
         if now - since >= DAMPED_SECONDS:
             if count > DAMPED_LINES:
                 self._logger.log(
-                    level, "%d more like the following in the %d s before", count - DAMPED_LINES, now - since
+                    level, "suppressed %d more like the next one in %d s", count - DAMPED_LINES, now - since
                 )
             since, count = now, 0
         self._kinds[message] = (since, count + 1)
         if count < DAMPED_LINES - 1:
             self._logger.log(level, message, *arguments)
         elif count == DAMPED_LINES - 1:
-            self._logger.log(level, message + " (more like this are only counted for now)", *arguments)
+            self._logger.log(level, message + " (further messages like this are suppressed for now)", *arguments)
 
 
 def configure(level: str, form: str = "auto", stream: TextIO | None = None) -> None:

@@ -59,5 +59,5 @@ class LoopWatch:
             self._metrics.loop_busy_seconds_max = busy
         if busy > BUSY_SECONDS_MAX and now - self._logged >= LOG_SECONDS:
             self._logged = now
-            logger.warning("event loop held for %.0f ms; other clients waited", busy * 1000)
+            logger.warning("event loop blocked for %.0f ms; other clients waited", busy * 1000)
         self._plan(loop)

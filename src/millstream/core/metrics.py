@@ -134,8 +134,8 @@ class Metrics:
 COUNTERS = {
     "connections_opened": "Connections accepted.",
     "connections_closed": "Connections closed, by either side.",
-    "connections_refused": "Connections closed at once, because their peer or the door has too many.",
-    "connections_evicted": "Quiet connections closed to make room for new ones.",
+    "connections_refused": "Connections refused, because their peer or the door had too many.",
+    "connections_evicted": "Idle connections closed to make room for new ones.",
     "request_errors": "Requests answered with an error.",
     "bytes_in": "Bytes received from clients.",
     "bytes_out": "Bytes sent to clients.",
@@ -204,15 +204,15 @@ class QueueShare(NamedTuple):
 
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
-    "available": ("Records that a worker could have now.", lambda share: share.available),
-    "leased": ("Records that workers have now.", lambda share: share.leased),
-    "waiting": ("Records that are delayed, or rest after a failed delivery.", lambda share: share.waiting),
+    "available": ("Records that are ready for delivery.", lambda share: share.available),
+    "leased": ("Records that are leased to workers.", lambda share: share.leased),
+    "waiting": ("Records that are delayed or in backoff.", lambda share: share.waiting),
     "oldest_available_seconds": ("Age of the oldest available record.", lambda share: share.age_ms / 1000),
 }
 QUEUE_COUNTERS: dict[str, tuple[str, Callable[[QueueShare], float]]] = {
-    "done": ("Records that were accepted.", lambda share: share.done),
-    "dead": ("Records that were given up.", lambda share: share.dead),
-    "redeliveries": ("Deliveries of records that had been delivered before.", lambda share: share.redelivered),
+    "done": ("Records that workers accepted.", lambda share: share.done),
+    "dead": ("Records that became dead: rejected, or failed too often.", lambda share: share.dead),
+    "redeliveries": ("Redeliveries: deliveries of a record after its first.", lambda share: share.redelivered),
 }
 
 
@@ -309,25 +309,25 @@ class _Collector:
                 requests.add_metric([self._api_name(key)], count)
         yield requests
         for name, text, histogram in (
-            ("sync_seconds", "Time a sync of a log file took.", metrics.sync_seconds),
+            ("sync_seconds", "Duration of syncs of log files.", metrics.sync_seconds),
             (
                 "produce_seconds",
-                "Time from a whole Produce request to its answer, its sync included.",
+                "Time from receiving a Produce request to answering it, including the sync.",
                 metrics.produce_seconds,
             ),
             (
                 "fetch_seconds",
-                "Time from a whole Fetch request to its answer, without its wait for records.",
+                "Time from receiving a Fetch request to answering it, without the wait for records.",
                 metrics.fetch_seconds,
             ),
             (
                 "commit_seconds",
-                "Time from a whole OffsetCommit request to its answer, its sync included.",
+                "Time from receiving an OffsetCommit request to answering it, including the sync.",
                 metrics.commit_seconds,
             ),
             (
                 "event_loop_stall_seconds",
-                "Time by which a 20 ms beat of the event loop was late.",
+                "Delay of a periodic timer on the event loop.",
                 metrics.stall_seconds,
             ),
         ):
@@ -336,7 +336,7 @@ class _Collector:
             )
         yield GaugeMetricFamily(
             "millstream_event_loop_busy_seconds_max",
-            "Most CPU time for which the event loop was held since the start.",
+            "Longest CPU time for which a callback blocked the event loop since the start.",
             value=metrics.loop_busy_seconds_max,
         )
         yield GaugeMetricFamily("kafka_brokers", "Brokers in the cluster.", value=self._snapshot.brokers)
@@ -353,7 +353,7 @@ class _Collector:
         labels = ["topic", "partition"]
         current = GaugeMetricFamily("kafka_topic_partition_current_offset", "Offset of the next record.", labels=labels)
         oldest = GaugeMetricFamily("kafka_topic_partition_oldest_offset", "Offset of the oldest record.", labels=labels)
-        size = GaugeMetricFamily("millstream_partition_size_bytes", "Bytes the partition's log takes.", labels=labels)
+        size = GaugeMetricFamily("millstream_partition_size_bytes", "Size of the partition's log.", labels=labels)
         unsynced = GaugeMetricFamily(
             "millstream_partition_unsynced_records", "Records appended but not yet durable.", labels=labels
         )
@@ -376,7 +376,7 @@ class _Collector:
 
         labels = ["consumergroup", "topic", "partition"]
         offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Offset the group committed.", labels=labels)
-        lag = GaugeMetricFamily("kafka_consumergroup_lag", "Records the group has still to read.", labels=labels)
+        lag = GaugeMetricFamily("kafka_consumergroup_lag", "Records that the group has not consumed.", labels=labels)
         offset_sum: Counter[tuple[str, str]] = Counter()
         lag_sum: Counter[tuple[str, str]] = Counter()
         for committed in self._snapshot.committed:
@@ -391,8 +391,8 @@ class _Collector:
             lag_sum[committed.group, committed.topic] += behind
         yield from (offset, lag)
         for name, text, sums in (
-            ("kafka_consumergroup_current_offset_sum", "Offsets the group committed, summed by topic.", offset_sum),
-            ("kafka_consumergroup_lag_sum", "Records the group has still to read, summed by topic.", lag_sum),
+            ("kafka_consumergroup_current_offset_sum", "Committed offsets of the group, summed by topic.", offset_sum),
+            ("kafka_consumergroup_lag_sum", "Lag of the group, summed by topic.", lag_sum),
         ):
             family = GaugeMetricFamily(name, text, labels=labels[:2])
             for (group, topic), total in sums.items():
@@ -435,4 +435,4 @@ class _Collector:
                 ranges.add_metric([topic, str(partition)], range_count)
                 offsets.add_metric([topic, str(partition)], offset_count)
         yield from (ranges, offsets)
-        yield CounterMetricFamily("millstream_damage_found", "Damaged places found in stored logs.", value=found)
+        yield CounterMetricFamily("millstream_damage_found", "Damaged ranges found in stored logs.", value=found)

@@ -88,7 +88,7 @@ class Promise(Generic[T]):
                 try:  # callbacks.tell, inlined: every produced batch runs this
                     callback(self)
                 except Exception:
-                    logger.exception("who waited for an answer failed to take it")
+                    logger.exception("promise callback failed")
 
     def __await__(self) -> Generator[object, None, T]:
         if not self.done:
