@@ -508,7 +508,7 @@ def test_the_flowmq_clients_of_one_address_cannot_take_all_queues(tmp_path: Path
         clients = [FlowmqClient(broker.address("flowmq")) for _ in range(3)]
         for number, client in enumerate(clients[:2]):
             client.subscribe("jobs", f"workers-{number}")
-        with pytest.raises(FlowmqError, match="has made 2 queues, the share of one address"):
+        with pytest.raises(FlowmqError, match="has created 2 queues, the limit per address"):
             clients[2].subscribe("jobs", "workers-2")
         clients[2].subscribe("jobs", "workers-1")
         for client in clients:

@@ -85,13 +85,13 @@ def test_topics_are_made_listed_and_deleted(client: FlowmqClient, unique: Unique
     ("ask", "reason"),
     [
         (lambda client, topic: client.create_topic(topic), "exists already"),
-        (lambda client, topic: client.create_topic("no/slash"), "no valid topic name"),
+        (lambda client, topic: client.create_topic("no/slash"), "not a valid topic name"),
         (lambda client, topic: client.create_topic(""), "has no name"),
         (lambda client, topic: client.delete_topic("missing"), "there is no topic missing"),
         (lambda client, topic: client.ask(PUBLISH, topic.encode()), "PUBLISH needs a topic"),
-        (lambda client, topic: client.publish("no/slash", b"x"), "no valid topic name"),
+        (lambda client, topic: client.publish("no/slash", b"x"), "not a valid topic name"),
         (lambda client, topic: client.publish(topic, b"x" * (2 * MB)), "max.message.bytes"),
-        (lambda client, topic: client.subscribe("no/slash"), "no valid topic name"),
+        (lambda client, topic: client.subscribe("no/slash"), "not a valid topic name"),
         (lambda client, topic: client.ask(SUBSCRIBE, topic.encode() + b"\0\xff"), "not UTF-8"),
         (lambda client, topic: client.subscribe(topic, "g" * 600), "a group id has 1 to 512 bytes"),
         (lambda client, topic: client.ack("nonsense"), "is no message id"),
@@ -283,7 +283,7 @@ def test_a_nack_is_delivered_again_at_once_and_an_ack_ends_it(
     again = worker.next()
     assert again == (name, b"job")
     worker.ack(again)
-    with pytest.raises(FlowmqError, match="it was answered, or its lease ran out"):
+    with pytest.raises(FlowmqError, match="it was answered, or its lease expired"):
         worker.ack(again)
     assert worker.has_nothing()
 

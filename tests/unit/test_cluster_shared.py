@@ -356,7 +356,7 @@ async def test_a_number_that_another_live_broker_has_is_refused(meta: FlakyMeta,
     joining = asyncio.ensure_future(Member(meta, clock, 1).join(9077))
     await turn()
     await live(clock, 4)
-    with pytest.raises(StartupError, match=r"127\.0\.0\.1:9001, has the number 1; give this one another"):
+    with pytest.raises(StartupError, match=r"127\.0\.0\.1:9001, has node id 1; give this one another"):
         await joining
 
 
@@ -479,7 +479,7 @@ async def test_two_embedded_brokers_with_one_number_do_not_take_turns(meta: Flak
     joining = asyncio.ensure_future(two.cluster.join("", 0))
     await turn()
     await live(clock, 4)
-    with pytest.raises(StartupError, match="embedded in another process, has the number 1"):
+    with pytest.raises(StartupError, match="embedded in another process, has node id 1"):
         await joining
     await live(clock, 10)
     assert one.releases == 0

@@ -445,12 +445,12 @@ async def test_clients_of_loopback_share_the_whole_bound_unless_a_share_is_set()
     bench = Bench(GroupSettings(groups_max=4))
     for number in range(4):
         await bench.join(group_id=f"g-{number}", client_host="127.0.0.1" if number % 2 else "::1")
-    with pytest.raises(RequestError, match="the broker keeps 4 groups already"):
+    with pytest.raises(RequestError, match="the broker has 4 groups, the limit"):
         await bench.join(group_id="more", client_host="127.0.0.1")
     bench = Bench(GroupSettings(groups_max=4))
     for number in range(2):
         await bench.join(group_id=f"g-{number}", client_host="192.0.2.1")
-    with pytest.raises(RequestError, match="has made 2 groups, the share of one address"):
+    with pytest.raises(RequestError, match="has created 2 groups, the limit per address"):
         await bench.join(group_id="more", client_host="192.0.2.1")
 
 

@@ -224,7 +224,7 @@ async def test_after_five_failed_deliveries_a_record_is_a_dead_letter(kit: Kit, 
         else:
             queue.leave(member)
     (letter,) = await kit.dead()
-    reason = {"released": "it is poison", "expired": "its lease ran out", "left": "its consumer went away"}[how]
+    reason = {"released": "it is poison", "expired": "its lease expired", "left": "its consumer disconnected"}[how]
     assert (letter.key, letter.value) == (b"k", b"poison")
     headers = dict(letter.headers)
     assert headers.pop("millstream-dead-at")
@@ -744,7 +744,7 @@ async def test_whatever_happens_every_record_ends_done_or_dead_once(kit: Kit, se
                         try:
                             say(partition, member, verb, one)
                         except RequestError:
-                            continue  # its lease ran out
+                            continue  # its lease expired
                         assert one.record.offset not in accepted | rejected
                         (accepted if verb == Verb.ACCEPT else rejected if verb == Verb.REJECT else set()).add(
                             one.record.offset

@@ -153,7 +153,7 @@ class Losing(Solo):
 
     def check(self, group_id: str) -> None:
         if self.has_lost:
-            raise RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
+            raise RequestError(Code.NOT_COORDINATOR, "another broker coordinates the group")
 
 
 class SlowMeta(MemoryMeta):

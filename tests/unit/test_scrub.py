@@ -257,7 +257,7 @@ class TestKnownDamage:
             database.execute("INSERT INTO meta (key, value, revision) VALUES (?, ?, 1)", (key, b'[["x", 1]]'))
         async with running(store, clock, pace=0) as broker:
             await settle(lambda: broker._scrub._known._stored is not None)
-        assert "known damage cannot be loaded" in caplog.text
+        assert "cannot load known damage" in caplog.text
 
 
 async def test_a_position_that_makes_no_sense_starts_the_round_over(

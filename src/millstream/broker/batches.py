@@ -38,7 +38,7 @@ async def read_batches(log: PartitionLog, offset: int, bytes_max: int) -> Batche
     await log.inspect(behind)
     if not sound:
         log.damage.check(offset)
-        raise CorruptBatch(f"the batch at offset {offset} was damaged when it was read, and is not now; try again")
+        raise CorruptBatch(f"the batch at offset {offset} was unreadable once and is valid now; try again")
     return Batches(sound, behind)
 
 

@@ -186,8 +186,8 @@ class Broker:
         location, total, free = self.storage()
         if 0 <= free < self.config.message_bytes_max:
             yield (
-                f"the disk is full: {location} has {free} of {total} bytes free; records are refused until topics are "
-                "deleted or trimmed, or other files make room"
+                f"the disk is full: {location} has {free} of {total} bytes free; the broker refuses records; delete "
+                "or trim topics, or other files"
             )
 
     def failures(self) -> Iterator[str]:
@@ -213,7 +213,7 @@ class Broker:
             try:
                 await work
             except Exception:
-                logger.exception("work in the background failed")
+                logger.exception("background task failed")
 
         task = asyncio.ensure_future(run())
         self._tasks.add(task)

@@ -196,7 +196,7 @@ class BrokerSettings:
         for name, text in overrides.items():
             if name in FIXED or name in PLACES or name in FIELDS:
                 raise RequestError(
-                    Code.INVALID_REQUEST, f"{name} cannot change while the broker runs; set it where it is started"
+                    Code.INVALID_REQUEST, f"{name} cannot change at run time; configure it and restart the broker"
                 )
             if name not in TOPIC_DEFAULTS:
                 raise RequestError(Code.INVALID_CONFIG, f"{name} is not a broker setting")
@@ -230,5 +230,5 @@ def _readable(key: str, stored: Mapping[str, str]) -> dict[str, str]:
             SETTINGS[TOPIC_DEFAULTS[name]].check(text)
             known[name] = text
         if name not in known:
-            logger.warning("%s: %s=%s is not known to this version; ignored", key, name, text)
+            logger.warning("%s: ignored %s=%s: this version does not know the setting", key, name, text)
     return known

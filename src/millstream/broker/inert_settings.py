@@ -58,7 +58,7 @@ INERT: dict[str, Setting] = {
     ),
     "compression.zstd.level": Setting("3", INT, integer(-131072, 22), _NEVER_COMPRESSED),
     "file.delete.delay.ms": Setting(
-        "60000", LONG, integer(0, LONG_MAX), "no effect: files go when the last reader is done with them"
+        "60000", LONG, integer(0, LONG_MAX), "no effect: a file is deleted when its last reader is done"
     ),
     "follower.replication.throttled.replicas": Setting("", LIST, _replicas, _ONE_COPY),
     "leader.replication.throttled.replicas": Setting("", LIST, _replicas, _ONE_COPY),
@@ -68,7 +68,7 @@ INERT: dict[str, Setting] = {
     "preallocate": Setting("false", BOOLEAN, boolean, "no effect: segments grow as they are written"),
     "remote.log.copy.disable": Setting("false", BOOLEAN, boolean, _NOT_TIERED),
     "remote.log.delete.on.disable": Setting("false", BOOLEAN, boolean, _NOT_TIERED),
-    "remote.storage.enable": Setting("false", BOOLEAN, _no_tiered_storage, "only false: there is no tiered storage"),
+    "remote.storage.enable": Setting("false", BOOLEAN, _no_tiered_storage, "must be false: there is no tiered storage"),
     "segment.index.bytes": Setting("10485760", INT, integer(4, INT_MAX), "no effect: an index grows with its segment"),
     "segment.jitter.ms": Setting("0", LONG, integer(0, LONG_MAX), "no effect: segments end at segment.ms"),
     "unclean.leader.election.enable": Setting("false", BOOLEAN, boolean, _ONE_COPY),

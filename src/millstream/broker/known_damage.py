@@ -93,7 +93,7 @@ class KnownDamage:
             rows = json.loads(found.value) if found is not None else []
             return [(str(UUID(topic).hex), int(index), int(first), int(end)) for topic, index, first, end in rows]
         except (RequestError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("known damage cannot be loaded; the scrub has to find it again: %s", error)
+            logger.warning("cannot load known damage; the scrub must find it again: %s", error)
             return []
 
     async def _save(self) -> None:
@@ -104,4 +104,4 @@ class KnownDamage:
             await self._meta.transact(Put(self._key, json.dumps(known).encode()))
             self._stored = known
         except RequestError as error:
-            refusals.warning("known damage cannot be stored; a restart would forget it: %s", error.detail)
+            refusals.warning("cannot store known damage; a restart would forget it: %s", error.detail)

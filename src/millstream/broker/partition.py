@@ -165,7 +165,7 @@ class Partition:
             except BatchTooLarge:
                 pass
         if self._waiting == WAITING_MAX:
-            raise RequestError(Code.REQUEST_TIMED_OUT, f"{WAITING_MAX} large batches wait to be checked; retry later")
+            raise RequestError(Code.REQUEST_TIMED_OUT, f"{WAITING_MAX} large batches wait for a check; retry later")
         self._waiting += 1
         return begin(self._append_in_turn(bytearray(records), header, now_ms))
 
@@ -188,7 +188,7 @@ class Partition:
 
     def _refusal(self, attributes: int) -> RequestError:
         if attributes & (CONTROL | TRANSACTIONAL):
-            return RequestError(Code.INVALID_RECORD, "control and transactional batches are not taken from clients")
+            return RequestError(Code.INVALID_RECORD, "clients may not send control or transactional batches")
         if attributes & CODEC_MASK > CODEC_MAX:
-            return RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is not known")
-        return RequestError(Code.INVALID_RECORD, f"the batch's attributes {attributes:#06x} are not known")
+            return RequestError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"codec {attributes & CODEC_MASK} is unknown")
+        return RequestError(Code.INVALID_RECORD, f"the batch's attributes {attributes:#06x} are unknown")

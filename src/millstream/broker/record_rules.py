@@ -63,4 +63,4 @@ def out_of_time(batch: Buffer, settings: TopicSettings, max_timestamp: int, now_
 
 
 def _out_of_time(timestamp: int, earliest: int, latest: int) -> str:
-    return f"timestamp {timestamp} is out of range: the topic takes {earliest} to {latest}"
+    return f"timestamp {timestamp} is out of range: the topic accepts {earliest} to {latest}"

@@ -135,7 +135,7 @@ class Scrub:
             topic, index, offset = json.loads(found.value)
             return str(topic), int(index), int(offset)
         except (ValueError, TypeError) as error:
-            logger.warning("scrub position is unreadable; the round starts over: %s", error)
+            logger.warning("cannot read the scrub position; the round starts over: %s", error)
             return None
 
     async def _store(self, position: Position | None) -> None:
@@ -143,4 +143,4 @@ class Scrub:
             await self._meta.transact(Put(KEY, json.dumps(position).encode() if position else b""))
             self._is_saved = position is not None
         except RequestError as error:
-            logger.warning("scrub position cannot be stored; a restart would begin the round again: %s", error.detail)
+            logger.warning("cannot store the scrub position; a restart would start the round over: %s", error.detail)

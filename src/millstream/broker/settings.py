@@ -56,7 +56,7 @@ def check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise RequestError(
             Code.INVALID_TOPIC_EXCEPTION,
-            f"{name[:60]!r} is no valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
+            f"{name[:60]!r} is not a valid topic name: use 1 to 249 letters, digits, '.', '_' and '-'",
         )
 
 
@@ -70,20 +70,20 @@ def _topic_name(text: str) -> str:
 
 GROUP_SETTINGS: dict[str, Setting] = {
     "errors.deadletterqueue.topic.name": Setting(
-        "__dlq__", STRING, _topic_name, "where records go that a queue has given up"
+        "__dlq__", STRING, _topic_name, "topic that holds the dead letters of a queue"
     ),
     "millstream.key.order": Setting(
-        "false", BOOLEAN, boolean, "whether a queue gives out a record only when earlier ones of its key are done"
+        "false", BOOLEAN, boolean, "deliver a record only when the earlier records of its key are done or dead"
     ),
-    "millstream.retry.backoff.max.ms": Setting("60000", LONG, integer(0, DAY_MS), "the longest backoff of a queue"),
+    "millstream.retry.backoff.max.ms": Setting("60000", LONG, integer(0, DAY_MS), "longest backoff of a queue"),
     "millstream.retry.backoff.ms": Setting(
-        "0", LONG, integer(0, DAY_MS), "how long a record rests after its first failed delivery; doubles with each"
+        "0", LONG, integer(0, DAY_MS), "backoff after a record's first failed delivery; doubles with each failure"
     ),
     "share.auto.offset.reset": Setting(
         "latest", STRING, choice("latest", "earliest"), "where a new queue begins to read a topic"
     ),
     "share.delivery.count.limit": Setting("5", INT, integer(1, 25), "failed deliveries after which a record is dead"),
-    "share.heartbeat.interval.ms": Setting("5000", INT, integer(100, 3_600_000), "how often a member says it lives"),
+    "share.heartbeat.interval.ms": Setting("5000", INT, integer(100, 3_600_000), "interval of a member's heartbeats"),
     "share.isolation.level": Setting(
         "read_uncommitted",
         STRING,
@@ -96,7 +96,7 @@ GROUP_SETTINGS: dict[str, Setting] = {
     "share.record.lock.duration.ms": Setting(
         "30000", INT, integer(100, 3_600_000), "how long a record is leased to a member"
     ),
-    "share.session.timeout.ms": Setting("45000", INT, integer(1_000, 3_600_000), "silence that ends a membership"),
+    "share.session.timeout.ms": Setting("45000", INT, integer(1_000, 3_600_000), "silence before a member is removed"),
 }
 """Settings of queues, under Kafka's names for share groups (KIP-932) where there is one. A topic may have them too,
 prefixed with `group.`: for groups without their own.
@@ -109,18 +109,18 @@ SETTINGS: dict[str, Setting] = {
     ),
     "flush": Setting("always", STRING, _flush, "when an append is synced: always, os, every=N, every=Tms, every=N,Tms"),
     "flush.messages": Setting(
-        str(LONG_MAX), LONG, integer(1, LONG_MAX), "records after which a sync follows; cannot loosen flush"
+        str(LONG_MAX), LONG, integer(1, LONG_MAX), "number of appended records that starts a sync; cannot loosen flush"
     ),
     "flush.ms": Setting(
-        str(LONG_MAX), LONG, integer(0, LONG_MAX), "time after which a sync follows; cannot loosen flush"
+        str(LONG_MAX), LONG, integer(0, LONG_MAX), "time after an append that starts a sync; cannot loosen flush"
     ),
     "index.interval.bytes": Setting(
-        "4096", INT, integer(64, INT_MAX), "about how many bytes lie between two entries of a segment's index"
+        "4096", INT, integer(64, INT_MAX), "approximate bytes between two entries of a segment's index"
     ),
     "max.compaction.lag.ms": Setting(
-        str(LONG_MAX), LONG, integer(1, LONG_MAX), "age at which a record is compacted, however little else is new"
+        str(LONG_MAX), LONG, integer(1, LONG_MAX), "age at which a record is compacted, whatever the dirty ratio is"
     ),
-    "max.message.bytes": Setting("1048588", INT, integer(0, INT_MAX), "largest record batch that is taken"),
+    "max.message.bytes": Setting("1048588", INT, integer(0, INT_MAX), "largest record batch that the topic accepts"),
     "message.timestamp.after.max.ms": Setting(
         "3600000", LONG, integer(0, LONG_MAX), "how far ahead of the broker's clock a producer's timestamp may be"
     ),
@@ -128,29 +128,32 @@ SETTINGS: dict[str, Setting] = {
         str(LONG_MAX), LONG, integer(0, LONG_MAX), "how far behind the broker's clock a producer's timestamp may be"
     ),
     "message.timestamp.type": Setting(
-        "CreateTime", STRING, choice("CreateTime", "LogAppendTime"), "whose clock stamps a record: producer or broker"
+        "CreateTime",
+        STRING,
+        choice("CreateTime", "LogAppendTime"),
+        "clock of timestamps: the producer's or the broker's",
     ),
     "min.cleanable.dirty.ratio": Setting(
-        "0.5", DOUBLE, ratio, "which part of the closed segments must be new before compaction runs"
+        "0.5", DOUBLE, ratio, "part of the closed segments' bytes that must be new before compaction runs"
     ),
-    "min.compaction.lag.ms": Setting("0", LONG, integer(0, LONG_MAX), "how long a record stays out of compaction"),
-    "millstream.delay.ms": Setting("0", LONG, integer(0, 366 * DAY_MS), "how long queues keep every record back"),
+    "min.compaction.lag.ms": Setting("0", LONG, integer(0, LONG_MAX), "minimum age of a record for compaction"),
+    "millstream.delay.ms": Setting("0", LONG, integer(0, 366 * DAY_MS), "delay of every record in queues"),
     "millstream.retention.done.ms": Setting(
-        "-1", LONG, integer(-1, LONG_MAX), "how long a record stays when every group is done with it; -1: as any other"
+        "-1", LONG, integer(-1, LONG_MAX), "how long a record stays after every group is done with it; -1: as any other"
     ),
-    "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "size of a partition above which segments go"),
-    "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "age above which segments go; -1 keeps them"),
+    "retention.bytes": Setting("-1", LONG, integer(-1, LONG_MAX), "maximum size of a partition; -1 sets no limit"),
+    "retention.ms": Setting("604800000", LONG, integer(-1, LONG_MAX), "maximum age of segments; -1 keeps them"),
     "segment.bytes": Setting(
         "1073741824",
         INT,
         integer(1024, INT_MAX),
-        "size at which a new segment begins; where a topic does not set it, at most half of retention.bytes",
+        "size at which a new segment begins; by default at most half of retention.bytes",
     ),
     "segment.ms": Setting(
         "86400000",
         LONG,
         integer(1, LONG_MAX),
-        "age at which a new segment begins; where a topic does not set it, at most half of retention.ms",
+        "age at which a new segment begins; by default at most half of retention.ms",
     ),
     **INERT,
     **{f"group.{name}": setting for name, setting in GROUP_SETTINGS.items()},

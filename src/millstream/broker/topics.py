@@ -127,9 +127,7 @@ class Topics:
                 for topic in marked:
                     topic.created, topic.revision = topic.partition_count, revision
         except (RequestError, RevisionConflict) as error:
-            logger.warning(
-                "a loss of partition directories would not be noticed; the next start tries again: %s", error
-            )
+            logger.warning("cannot record which partition directories exist; the next start tries again: %s", error)
 
     def _mark(self, topic: Topic) -> Put:
         count = topic.partition_count
@@ -174,14 +172,14 @@ class Topics:
                     # Another broker is deleting it. Retry later; other topics do not wait for that.
                     self._clock.call_later(RETRY_SECONDS, partial(self._look_at, name))
                     continue
-                logger.warning("could not follow a change of topic %s, and will try again: %s", name, error)
+                logger.warning("cannot apply a change of topic %s; retrying: %s", name, error)
                 self._to_follow[name] = None
                 await sleep(self._clock, RETRY_SECONDS)
 
     def _followed(self, done: Promise[None]) -> None:
         self._following = False
         if done.error is not None:
-            logger.warning("could not follow a change of the topics: %s", done.error)
+            logger.warning("cannot apply changes of topics: %s", done.error)
         self._follow_soon()  # the watch may have reported a change in the last turn of the loop
 
     async def follow(self, name: str) -> Topic | None:
@@ -363,7 +361,7 @@ class Topics:
             except RevisionConflict:
                 await self._follow(name)  # it changed, here or at another broker; does it still exist?
             if self._require(name) is not topic:
-                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was made anew meanwhile")
+                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted and created again")
         if self._by_name.get(name) is not topic:  # the watch was faster
             return _nothing()
         removal = self._drop(topic)

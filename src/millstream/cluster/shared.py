@@ -122,7 +122,7 @@ class SharedCluster:
 
     def check(self, group_id: str) -> None:
         if shard_of(group_id) not in self._own:
-            raise RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
+            raise RequestError(Code.NOT_COORDINATOR, "another broker coordinates the group")
         if not self._holds_lease:
             raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the broker cannot reach its database")
 
@@ -150,9 +150,9 @@ class SharedCluster:
             return None
         owner = self._living_owner(shard)
         if owner is None:
-            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the group is between two coordinators")
+            raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, "the group is moving to another coordinator")
         if not owner.host:
-            detail = "a process with an embedded broker looks after the group, or one of its part, until it ends"
+            detail = "a process with an embedded broker coordinates the group's shard until it ends"
             raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail)
         return owner
 
@@ -197,8 +197,8 @@ class SharedCluster:
             there = _decode(again)[0]
             place = f"at {there.host}:{there.port}" if there.host else "embedded in another process"
             raise StartupError(
-                f"another broker of this store, {place}, has the number {self.node_id}; "
-                "give this one another with --node-id"
+                f"another broker of this store, {place}, has node id {self.node_id}; give this one another with "
+                "--node-id"
             )
 
     async def _register(self) -> None:
@@ -231,7 +231,7 @@ class SharedCluster:
                 async with asyncio.timeout(LEAVE_SECONDS_MAX):
                     await self._deregister(epoch)
             except (RequestError, RevisionConflict, TimeoutError) as error:
-                logger.warning("could not tell the others that this broker goes: %s", error)
+                logger.warning("cannot announce the shutdown to the other brokers: %s", error)
 
     @property
     def _key(self) -> str:
@@ -291,7 +291,7 @@ class SharedCluster:
             if lease is not None and lease.revision == self._epoch:
                 self._revision = found.revision
                 return
-        logger.warning("broker %d lost its lease: its groups are looked after elsewhere", self.node_id)
+        logger.warning("broker %d lost its lease; other brokers coordinate its groups", self.node_id)
         self._epoch = 0
         self._own.clear()
         self._release()
@@ -303,8 +303,9 @@ class SharedCluster:
             self._is_replaced = True
             node = _decode(found)[0]
             logger.critical(
-                "a broker at %s:%d has taken the number %d; this one looks after no groups until it is restarted "
-                "with another --node-id", node.host, node.port, self.node_id,
+                "a broker at %s:%d has taken node id %d; this broker coordinates no groups until it is restarted with "
+                "another --node-id",
+                node.host, node.port, self.node_id,
             )  # fmt: skip
             return
         await self._register()
@@ -317,7 +318,7 @@ class SharedCluster:
             lease = Delete(f"{LEASES}{node_id}", seen.epoch)
             try:
                 await self._meta.transact(Delete(f"{BROKERS}{node_id}", seen.revision), lease)
-                logger.warning("broker %d gave no sign of life for %.1f s", node_id, now - seen.at)
+                logger.warning("broker %d sent no heartbeat for %.1f s", node_id, now - seen.at)
             except RevisionConflict:
                 found = await self._meta.get(f"{BROKERS}{node_id}")
                 if self._seen.get(node_id) is not seen:

@@ -108,7 +108,7 @@ class Cursors:
 
     def release(self) -> None:
         """Another broker is the coordinator now: drops all cursors."""
-        error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the fanout id")
+        error = RequestError(Code.NOT_COORDINATOR, "another broker coordinates the fanout id")
         self._journal.drop_waiting(error)
         self._refuse_waiting(error)
         self._cursors.clear()
@@ -153,7 +153,7 @@ class Cursors:
             answer.settle([])
             return answer
         if len(cursor.waiting) >= WAITING_MAX:
-            detail = f"{WAITING_MAX} readers of {fanout_id} wait already"
+            detail = f"{fanout_id} has {WAITING_MAX} waiting readers, the limit"
             return Promise.failed(RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail))
         cursor.waiting.append(_Reader(min(bytes_max, ROUND_BYTES_MAX), count_max, answer))
         if not cursor.is_reading:
@@ -173,7 +173,7 @@ class Cursors:
         cursor = self._cursors.get(place)
         if cursor is None or cursor.topic_id != topic.id:
             if cursor is None and len(self._cursors) >= CURSORS_MAX:
-                raise RequestError(Code.POLICY_VIOLATION, f"the broker keeps {CURSORS_MAX} cursors already")
+                raise RequestError(Code.POLICY_VIOLATION, f"the broker has {CURSORS_MAX} cursors, the limit")
             if cursor is None:
                 self._founders.check(client_host)
                 self._founders.add(place, client_host)
@@ -234,7 +234,7 @@ class Cursors:
             if self._topics.by_id(topic.id) is None:
                 raise _deleted(topic)
             if self._cursors.get((cursor.fanout_id, topic.name)) is not cursor:
-                raise RequestError(Code.NOT_COORDINATOR, "the cursor was lost to another broker meanwhile")
+                raise RequestError(Code.NOT_COORDINATOR, "another broker took over the cursor")
             self._cluster.check(cursor.fanout_id)
             value = {"position": position, "topic_id": topic.id.hex}
             return [Put(cursor_key(cursor.fanout_id, topic.name), json.dumps(value, separators=(",", ":")).encode())]

@@ -60,7 +60,7 @@ class ExclusiveSettings(NamedTuple):
     def check(self) -> None:
         if not 0 < self.heartbeat_ms < self.takeover_ms:
             raise MillstreamError(
-                f"the heartbeat ({self.heartbeat_ms} ms) must come before the takeover ({self.takeover_ms} ms)"
+                f"the heartbeat ({self.heartbeat_ms} ms) must be shorter than the takeover ({self.takeover_ms} ms)"
             )
 
 
@@ -230,7 +230,7 @@ class ExclusiveMember:
 
     def _reloaded(self, done: Promise[Versioned | None]) -> None:
         if done.error is not None:
-            logger.warning("the state of group %s cannot be read; trying again: %s", self.group, done.error)
+            logger.warning("cannot read the state of group %s; retrying: %s", self.group, done.error)
             self._retry.push(RETRY_MS)
             return
         self._learn(done.value())
@@ -344,7 +344,7 @@ class ExclusiveMember:
     def _failed(self, error: BaseException, put: Put, state: State, settling: list[Promise[None]]) -> None:
         """Reads the state again to resolve a conflict; pending commits settle after that."""
         if not isinstance(error, RevisionConflict):
-            logger.warning("a change of group %s could not be stored: %s", self.group, error)
+            logger.warning("cannot store a change of group %s: %s", self.group, error)
         self._is_busy = True
         self._meta.get(self._key).then(lambda done: self._looked_after(done, error, put, state, settling))
 
@@ -437,7 +437,7 @@ async def fall_back(meta: MetaStore, topics: Topics) -> None:
         ends = {partition.index: partition.log.end for partition in known}
         positions = {index: min(offset, ends.get(index, offset)) for index, offset in state.positions.items()}
         if positions != state.positions:
-            logger.error("%s is ahead of topic %s: records are gone", key, topic.name)
+            logger.error("%s is ahead of topic %s: records are lost", key, topic.name)
             await meta.transact(Put(key, state._replace(positions=positions).encode(), stored.revision))
 
 

@@ -48,7 +48,7 @@ class Founders(Generic[N]):
     def check(self, host: str) -> None:
         if self.have_room(host):
             return
-        detail = f"{host} has made {self._limit_of(host)} {self._what}, the share of one address; {self._remedy}"
+        detail = f"{host} has created {self._limit_of(host)} {self._what}, the limit per address; {self._remedy}"
         refusals.warning("%s", detail)
         raise RequestError(Code.POLICY_VIOLATION, detail)
 

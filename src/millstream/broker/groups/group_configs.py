@@ -22,8 +22,8 @@ GROUPS_MAX = 10_000
 SESSION, HEARTBEAT = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
 
 CONSUMER_SETTINGS: dict[str, Setting] = {
-    HEARTBEAT: Setting("5000", INT, integer(100, 3_600_000), "how often a member says it lives"),
-    SESSION: Setting("45000", INT, integer(1_000, 3_600_000), "silence that ends a membership"),
+    HEARTBEAT: Setting("5000", INT, integer(100, 3_600_000), "interval of a member's heartbeats"),
+    SESSION: Setting("45000", INT, integer(1_000, 3_600_000), "silence before a member is removed"),
 }
 
 
@@ -48,7 +48,7 @@ class GroupConfigs:
         if heartbeat >= session:
             raise RequestError(Code.INVALID_CONFIG, f"{HEARTBEAT}={heartbeat} is not smaller than {SESSION}={session}")
         if overrides and group_id not in self.by_group and len(self.by_group) >= GROUPS_MAX:
-            raise RequestError(Code.POLICY_VIOLATION, f"{GROUPS_MAX} groups have settings already; delete some")
+            raise RequestError(Code.POLICY_VIOLATION, f"{GROUPS_MAX} groups have settings, the limit; delete some")
 
     async def configure(self, group_id: str, overrides: Mapping[str, str]) -> None:
         """Replaces all of a group's settings. Durable, and applied by the watch, on return."""

@@ -158,7 +158,7 @@ class Groups:
 
     def release(self) -> None:
         """Other brokers coordinate the groups now: drops all state."""
-        error = RequestError(Code.NOT_COORDINATOR, "another broker looks after the group")
+        error = RequestError(Code.NOT_COORDINATOR, "another broker coordinates the group")
         groups, self._groups = self._groups, {}
         self._journal.drop_waiting(error)
         self._queues.release()
@@ -468,9 +468,7 @@ class Groups:
             if member.id != member_id
         )
         if size + sum(others) > settings.all_protocols_bytes_max:
-            detail = (
-                f"the members of all groups say more than {settings.all_protocols_bytes_max} bytes about themselves"
-            )
+            detail = f"the metadata of all groups' members exceeds {settings.all_protocols_bytes_max} bytes"
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED, detail)
 
     def _check_owner(self, group_id: str, principal: Principal, member_id: str, instance_id: str | None = None) -> None:
@@ -522,7 +520,7 @@ class Groups:
         if len(self._groups) >= self._settings.groups_max:
             self._make_room()
         if len(self._groups) >= self._settings.groups_max:
-            text = f"the broker keeps {self._settings.groups_max} groups already; delete some, or raise groups_max"
+            text = f"the broker has {self._settings.groups_max} groups, the limit; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, text)
         self._founders.add(group_id, client_host)
         return None

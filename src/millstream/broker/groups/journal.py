@@ -112,7 +112,7 @@ class Journal:
                 if entry.apply is not None and era == self._era:
                     entry.apply()
             except Exception as error:
-                _log.exception("a durable change to a group could not be applied")
+                _log.exception("cannot apply a stored change of a group")
                 entry.promise.fail(error)
             else:
                 entry.promise.settle(None)

@@ -54,7 +54,7 @@ class NoQueues:
     """For a broker without queues: it has no share groups and cannot create any."""
 
     def open(self, group_id: str) -> Queue:
-        raise RequestError(Code.POLICY_VIOLATION, "this broker keeps no queues")
+        raise RequestError(Code.POLICY_VIOLATION, "this broker has no queues")
 
     def get(self, group_id: str) -> Queue | None:
         return None

@@ -28,7 +28,7 @@ from millstream.broker.groups.queue.writer import Settlement
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
-LEFT = "its consumer went away"
+LEFT = "its consumer disconnected"
 
 
 class QueueAnswers(QueueStates):
@@ -88,10 +88,10 @@ class QueueAnswers(QueueStates):
         after = -1
         for each in answers:
             if not after < each.first <= each.last:
-                raise RequestError(Code.INVALID_REQUEST, "the offsets of an acknowledgement must rise")
+                raise RequestError(Code.INVALID_REQUEST, "the offsets of an acknowledgement must ascend")
             after = each.last
             if each.last - each.first > OPEN_MAX:
-                raise RequestError(Code.INVALID_RECORD_STATE, "so many records cannot be leased")
+                raise RequestError(Code.INVALID_RECORD_STATE, "the acknowledgement has more records than can be leased")
             for number, start, stop in pieces(each.first, each.last):
                 block = self._blocks.get(number)
                 if block is None or not block.is_leased(start, stop, member.id):

@@ -224,4 +224,4 @@ def _key(place: Place) -> str:
 
 
 def _warn(error: BaseException) -> None:
-    refusals.warning("progress of done retention cannot be stored; after a restart done records may stay: %s", error)
+    refusals.warning("cannot store the progress of done retention; done records may stay after a restart: %s", error)

@@ -23,7 +23,7 @@ from millstream.stores.base import Delete
 
 READS_MAX = 32
 """Reads per acquisition: redeliveries are scattered, and each one needs its own read."""
-ELSEWHERE = RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue")
+ELSEWHERE = RequestError(Code.NOT_COORDINATOR, "another broker coordinates the queue")
 AGAIN_BYTES = 64 * 1024
 """Read size for redeliveries: a longer read would return records that are done."""
 
@@ -250,7 +250,7 @@ class QueuePartition(QueueAnswers):
         if self.leases:
             raise RequestError(Code.NON_EMPTY_GROUP, "records are leased; stop the group's members first")
         if self._writer.dead_records:
-            raise RequestError(Code.NON_EMPTY_GROUP, "records are on their way to the dead-letter topic; try again")
+            raise RequestError(Code.NON_EMPTY_GROUP, "the queue is writing dead letters; try again")
         self._writer.changed |= set(self._blocks)
         self._blocks.clear()
         self._open = 0

@@ -136,7 +136,7 @@ class Queues:
     def release(self) -> None:
         """Another broker coordinates the queues now: drops their state here and writes nothing."""
         self._era += 1
-        self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker looks after the queue"))
+        self._journal.drop_waiting(RequestError(Code.NOT_COORDINATOR, "another broker coordinates the queue"))
         queues = [queue for queue in self._queues.values() if queue.is_durable]
         for queue in queues:
             del self._queues[queue.id]
@@ -169,7 +169,7 @@ class Queues:
                 Code.INCONSISTENT_GROUP_PROTOCOL, f"group {group_id} is not a queue; choose another name, or delete it"
             )
         if len(self._queues) >= self._settings.groups_max:
-            detail = f"the broker keeps {self._settings.groups_max} queues already; delete some, or raise groups_max"
+            detail = f"the broker has {self._settings.groups_max} queues, the limit; delete some, or raise groups_max"
             raise RequestError(Code.POLICY_VIOLATION, detail)
         self._founders.check(client_host)
         self._founders.add(group_id, client_host)
@@ -245,7 +245,7 @@ class Queues:
         # No await until the removal is in the journal: the writes of a new start must follow it.
         self._cluster.check(group_id)
         if self._queues.get(group_id) is not queue:
-            raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} was changed meanwhile; try again")
+            raise RequestError(Code.COORDINATOR_LOAD_IN_PROGRESS, f"queue {group_id} has just changed; try again")
         if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
         places = [partition for partition in queue.partitions() if partition.topic.name == topic]
@@ -326,7 +326,7 @@ class Queues:
             try:
                 await partition.flush()
             except RequestError as error:  # costs redeliveries; the other partitions still close
-                logger.warning("queue %s could not be written down: %s", partition.group_id, error)
+                logger.warning("cannot store queue %s: %s", partition.group_id, error)
         for queue in list(self._queues.values()):
             queue.close()
 

@@ -171,7 +171,7 @@ class ShareFetch:
                     taken = await partition.acquire(self._member, records, room, whole_batches=whole_batches)
             except RequestError as error:
                 if error.code == Code.NOT_COORDINATOR:  # the whole queue is lost, with all leases
-                    detail = f"{error.detail}; open another session"
+                    detail = f"{error.detail}; open a new session"
                     raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from error
                 leased.append(Leased(place, NOTHING, 0, error))
                 continue
@@ -212,7 +212,7 @@ def acknowledge(
         try:
             partition = find(queue, topics, place)
             if partition is None:
-                raise RequestError(Code.INVALID_RECORD_STATE, "nothing of this partition is leased")
+                raise RequestError(Code.INVALID_RECORD_STATE, "no record of this partition is leased")
             promises[place] = partition.answer(member, said)
         except RequestError as error:
             promises[place] = Promise.failed(error)

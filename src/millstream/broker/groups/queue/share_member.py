@@ -33,13 +33,13 @@ class ShareBeat:
 
     def check(self) -> None:
         if self.epoch < LEAVING:
-            raise _invalid(f"there is no member epoch {self.epoch}")
+            raise _invalid(f"member epoch {self.epoch} is not valid")
         if not self.member_id:
             raise _invalid("the member id is missing")
         if len(self.member_id) > MEMBER_ID_CHARS_MAX:
             raise _invalid(f"a member id has {MEMBER_ID_CHARS_MAX} characters at most")
         if self.epoch == JOINING and not self.topics:
-            raise _invalid("a member that joins must say what it subscribes to")
+            raise _invalid("a joining member must name its topics")
         if self.topics is not None and len(self.topics) > TOPICS_MAX:
             raise _invalid(f"a member subscribes to {TOPICS_MAX} topics at most")
 

@@ -329,7 +329,7 @@ class QueueStates(abc.ABC):
                 self._writer.changed.add(number)
                 if block.states[at] == LEASED:
                     self._count_leases(self._queue.owner(block.owners[at]), -1)
-                    self._fail(number, block, at, "its lease ran out")
+                    self._fail(number, block, at, "its lease expired")
                 elif self._keys is not None and not self._keys.due(number * SIZE + at):
                     block.put(at, HELD)
                 else:
@@ -379,7 +379,7 @@ class QueueStates(abc.ABC):
     def _give_up(self, start: int, stop: int, reason: str) -> None:
         """Gives up a range of unreadable records. The first undelivered one becomes the dead letter of them all."""
         logger.error(
-            "queue %s: %s-%d: offsets %d to %d are given up: %s",
+            "queue %s: %s-%d: offsets %d to %d are dead: %s",
             self._queue.id, self.topic.name, self.index, start, stop - 1, reason,
         )  # fmt: skip
         found = self._unread(start, stop)
@@ -455,7 +455,7 @@ class QueueStates(abc.ABC):
                 if number * SIZE + at not in self._writer.dead_records:  # impossible: both are written together
                     block.put(at, READY)
         if self.next > self.log.end and self.log.damage.lost is None:
-            logger.error("queue %s is ahead of %s-%d: records are gone", self._queue.id, self.topic.name, self.index)
+            logger.error("queue %s is ahead of %s-%d: records are lost", self._queue.id, self.topic.name, self.index)
             if is_alone:
                 self._fall_back(self.log.end)
         if self._writer.dead_records:

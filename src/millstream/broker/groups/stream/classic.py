@@ -180,7 +180,7 @@ class ClassicGroup:
         for commit in commits:
             for each in commit.partitions:
                 if owner.get((str(commit.topic), each.partition), member.id) != member.id:
-                    detail = f"{commit.topic}-{each.partition} is another member's by now"
+                    detail = f"{commit.topic}-{each.partition} belongs to another member now"
                     raise RequestError(Code.REBALANCE_IN_PROGRESS, detail)
 
     def fence_read(self, member_id: str | None, epoch: int) -> None:

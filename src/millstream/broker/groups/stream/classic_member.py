@@ -151,7 +151,7 @@ class Member:
         return self.joining
 
     def await_sync(self) -> Promise[Synced]:
-        self.refuse(RequestError(Code.REBALANCE_IN_PROGRESS, "the member asked again over another connection"))
+        self.refuse(RequestError(Code.REBALANCE_IN_PROGRESS, "the member repeated the request over another connection"))
         self.session.stop()
         self.syncing = Promise()
         return self.syncing

@@ -57,7 +57,7 @@ class Beat:
 
     def check(self) -> None:
         if self.epoch < LEAVING_FOR_A_WHILE:
-            raise _invalid(f"there is no member epoch {self.epoch}")
+            raise _invalid(f"member epoch {self.epoch} is not valid")
         if not self.member_id and (self.epoch != JOINING or self.id_required):
             raise _invalid("the member id is missing")
         if len(self.member_id) > MEMBER_ID_CHARS_MAX:
@@ -66,11 +66,11 @@ class Beat:
             raise _invalid("the instance id is missing")
         if self.epoch == JOINING:
             if self.rebalance_ms is None or self.rebalance_ms <= 0:
-                raise _invalid("a member that joins must say its rebalance timeout")
+                raise _invalid("a joining member must name its rebalance timeout")
             if self.topics is None and self.pattern is None:
-                raise _invalid("a member that joins must say what it subscribes to")
+                raise _invalid("a joining member must name its topics")
             if self.owned:
-                raise _invalid("a member that joins owns no partitions")
+                raise _invalid("a joining member must own no partitions")
 
 
 @dataclass(frozen=True, slots=True)

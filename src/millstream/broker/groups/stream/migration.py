@@ -88,7 +88,7 @@ class Migration:
         if classic.protocol_type != CONSUMER:
             raise _refused(classic, f"its members' protocol type is {classic.protocol_type}, not {CONSUMER}")
         if beat.assignor == EXCLUSIVE:
-            raise _refused(classic, "its members share partitions, and the new one asks for the assignor exclusive")
+            raise _refused(classic, "the new member needs the assignor exclusive, which classic members do not have")
         if len(classic.members) >= self._members_max:
             raise RequestError(Code.GROUP_MAX_SIZE_REACHED)
         mixed.take_over(_seats(classic, mixed))
@@ -118,10 +118,10 @@ def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[Seat]:
         subscription = decode_subscription(member.protocols[0][1])
         assignment = decode_assignment(member.assignment)
         if member.planned or subscription is None or assignment is None:
-            raise _refused(classic, "the broker cannot assign for all of its members")
+            raise _refused(classic, "the broker cannot assign partitions for all of its members")
         assigned = mixed.partitions(assignment[0])
         if (assignment[1] and classic.protocol_name not in _STANDARD_ASSIGNORS) or assigned & taken:
-            raise _refused(classic, "its assignments are a custom assignor's")
+            raise _refused(classic, "a custom assignor made its assignments")
         taken |= assigned
         owned, epoch = mixed.partitions(subscription.owned), classic.generation_of(member)
         seats.append(Seat(_join(classic, member), subscription, epoch, assigned, owned))

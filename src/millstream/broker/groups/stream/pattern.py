@@ -266,7 +266,7 @@ class _Parser:
             known = _ESCAPES[character.lower()]
             return known if character.islower() else _ALPHABET - known
         if character.isalnum():
-            raise _invalid(f"the topic pattern has an escape that is not known: \\{character}")
+            raise _invalid(f"the topic pattern has an unknown escape: \\{character}")
         return frozenset(character)
 
     def _set(self) -> frozenset[str]:
@@ -277,7 +277,7 @@ class _Parser:
         while first or self._peek() != "]":
             first = False
             if self._text.startswith("[:", self._at):
-                raise _invalid("the topic pattern uses a [:class:], which is not known")
+                raise _invalid("the topic pattern uses a [:class:], which is not supported")
             low = self._set_member()
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
@@ -305,7 +305,7 @@ class _Parser:
         if self._peek() == "?":  # no difference for a whole match
             self._at += 1
         if self._peek() and self._peek() in "*+?{":
-            raise _invalid("the topic pattern repeats a repetition; put it in (…)")
+            raise _invalid("the topic pattern repeats a repetition; enclose the inner one in (…)")
         return ("repeat", node, least, most)
 
     def _counts(self) -> tuple[int, int | None]:
