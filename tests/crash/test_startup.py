@@ -140,7 +140,7 @@ class TestTornTails:
         assert segment.stat().st_size == size
         kept = {} if not torn.strip(b"\0") else {f"orders-0.00000000000000000000.log.from-{size}": torn}
         assert place.set_aside() == kept
-        assert not kept or f"cut {left} bytes behind the last sound batch" in caplog.text
+        assert not kept or f"cut a torn tail of {left} bytes after the last valid batch" in caplog.text
 
     async def test_zeros_are_cut_and_not_worth_keeping(self, place: Place) -> None:
         log = place.open()
@@ -274,7 +274,7 @@ class TestBrokenIndexes:
         flip(index)
         log = place.open(LogConfig(index_interval_bytes=4096))
         log.read(200, 1).value()
-        assert f"rebuilding an index that does not fit its segment: {index}" in caplog.text
+        assert f"rebuilding an index that does not match its segment: {index}" in caplog.text
         await place.close()
         assert index.read_bytes() == before
 

@@ -34,7 +34,7 @@ def test_a_range_is_logged_and_counted_once(damage: Damage, caplog: pytest.LogCa
     damage.add(12, 14, Cause.HEADER, "a.log at 510")
     assert len(caplog.records) == damage.found == 1
     assert "orders-0: offsets 10 to 19 are damaged (checksum mismatch: a.log at 500)" in caplog.text
-    assert "reading goes on at offset 20" in caplog.text
+    assert "readers continue at offset 20" in caplog.text
 
 
 def test_ranges_that_overlap_or_touch_with_one_cause_become_one(damage: Damage) -> None:

@@ -115,7 +115,7 @@ async def _clean(log: Log, spans: list[tuple[Segment, int]], newest: dict[bytes,
 
 
 async def _note(log: Log, error: BrokenSegment) -> None:
-    logger.warning("%s: compaction leaves a damaged segment as it is: %s", log.name, error)
+    logger.warning("%s: compaction skips a damaged segment: %s", log.name, error)
     await log.note_broken(error)
 
 

@@ -95,7 +95,7 @@ class Damage:
             return known
         damaged = self._joined(DamagedRange(first, max(end, first + 1), cause, where))
         self.found += 1
-        logger.error("%s: %s; reading goes on at offset %d", self._log, damaged, damaged.end)
+        logger.error("%s: %s; readers continue at offset %d", self._log, damaged, damaged.end)
         return damaged
 
     def lose_all(self, directory: str) -> None:

@@ -200,12 +200,10 @@ class Log(ReadableLog):
         if base < self.end:
             return self._follow_again(header)
         if header.leader_epoch < self.epochs.latest:
-            detail = (
-                f"{self.name} has epoch {self.epochs.latest}; a batch of epoch {header.leader_epoch} came behind it"
-            )
+            detail = f"{self.name} has epoch {self.epochs.latest}; a batch of epoch {header.leader_epoch} cannot follow"
             return Promise.failed(Diverged(detail))
         if base - self.end >= RELATIVE_OFFSET_MAX:
-            detail = f"{self.name} ends at {self.end} and cannot go on at {base}: copy the partition from its start"
+            detail = f"{self.name} ends at {self.end} and cannot continue at {base}: copy the partition from its start"
             return Promise.failed(Diverged(detail))
         config = self.config
         try:
@@ -425,7 +423,7 @@ class Log(ReadableLog):
             if self._syncs_left < 0:
                 self.fail(error)
                 return
-        refusals.error("cannot sync %s yet: %s", self.name, error)
+        refusals.error("cannot sync %s; retrying: %s", self.name, error)
         self.clock.call_later(SYNC_AGAIN_SECONDS, self._flush_by_time)
 
     def _count(self, end: int, mark: tuple[int, int]) -> None:

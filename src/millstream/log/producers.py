@@ -54,8 +54,8 @@ class Producers:
             if header.producer_epoch < producer.epoch:
                 raise RequestError(
                     Code.INVALID_PRODUCER_EPOCH,
-                    f"producer {header.producer_id} has epoch {header.producer_epoch}, "
-                    f"but epoch {producer.epoch} is at work",
+                    f"producer {header.producer_id} has epoch {header.producer_epoch}, but its current epoch is "
+                    f"{producer.epoch}",
                 )
             if first != 0:
                 raise RequestError(

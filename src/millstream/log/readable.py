@@ -243,7 +243,7 @@ class ReadableLog:
     def _note_damage(self, segment: Segment, finding: Finding) -> None:
         where = f"{segment.path} at position {finding.position}"
         if finding.first >= self._offset_behind(segment):
-            logger.warning("%s: bytes behind the last batch are ignored: %s", self.name, where)
+            logger.warning("%s: ignored the bytes after the last batch: %s", self.name, where)
             segment.cut(finding.position)
         elif self.start < finding.end:
             self.damage.add(max(finding.first, self.start), finding.end, finding.cause, where)

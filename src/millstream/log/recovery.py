@@ -149,7 +149,7 @@ class Recovery:
                     break
                 position, next_offset = at + header.size, header.next_offset
         except BrokenSegment:  # the batches after the damage are lost with the rest
-            logger.warning("%s is damaged before the place where it was cut off", segment.path)
+            logger.warning("%s is truncated, and damaged before that position", segment.path)
         segment.cut(position)  # in memory only: the file stays as it is
         return next_offset
 
@@ -173,7 +173,7 @@ class Recovery:
 
     def _put_behind_aside(self, bases: list[int]) -> None:
         for base in bases:
-            self._put_aside(os.path.join(self._log.directory, file_name(base)), "there is a hole below it")
+            self._put_aside(os.path.join(self._log.directory, file_name(base)), "offsets below it are missing")
 
     def _walk(self, segment: Segment, position: int, next_offset: int, producers: Producers) -> tuple[bool, int]:
         """Accepts the sound batches from a position on and cuts the rest; whether nothing was cut, and the end."""
@@ -219,7 +219,9 @@ class Recovery:
         if any(piece.strip(b"\0") for piece in _pieces(segment.path, segment.size)):
             name = self._free_name(f"{os.path.basename(segment.path)}.from-{segment.size}")
             self._disk.replace(name, _pieces(segment.path, segment.size))
-            logger.warning("%s: cut %d bytes behind the last sound batch; they are kept in %s", segment.path, cut, name)
+            logger.warning(
+                "%s: cut a torn tail of %d bytes after the last valid batch; kept in %s", segment.path, cut, name
+            )
         self._disk.truncate(segment.file, segment.size)
 
     def _settle(self) -> None:
@@ -246,7 +248,7 @@ class Recovery:
             elif _TEMPORARY_NAME.fullmatch(name):
                 self._disk.remove(path)
             elif name != checkpoints.FILE_NAME and not _INDEX_NAME.fullmatch(name):
-                self._put_aside(path, "it is no file of a log")
+                self._put_aside(path, "it is not a file of this log")
         return bases
 
     def _put_aside(self, path: str, why: str) -> None:

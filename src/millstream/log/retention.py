@@ -51,5 +51,5 @@ def _drop(log: Log, config: LogConfig, active: Segment, now: int) -> bool:
     if keep_from > log.segments[-1].base_offset:
         log.roll_to_drop()
     dropped = log.drop_from_front(keep_from)
-    logger.info("%s: retention removed %d bytes; it starts at %d now", log.name, dropped, log.start)
+    logger.info("%s: retention removed %d bytes; the log starts at %d now", log.name, dropped, log.start)
     return True

@@ -210,7 +210,7 @@ class Segment:
             return entry[0], resumed, entry[2]
         if not self._is_misplaced(entry[1]):
             raise BrokenSegment(self.path, entry[1])
-        logger.warning("rebuilding an index that does not fit its segment: %s", self.index.path)
+        logger.warning("rebuilding an index that does not match its segment: %s", self.index.path)
         if self.size > REBUILD_BYTES_MAX:
             self._is_indexed = False
             self.index.clear()

@@ -581,7 +581,7 @@ cdef int64_t HEADER_COST = _pure.HEADER_COST
 # The twin uses the same numbers. A failed import makes `codec` use the twin, which is better than a kernel built
 # from other sources.
 if (_pure.TOO_MUCH, _columns.HEADERS, _rows.TOO_LARGE) != (TOO_MUCH, HEADERS, TOO_LARGE):
-    raise ImportError("the kernel is older than its twin: build it anew")
+    raise ImportError("the kernel is older than its Python twin: rebuild it with `make setup`")
 
 cdef int64_t NO_TIMESTAMP = -1
 cdef PyTypeObject *RECORD = <PyTypeObject *> Record

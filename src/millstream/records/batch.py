@@ -121,14 +121,14 @@ def check(buffer: memoryview) -> BatchHeader:
     header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))  # `_make`, inlined
     if header.magic != 2:
         raise RequestError(
-            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record format {header.magic} is not served, only format 2 is"
+            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"record format {header.magic} is not supported, only format 2 is"
         )
     if header.length + PREFIX_BYTES != have:
-        raise CorruptBatch(f"the batch says it has {header.length + PREFIX_BYTES} bytes, but {have} arrived")
+        raise CorruptBatch(f"the batch header says {header.length + PREFIX_BYTES} bytes, but {have} arrived")
     if crc32c(buffer[CRC_START:]) != header.crc:
         raise CorruptBatch("the batch's CRC-32C does not match its bytes")
     if header.count < 1 or header.last_offset_delta != header.count - 1:
-        raise CorruptBatch(f"the batch says {header.count} records over {header.last_offset_delta + 1} offsets")
+        raise CorruptBatch(f"the batch header says {header.count} records over {header.last_offset_delta + 1} offsets")
     return header
 
 

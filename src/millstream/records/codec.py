@@ -204,7 +204,7 @@ def encode(
     keeps the span of their original batch, even when no record is left.
     """
     if not records and last_offset_delta is None:
-        raise ValueError("a batch without records needs a last_offset_delta: it stands for offsets that are gone")
+        raise ValueError("a batch without records needs a last_offset_delta, which covers the removed offsets")
     out, base_timestamp, max_timestamp, last_delta, count = kernel.encode(records, base_offset, HEADER_BYTES)
     if last_offset_delta is None:
         last_offset_delta = last_delta
@@ -318,7 +318,7 @@ def split(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     while len(view) - position >= HEADER_BYTES:
         size = read_prefix(view, position)[1]
         if size < HEADER_BYTES:
-            raise CorruptBatch(f"the batch says it has {size} bytes, less than its header")
+            raise CorruptBatch(f"the batch header says {size} bytes, less than the header itself")
         if size > len(view) - position:
             return
         yield read_header(view, position), view[position : position + size]
@@ -331,17 +331,17 @@ def _open_one(batch: Buffer, bytes_max: int, check_crc: bool) -> Section:
         raise CorruptBatch(f"a batch needs at least {HEADER_BYTES} bytes, got {len(view)}")
     header = read_header(view)
     if header.size != len(view):
-        raise CorruptBatch(f"the batch says it has {header.size} bytes, but {len(view)} are there")
+        raise CorruptBatch(f"the batch header says {header.size} bytes, but there are {len(view)}")
     return _open(header, view, bytes_max, check_crc)
 
 
 def _open(header: BatchHeader, batch: memoryview, bytes_max: int, check_crc: bool) -> Section:
     if header.magic != 2:
-        raise CorruptBatch(f"record format {header.magic} is not served, only format 2 is")
+        raise CorruptBatch(f"record format {header.magic} is not supported, only format 2 is")
     if check_crc and crc32c(batch[CRC_START:]) != header.crc:
         raise CorruptBatch("the batch's CRC-32C does not match its bytes")
     if header.base_offset < 0 or header.last_offset_delta < 0:
-        raise CorruptBatch(f"the batch says offsets {header.base_offset} to {header.last_offset}")
+        raise CorruptBatch(f"the batch header says offsets {header.base_offset} to {header.last_offset}")
     return Section(
         decompress(header.codec, batch[HEADER_BYTES:], bytes_max),
         header.count,

@@ -288,4 +288,4 @@ def _u32(data: memoryview, position: int) -> int:
 
 def _check_end(data: memoryview, position: int, name: str) -> None:
     if position != len(data):
-        raise CorruptBatch(f"the {name} frame ends {position - len(data)} bytes after what is there")
+        raise CorruptBatch(f"the {name} frame ends {position - len(data)} bytes after the input")

@@ -90,7 +90,7 @@ INT64_MIN = -(2**63)
 
 _REASONS = (
     "",
-    "the batch says more records than its bytes can hold",
+    "the batch header says more records than its bytes can hold",
     "a number does not end, or is too large",
     "its length is not within the batch",
     "its offset is outside the batch's, or not after the one before",

@@ -110,7 +110,7 @@ class FrameReader:
         bound = self._publish_bytes_max if command == _PUBLISH else SMALL_BYTES_MAX
         if size <= bound:
             return True
-        self.broken = f"a payload of {size} bytes for {name_of(command)}: at most {bound} are taken"
+        self.broken = f"a payload of {size} bytes for {name_of(command)}: at most {bound} are allowed"
         return False
 
 

@@ -139,7 +139,7 @@ class Reader:
 
     def finish(self) -> None:
         if self._position != self._end:
-            raise ProtocolError(f"the request is {self._end - self._position} bytes longer than what it says")
+            raise ProtocolError(f"the request is {self._end - self._position} bytes longer than its fields")
 
     def _advance(self, size: int) -> int:
         position = self._position
@@ -229,7 +229,7 @@ def _join_group(reader: Reader) -> JoinGroup:
     (session_ms,) = reader.unpack(_I32)
     (count,) = reader.unpack(_U16)
     if count > TOPICS_MAX:
-        raise ProtocolError(f"a member of {count} topics: at most {TOPICS_MAX} are taken")
+        raise ProtocolError(f"a member of {count} topics: at most {TOPICS_MAX} are allowed")
     return JoinGroup(group, member, session_ms, tuple(reader.string() for _ in range(count)))
 
 

@@ -201,7 +201,7 @@ def unpack(item: bytes, bytes_max: int = UNPACKED_BYTES_MAX) -> list[bytes]:
             raise BadPack("the item is not a pack: it has no messageList")
         content, codec, magic = fields[4], fields.get(2, 0), fields.get(1, MAGIC)
         if magic != MAGIC or codec not in (Codec.NONE, Codec.GZIP, Codec.SNAPPY):
-            raise BadPack(f"packs of magic {magic} with compression {codec} are not known")
+            raise BadPack(f"packs of magic {magic} with compression {codec} are not supported")
         checksum = fields.get(3, 0)
         if checksum and checksum & 0xFFFFFFFF != zlib.crc32(content):
             raise BadPack("the pack's CRC-32 does not match its bytes")

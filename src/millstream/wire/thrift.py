@@ -106,7 +106,7 @@ class Reader:
             return self._binaries()
         layout = {BYTE: _BYTE, I16: _I16, I32: _I32, I64: _I64}.get(kind)
         if layout is None:
-            raise ProtocolError(f"a field of type {kind} is not read here")
+            raise ProtocolError(f"a field of type {kind} is not supported")
         return self._number(layout)
 
     def binary(self) -> bytes:
@@ -129,7 +129,7 @@ class Reader:
             raise ProtocolError(f"structures are nested deeper than {DEPTH_MAX}")
         self._skipped += 1
         if self._skipped > SKIPPED_MAX:
-            raise ProtocolError(f"a message with more than {SKIPPED_MAX} values that are not known")
+            raise ProtocolError(f"a message with more than {SKIPPED_MAX} unknown values")
         if kind in _FIXED_BYTES:
             self._advance(_FIXED_BYTES[kind])
         elif kind == STRING:

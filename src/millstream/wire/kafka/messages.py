@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 def decode_request(key: int, version: int, body: bytes | memoryview) -> Message:
     if len(body) > REQUEST_BYTES_MAX:
-        raise ProtocolError(f"a request of {len(body)} bytes to API {key}: at most {REQUEST_BYTES_MAX} are taken")
+        raise ProtocolError(f"a request of {len(body)} bytes to API {key}: at most {REQUEST_BYTES_MAX} are allowed")
     message = _request_reader(key, version)(Reader(memoryview(body)))
     assert isinstance(message, Message)
     return message
@@ -159,7 +159,7 @@ def require(key: int, version: int) -> None:
     try:
         _load(key, version, "request")
     except (KioIndexError, ImportError, AttributeError) as error:
-        raise ProtocolError(f"API {key} in version {version} is not known") from error
+        raise ProtocolError(f"API {key} has no version {version}") from error
 
 
 def load(key: int, version: int) -> None:
@@ -277,7 +277,7 @@ def _field(kind: str, inner: Any, is_array: bool, is_nullable: bool, compact: bo
         def read_array(reader: Reader) -> list[Any] | None:
             count = reader.count(compact, 1)
             if count < 0 and not is_nullable:
-                raise ProtocolError("an array is null where it may not be")
+                raise ProtocolError("an array is null, which its field does not allow")
             return None if count < 0 else [item(reader) for _ in range(count)]
 
         return read_array
@@ -309,7 +309,7 @@ _NUMBERS: dict[str, Read] = {
 
 def _to_bytes(view: memoryview | None, is_nullable: bool) -> bytes | None:
     if view is None and not is_nullable:
-        raise ProtocolError("bytes are null where they may not be")
+        raise ProtocolError("bytes are null, which their field does not allow")
     return None if view is None else bytes(view)
 
 

@@ -102,7 +102,7 @@ class Reader:
         if size < 0:
             return None
         if size > STRING_BYTES_MAX:
-            raise ProtocolError(f"a string of {size} bytes: at most {STRING_BYTES_MAX} are taken")
+            raise ProtocolError(f"a string of {size} bytes: at most {STRING_BYTES_MAX} are allowed")
         try:
             return str(self.raw(size), "utf-8")
         except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ class Reader:
         """A string that is not nullable."""
         value = self.string(compact)
         if value is None:
-            raise ProtocolError("a string is null where it may not be")
+            raise ProtocolError("a string is null, which its field does not allow")
         return value
 
     def blob(self, compact: bool) -> memoryview | None:
@@ -127,7 +127,7 @@ class Reader:
         if count > 0:
             self.items += count
             if self.items > ITEMS_MAX:
-                raise ProtocolError(f"a request with {self.items} items: at most {ITEMS_MAX} are taken")
+                raise ProtocolError(f"a request with {self.items} items: at most {ITEMS_MAX} are allowed")
         return count
 
     def tags(self) -> Iterator[tuple[int, int]]:

@@ -119,7 +119,7 @@ def _decode_batch(reader: Reader) -> Acknowledged:
     first, last = reader.unpack(_OFFSETS)
     count = reader.uvarint() - 1
     if count < 0:
-        raise ProtocolError("acknowledge types are null where they may not be")
+        raise ProtocolError("acknowledge types are null, which their field does not allow")
     batch = Acknowledged(first, last, bytes(reader.raw(count)))
     for tag, end in reader.tags():
         if tag == DELAY_TAG:
