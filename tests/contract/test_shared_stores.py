@@ -487,7 +487,7 @@ class TestTogether:
                 append(log, data) for log, data in zip(pair, (small, large)[:: -1 if is_first else 1], strict=True)
             ]
         for promise in promises:
-            with pytest.raises(RequestError, match="too much waits for the database already"):
+            with pytest.raises(RequestError, match="too many bytes wait for the database"):
                 await promise
         await before
         assert [log.end for log in pair] == [1, 0] and [log.unsynced_bytes for log in pair] == [0, 0]

@@ -403,7 +403,7 @@ class TestNoRoom:
         monkeypatch.setattr(machine.disk, "append", no_room)
         for _ in range(3):
             machine.housekeep()
-        lines = [record for record in caplog.records if "could not be tidied up" in record.getMessage()]
+        lines = [record for record in caplog.records if "housekeeping of " in record.getMessage()]
         assert (
             len(lines) == 10 and "No space left" in lines[0].getMessage() and not any(line.exc_info for line in lines)
         )
@@ -419,7 +419,7 @@ class TestNoRoom:
         machine.disk.fail_write(errno.EFBIG, after_bytes=0)
         with caplog.at_level(logging.ERROR):
             machine.housekeep()
-        assert "kept-0 could not be tidied up" in caplog.text
+        assert "housekeeping of kept-0 failed" in caplog.text
         assert machine.logs[1].start == machine.logs[1].end
         machine.housekeep()
         assert machine.logs[0].start == machine.logs[0].end

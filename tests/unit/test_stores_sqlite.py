@@ -300,7 +300,7 @@ class TestCheckpoints:
         monkeypatch.setattr(opened.database._checkpoints, "_move", fail)
         with pytest.raises(RequestError, match="read-only"):
             await self.write(log, 8)
-        assert log.failure == "disk I/O error" and "takes no more changes until a restart" in caplog.text
+        assert log.failure == "disk I/O error" and "is read-only until a restart" in caplog.text
         end = log.end
         assert len(await read_back(log)) == end > 0, "what is there can still be read"
         await opened.store.close()
@@ -324,7 +324,7 @@ class TestCheckpoints:
         monkeypatch.setattr(opened.database._checkpoints, "_move", fail)
         await self.write(log, 24)
         assert full > 3 and log.failure is None
-        assert "the WAL could not be moved into its file" in caplog.text and "the disk is full" in caplog.text
+        assert "checkpoint of the WAL failed; retrying later" in caplog.text and "the disk is full" in caplog.text
         assert self.wal_bytes(opened) < 20 << 20
 
     async def test_each_begins_after_a_commit_that_none_has_moved(self, opened: Opened) -> None:

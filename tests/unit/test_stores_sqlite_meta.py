@@ -32,7 +32,7 @@ async def test_a_failed_commit_is_final_and_reads_go_on(
     with pytest.raises(RequestError, match="read-only: disk I/O error"):
         await meta.transact(Put("c", b"4"))
     assert (await meta.get("a")).value == b"1"
-    assert "takes no more changes until the broker restarts" in caplog.text
+    assert "is read-only until the broker restarts" in caplog.text
     await meta.close()
     again = SqliteMeta(str(tmp_path / "meta.db"))
     assert [key for key, _ in await again.list("")] == ["a"]

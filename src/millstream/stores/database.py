@@ -56,7 +56,7 @@ class Torn(MillstreamError):
     """An append of a bundle was refused: nothing of the whole transaction was stored."""
 
     def __init__(self, bundles: dict[int, RequestError]) -> None:
-        super().__init__("appends that belong together cannot be stored together")
+        super().__init__("an append of the transaction was refused, so none was stored")
         self.bundles = bundles
         """Why, by bundle."""
 

@@ -57,7 +57,7 @@ class GroupCommit(Generic[Item]):
 
     def _landed(self, count: int, done: Promise[None]) -> None:
         if done.error is not None:  # should not happen; later transactions go on
-            logger.error("a transaction was not answered", exc_info=done.error)
+            logger.error("unexpected error after a group commit", exc_info=done.error)
         self._answered += count
         while self._drains and self._drains[0][0] <= self._answered:
             drained = self._drains.popleft()[1]

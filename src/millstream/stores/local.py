@@ -150,7 +150,7 @@ class LocalLogStore:
             async with self._creating:
                 await asyncio.get_running_loop().run_in_executor(None, work)
         except OSError as error:
-            detail = f"the directories of topic {topic} cannot be made: {error}"
+            detail = f"the directories of topic {topic} cannot be created: {error}"
             raise RequestError(Code.KAFKA_STORAGE_ERROR, detail) from error
 
     def _make_directories(self, topic: str, partitions: range) -> None:
@@ -252,9 +252,9 @@ class LocalLogStore:
                 if isinstance(error, OSError) and error.errno == errno.EIO and log.failure is None:
                     log.fail(error)
                 if isinstance(error, OSError):  # a full disk causes one per log and round
-                    self._damped.error("%s could not be tidied up; the next round tries again: %s", log.name, error)
+                    self._damped.error("housekeeping of %s failed; retrying in the next round: %s", log.name, error)
                 else:
-                    logger.exception("%s could not be tidied up; the next round tries again", log.name)
+                    logger.exception("housekeeping of %s failed; retrying in the next round", log.name)
             await asyncio.sleep(0)
         self._disk.hold_back()
 

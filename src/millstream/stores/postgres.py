@@ -54,7 +54,7 @@ _SQL = queries.named("postgres_queries.sql")
 _REFUSALS = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: "the topic was deleted",
     Code.OUT_OF_ORDER_SEQUENCE_NUMBER: "sequence {1} of producer {0} neither follows nor repeats its last batches",
-    Code.INVALID_PRODUCER_EPOCH: "a newer epoch of producer {0} is at work",
+    Code.INVALID_PRODUCER_EPOCH: "producer {0} has a newer epoch",
 }
 
 
@@ -148,7 +148,7 @@ class PostgresDatabase:
                     await connection.add_listener(CHANNEL, self._heard)
                     self._start_over()
                     doubted = [(pool, use) for pool in (self._appends, self._meta, self._reads) for use in pool.uses()]
-                    logger.info("%s is back", self.location)
+                    logger.info("connected to %s again", self.location)
                     self._on_lost()
                 while True:
                     await _closed_or_later(connection, PING_SECONDS / 2 if doubted else PING_SECONDS)
@@ -156,7 +156,7 @@ class PostgresDatabase:
                     doubted = [(pool, use) for pool, use in doubted if not pool.give_up(use, at_work)]
             except Exception as error:  # any error: reconnect, or news would stop
                 if connection is not None:
-                    logger.warning("%s is away: %s", self.location, type(error).__name__)
+                    logger.warning("connection to %s lost; reconnecting: %s", self.location, type(error).__name__)
                     connection.terminate()
                     connection = None
                     self._start_over()
@@ -396,13 +396,13 @@ def _why(error: Exception) -> str:
     if isinstance(error, asyncpg.PostgresError):
         return sentence(error)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "none of its hosts can be written to now"
+        return "none of its hosts accepts writes now"
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if isinstance(error, ConnectionError) and "rejected SSL upgrade" in str(error):
         return "it does not speak TLS, which sslmode asks for"
     if isinstance(error, OSError):
-        return error.strerror or "nobody answers there"
+        return error.strerror or "no server listens there"
     if isinstance(error, asyncpg.ClientConfigurationError) and str(error).startswith("root certificate file "):
         return f"{error.args[0]}; name the one to trust with sslrootcert=FILE"
     return f"its URL or the server's answer cannot be understood ({type(error).__name__})"

@@ -172,7 +172,7 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             if error_name(error).startswith("SQLITE_IOERR") and self.failure is None:
                 self.failure = str(error)
-                logger.critical("%s takes no more changes until a restart: %s", self.path, error)
+                logger.critical("%s is read-only until a restart: %s", self.path, error)
             raise RequestError(Code.KAFKA_STORAGE_ERROR, f"{self.path}: {sentence(error)}") from error
         except RuntimeError as error:
             if not self._closed:
@@ -190,7 +190,7 @@ class SqliteDatabase:
         except sqlite3.OperationalError:
             pass  # busy for a moment; the next poll is soon
         except Exception:
-            logger.exception("could not look for what others wrote to %s, and will again", self.path)
+            logger.exception("cannot poll %s for changes of other processes; retrying", self.path)
         finally:
             # Polling takes at most a twentieth of the loop's time, however many logs there are. The upper bound limits
             # the pause after a poll that a busy machine delayed.

@@ -90,7 +90,7 @@ class Checkpoints:
         except BlockingIOError:  # another process has it
             return
         except OSError as error:
-            self._damped.warning("the WAL of %s stays as it is, its directory has no locks: %s", self._path, error)
+            self._damped.warning("cannot checkpoint the WAL of %s: its directory has no locks: %s", self._path, error)
             return
         try:
             self._writing.wait(self._touch)
@@ -100,9 +100,9 @@ class Checkpoints:
                 self._writing.wait(self._begin_anew)
         except RequestError as error:
             if not self._closed:
-                self._damped.warning("the WAL could not be moved into its file, and will be later: %s", error)
+                self._damped.warning("checkpoint of the WAL failed; retrying later: %s", error)
         except Exception:
-            logger.exception("the WAL could not be moved into its file, and will be later")
+            logger.exception("checkpoint of the WAL failed; retrying later")
         finally:
             fcntl.flock(self._directory, fcntl.LOCK_UN)  # explicit: a forked child shares the descriptor
 

@@ -107,7 +107,7 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         else:
             for older in range(version, SCHEMA_VERSION):
-                logger.info("%s is brought from schema %d to %d", path, older, older + 1)
+                logger.info("upgrading %s from schema %d to %d", path, older, older + 1)
                 _run(connection, f"sqlite_schema_{older}_to_{older + 1}.sql")
         if version != SCHEMA_VERSION:  # avoids a write, which a full disk would refuse
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")

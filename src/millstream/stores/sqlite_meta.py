@@ -171,7 +171,7 @@ class SqliteMeta(Keys):
             refused = []
         elif error is not None:
             self.failure = str(error)
-            logger.critical("%s takes no more changes until the broker restarts: %s", self._path, error)
+            logger.critical("%s is read-only until the broker restarts: %s", self._path, error)
             waiting, self._queue = self._queue, []
             for promise in [promise for promise, _ in accepted] + [promise for _, promise in waiting]:
                 promise.fail(self._refusal())

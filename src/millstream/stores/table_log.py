@@ -105,13 +105,13 @@ class TableLog:
         """Does nothing: the database assigns offsets, so any broker may append, and there is one epoch."""
 
     def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
-        detail = f"{self.name} cannot be a copy: its database has the only one"
+        detail = f"{self.name} cannot be a replica: its database holds the only copy"
         return Promise.failed(RequestError(Code.INVALID_REQUEST, detail))
 
     def _append(self, batches: list[bytearray], headers: list[BatchHeader], size: int) -> Promise[Appended]:
         refusal = self._refusal()
         if refusal is None and not self._store.has_room(size):
-            refusal = RequestError(Code.KAFKA_STORAGE_ERROR, "too much waits for the database already")
+            refusal = RequestError(Code.KAFKA_STORAGE_ERROR, "too many bytes wait for the database")
         if refusal is not None:
             self._store.refused(refusal)
             return Promise.failed(refusal)

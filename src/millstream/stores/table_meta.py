@@ -105,7 +105,7 @@ class TableMeta:
                 promise.fail(error)
             return
         except Exception as error:
-            logger.exception("a metadata transaction failed in a way that nobody thought of")
+            logger.exception("unexpected error in a metadata transaction")
             for _, promise in group:
                 detail = f"the transaction failed: {type(error).__name__}"
                 promise.fail(RequestError(Code.KAFKA_STORAGE_ERROR, detail))

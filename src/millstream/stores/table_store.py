@@ -236,7 +236,7 @@ class TableLogStore:
         try:
             await self.database.discard(topic_id)
         except RequestError as error:
-            self._damped.warning("the rows of topic %s stay until the next round of tidying up: %s", topic, error)
+            self._damped.warning("cannot delete the rows of topic %s; retrying in the next round: %s", topic, error)
 
     async def housekeep(self) -> None:
         now_ms = self._clock.now_ms()
@@ -244,12 +244,12 @@ class TableLogStore:
             try:
                 await log.expire(now_ms)
             except RequestError as error:  # deleted by another process, perhaps
-                self._damped.warning("%s could not be tidied up; the next round tries again: %s", log.name, error)
+                self._damped.warning("housekeeping of %s failed; retrying in the next round: %s", log.name, error)
         try:
             await self.database.forget_producers(now_ms - PRODUCER_IDLE_MS, PRODUCERS_MAX)
             await self._remove_orphans()
         except RequestError as error:
-            self._damped.warning("%s could not be tidied up; the next round tries again: %s", self.location, error)
+            self._damped.warning("housekeeping of %s failed; retrying in the next round: %s", self.location, error)
 
     async def _remove_orphans(self) -> None:
         """Deletes orphaned logs: a process that deleted their topic may have died halfway.
@@ -277,5 +277,5 @@ class TableLogStore:
 def _refusal(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    logger.error("an append failed in a way that nobody thought of", exc_info=error)
+    logger.error("unexpected error while appending", exc_info=error)
     return RequestError(Code.KAFKA_STORAGE_ERROR, f"the append failed: {type(error).__name__}")
