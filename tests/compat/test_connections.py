@@ -472,7 +472,7 @@ def test_without_descriptors_a_quiet_connection_makes_room_for_a_new_one(tmp_pat
             client = stack.enter_context(Raw(broker.address))
             assert answers(client)
         errors = broker.errors()
-    assert "Too many open files" in errors and "closing a quiet connection from 127.0.0.1" in errors
+    assert "Too many open files" in errors and "closing an idle connection from 127.0.0.1" in errors
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

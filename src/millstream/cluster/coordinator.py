@@ -24,6 +24,6 @@ async def coordinate(cluster: Cluster, group_id: str) -> None:
     if node is not None:
         raise RequestError(
             Code.NOT_COORDINATOR,
-            f"another broker looks after {group_id}: connect to broker {node.node_id} on {node.host} "
+            f"another broker coordinates {group_id}: connect to broker {node.node_id} on {node.host} "
             f"(its Kafka door is {node.host}:{node.port})",
         )

@@ -75,11 +75,11 @@ class Connections(Generic[C]):
         """Whether a connection from this address may open; at the door's limit it may evict another."""
         of_peer = len(self._by_peer.get(peer_of(host), ()))
         if of_peer >= self._limit_of(host):
-            refusals.warning("refusing a connection from %s: it has %d, connections_per_peer_max", host, of_peer)
+            refusals.warning("refusing a connection from %s: it has %d open (connections_per_peer_max)", host, of_peer)
         elif len(self._peers) < self._limit or self.make_room():
             return True
         else:
-            refusals.warning("refusing a connection from %s: %d are open, connections_max", host, len(self._peers))
+            refusals.warning("refusing a connection from %s: %d are open (connections_max)", host, len(self._peers))
         self._metrics.connections_refused += 1
         return False
 
@@ -117,7 +117,7 @@ class Connections(Generic[C]):
         if connection is None:
             return False
         peer = self._peers[connection]
-        refusals.warning("closing a quiet connection from %s for a new one: %d are open", peer, len(self._peers))
+        refusals.warning("closing an idle connection from %s for a new one: %d are open", peer, len(self._peers))
         self._metrics.connections_evicted += 1
         connection.close()
         return True

@@ -430,7 +430,7 @@ class Connection:
             subscription.dispatcher.has_no_room(subscription)
         self._look_where_to_read()
         if self._door.unread_bytes > self._door.unread_bytes_max:
-            self._door.note_refusal(self._host, f"{self._unread} bytes wait for it and it does not read them")
+            self._door.note_refusal(self._host, f"it does not read its answers: {self._unread} bytes wait")
             self.close()
 
     def _on_writable(self) -> None:

@@ -258,7 +258,7 @@ class Dispatcher:
                     return
                 self._have_taken(lane, now_ms, taken)
         except Exception:
-            logger.exception("group %s cannot be served with %s", self.queue.id, self.topic.name)
+            logger.exception("unexpected error while delivering %s to group %s", self.topic.name, self.queue.id)
         self._is_pumping = False
 
     def _go_on(self, lane: Lane, now_ms: int, taken: Promise[list[TakenRecord]]) -> None:
@@ -408,7 +408,7 @@ class Dispatcher:
 
     def _opened_more(self, done: Promise[None]) -> None:
         if done.error is not None and not self.is_closed:
-            logger.warning("group %s cannot open more of %s yet: %r", self.queue.id, self.topic.name, done.error)
+            logger.warning("group %s cannot open all of %s; retrying: %r", self.queue.id, self.topic.name, done.error)
             self._door.clock.call_later(RETRY_SECONDS, self._open_more)
 
     def _end(self, reason: RequestError) -> None:

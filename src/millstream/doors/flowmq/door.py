@@ -124,7 +124,7 @@ class FlowmqDoor:
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
             if quiet > connection.quiet_seconds_max:
-                logger.info("closing a connection that was quiet for %d s", quiet)
+                logger.info("closing a connection that was idle for %d s", quiet)
                 connection.close()
         for dispatcher in list(self._dispatchers.values()):
             dispatcher.pump()  # a subscriber that stopped reading may now count as late

@@ -46,7 +46,7 @@ class FrameMemory:
         if self._is_closed:  # by a callback of the connection that got it
             return
         if size > WAITING_BYTES_MAX:
-            reader.give_up(f"no memory for a frame of {size} bytes while others use it")
+            reader.give_up(f"no memory for a frame of {size} bytes: other connections use it")
         elif self._budget.take(size):
             self.reserved = size
         else:

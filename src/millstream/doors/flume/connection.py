@@ -273,7 +273,7 @@ class FlumeConnection(FramedConnection):
         self._door.metrics.request_errors += 1
         if isinstance(error, RequestError):
             return flume.encode_produced(request_id, partition, -1, _error(error.code))
-        logger.error("a record of %s was not stored", self.peer, exc_info=error)
+        logger.error("unexpected error while storing a record from %s", self.peer, exc_info=error)
         return flume.encode_produced(request_id, -1, -1, Error.UNKNOWN)
 
 

@@ -123,7 +123,7 @@ class Assembly:
         """At least doubles the buffer. Waiting for memory here could deadlock several frames."""
         room = self._room_behind(buffer)
         if not self._door.frames.take(room):
-            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+            raise ProtocolError(f"no memory for a frame of {self._expected} bytes: other connections use it")
         self._move(buffer, room)
 
     def _room_behind(self, buffer: bytearray) -> int:

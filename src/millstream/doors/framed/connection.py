@@ -552,7 +552,7 @@ class FramedConnection(ABC):
                 self._go_on()
 
         if size > budget.limit:
-            raise ProtocolError(f"{size} bytes for one request: the door has {budget.limit} for all")
+            raise ProtocolError(f"one request needs {size} bytes; the door's limit for all is {budget.limit}")
         self._leave_line = budget.wait(size, granted)
 
     # -- the end -----------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class FramedDoor(ABC):
     def check_size(self, size: int) -> None:
         """Checks the frame size from its head."""
         if not 0 <= size <= self.frame_bytes_max:
-            raise ProtocolError(f"a frame of {size} bytes: at most {self.frame_bytes_max} are taken")
+            raise ProtocolError(f"a frame of {size} bytes: at most {self.frame_bytes_max} are allowed")
 
     def forget(self, connection: FramedConnection) -> None:
         self._connections.discard(connection)
@@ -107,7 +107,7 @@ class FramedDoor(ABC):
         for connection in list(self._connections):
             quiet = self.now - connection.last_used
             if (quiet > HUNG_UP_SECONDS_MAX and connection.is_abandoned) or (quiet > patience and connection.is_stuck):
-                logger.info("closing a connection that was quiet for %d s", quiet)
+                logger.info("closing a connection that was idle for %d s", quiet)
                 connection.close()
         if self.frames.is_contested:
             self._take_memory_back(patience)
@@ -120,7 +120,7 @@ class FramedDoor(ABC):
         for since, connection in sorted(slow, key=lambda pair: pair[0]):
             if not self.frames.is_contested:
                 return
-            detail = f"{self.now - since:.0f} s for what it asks, while others wait for the memory that it holds"
+            detail = f"{self.now - since:.0f} s for one request, while others wait for the memory that it holds"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 

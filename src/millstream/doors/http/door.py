@@ -152,9 +152,9 @@ class HttpDoor:
         path, _, query = target.partition("?")
         route, action = self.routes.get(path), self.actions.get(path)
         if route is None:
-            return Response.text(404, f"there is no {path} here; there is {', '.join(sorted(self.routes))}")
+            return Response.text(404, f"there is no page {path}; there are {', '.join(sorted(self.routes))}")
         if method == "POST" and action is not None and any(name == b"origin" for name, _ in request.headers):
-            return Response.text(403, f"{path} takes no POST from a web page: it may be another site's")
+            return Response.text(403, f"{path} refuses a POST from a web page, which may belong to another site")
         try:
             if method == "POST" and action is not None:
                 return action(dict(parse_qsl(query)))
@@ -164,12 +164,12 @@ class HttpDoor:
 
     def _not_allowed(self, method: str, path: str) -> Response:
         allowed = ["GET", "HEAD", *["POST"] * (path in self.actions)]
-        refusal = Response.text(405, f"{path} answers {' and '.join(allowed)}, not {method}")
+        refusal = Response.text(405, f"{path} accepts {' and '.join(allowed)}, not {method}")
         return Response(refusal.status, refusal.body, headers=(("Allow", ", ".join(allowed)),))
 
     def failure(self, target: str, error: BaseException) -> Response:
-        log.exception("an http page failed", error, page=target)
-        return Response.text(500, "the broker hit an error it did not expect; its log has the details")
+        log.exception("unexpected error while serving an http page", error, page=target)
+        return Response.text(500, "unexpected error in the broker; see its log")
 
 
 class _Connection(asyncio.Protocol):

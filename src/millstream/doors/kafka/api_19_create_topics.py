@@ -31,7 +31,7 @@ async def handle(request: Message, context: Context) -> Fields:
     async for wanted in in_turns(request.topics):
         try:
             if named[wanted.name] > 1:
-                raise RequestError(Code.INVALID_REQUEST, f"{wanted.name} stands in the request more than once")
+                raise RequestError(Code.INVALID_REQUEST, f"the request names {wanted.name} more than once")
             is_described = len(results) < DESCRIBED_MAX
             results.append(await _create(wanted, bool(request.validate_only), is_described, context))
         except RequestError as error:

@@ -59,7 +59,7 @@ def _changed(resource: Message, context: Context) -> dict[str, str]:
             continue
         setting = configured.table.get(name)
         if operation not in (APPEND, SUBTRACT) or setting is None or setting.type != LIST:
-            raise RequestError(Code.INVALID_CONFIG, f"operation {operation} does not fit {name}, which is no list")
+            raise RequestError(Code.INVALID_CONFIG, f"operation {operation} needs a list, which {name} is not")
         items = _items(overrides[name] if name in overrides else configured.default(name))
         named = _items(config.value)
         if operation == SUBTRACT:

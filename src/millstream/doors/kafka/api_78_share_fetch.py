@@ -75,7 +75,7 @@ def _session(request: ShareFetchRequest, context: Context) -> ShareSession:
     shares, epoch = context.shares, request.session_epoch
     if epoch == FIRST_EPOCH:
         if any(request.acknowledged.values()):
-            raise RequestError(Code.INVALID_REQUEST, "a new session has nothing to acknowledge")
+            raise RequestError(Code.INVALID_REQUEST, "a new share session cannot acknowledge records")
         session = shares.open(request.group_id, request.member_id, context)
     else:
         session = shares.find(request.group_id, request.member_id, epoch, context)

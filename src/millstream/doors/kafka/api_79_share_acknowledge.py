@@ -58,7 +58,7 @@ def _answer(request: ShareAcknowledgeRequest, reader: Reader, context: Context) 
         return passed_on
     try:
         if request.session_epoch == FIRST_EPOCH:
-            raise RequestError(Code.INVALID_SHARE_SESSION_EPOCH, "a session is opened with a fetch")
+            raise RequestError(Code.INVALID_SHARE_SESSION_EPOCH, "only a fetch opens a share session")
         session = context.shares.find(request.group_id, request.member_id, request.session_epoch, context)
     except RequestError as error:
         return refuse(error)

@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
         return 0
     path = Path(arguments[-1])
     if path.read_text() != page():
-        print(f"{path} is not what the handlers say; write it anew with `make docs`", file=sys.stderr)
+        print(f"{path} does not match the handlers; generate it with `make docs`", file=sys.stderr)
         return 1
     return 0
 

@@ -39,7 +39,7 @@ async def ask(
     try:
         answer = await relay.ask(requests.header(key, version, 1, "millstream") + NO_TAGS + body, 0)
     except OSError as reason:
-        detail = f"the broker that looks after the group does not answer ({reason}); try again"
+        detail = f"the group's coordinator does not answer ({reason}); try again"
         raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail) from reason
     finally:
         relay.close()

@@ -41,7 +41,7 @@ def check_count(configs: Sequence[Message]) -> None:
     """Settings are validated and stored in one step; too many of them would block the event loop."""
     if len(configs) > SETTINGS_MAX:
         raise RequestError(
-            Code.INVALID_REQUEST, f"{len(configs)} settings of one resource: at most {SETTINGS_MAX} are taken"
+            Code.INVALID_REQUEST, f"{len(configs)} settings of one resource: at most {SETTINGS_MAX} are allowed"
         )
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 DIFFERENCES: list[tuple[str, str, str]] = [
     (
         "`compression.type` and levels",
-        "taken and described; batches are never compressed again",
+        "accepted and described; batches are never compressed again",
         "the log holds the bytes that the producer sent",
     ),
     (
         "`min.insync.replicas`, `unclean.leader.election.enable`, `*.throttled.replicas`",
-        "taken and described, no effect",
+        "accepted and described; no effect",
         "each partition has one copy",
     ),
     (
         "`local.retention.*`, `remote.*`",
-        "taken and described, no effect; `remote.storage.enable=true` is refused",
+        "accepted and described; no effect; `remote.storage.enable=true` is refused",
         "there is no tiered storage",
     ),
     (
         "`file.delete.delay.ms`, `preallocate`, `segment.index.bytes`, `segment.jitter.ms`",
-        "taken and described, no effect",
-        "segment files need none of it",
+        "accepted and described; no effect",
+        "segment files do not need them",
     ),
     (
         "`flush.messages`, `flush.ms`",
@@ -38,49 +38,49 @@ DIFFERENCES: list[tuple[str, str, str]] = [
     ),
     (
         "`segment.ms`",
-        "one day by default, Kafka: seven",
+        "one day by default; Kafka: seven",
         "retention removes whole segments",
     ),
     (
         "`group.*`, `millstream.*` and `flush` of a topic",
         "not in Kafka; listed where they are set, or asked for by name",
-        "tools copy what they find",
+        "tools copy the settings that they find",
     ),
     (
         "broker settings",
-        "defaults of topic settings can be altered for one broker or for all, and are durable; a name "
-        "that is not known is refused, where Kafka stores it",
-        "a misspelt name must not look as if it counted",
+        "defaults of topic settings can be altered for one broker or for all, and are durable; the broker refuses "
+        "unknown names, Kafka stores them",
+        "a misspelt name must not appear to take effect",
     ),
     (
         "`share.*` settings of a group",
-        "the first one makes the share group, which then has the name; `consumer.*` settings do not",
-        "`millstream queue create` and Kafka's tools make queues in the same way",
+        "the first one creates the share group under that name; `consumer.*` settings do not",
+        "`millstream queue create` and Kafka's tools create queues in the same way",
     ),
     (
         "names of group settings",
-        "`streams.*` are not known; dead-letter, delivery and lock settings are described even where they are not set",
+        "`streams.*` are unknown; dead-letter, delivery and lock settings are described even where they are not set",
         "there are no streams groups (KIP-1071); the others are how a queue is tuned",
     ),
     (
         "`segment.bytes`",
-        "1,024 bytes at least, Kafka: 1 MiB",
+        "at least 1,024 bytes; Kafka: 1 MiB",
         "small segments make retention and compaction visible in tests",
     ),
     (
         "DescribeProducers",
         "`last_timestamp` is when the broker took the last batch, not the batch's own time",
-        "producers are forgotten by the time that they were silent",
+        "the broker forgets a producer by the time since its last batch",
     ),
     (
         "`group.initial.rebalance.delay.ms`",
-        "0 by default, Kafka: 3000 (`initial_rebalance_delay_ms` in the configuration)",
+        "0 by default; Kafka: 3000 (`initial_rebalance_delay_ms` in the configuration)",
         "a single consumer starts at once, and a rebalance costs no disk; set 3000 where large groups start together",
     ),
     (
         "internal topics",
         "Kafka's three names only; `__dlq__` is a topic like any other",
-        "patterns and listings must not pass over users' topics",
+        "patterns and listings must not skip users' topics",
     ),
     (
         "`__consumer_offsets`",
@@ -91,7 +91,7 @@ DIFFERENCES: list[tuple[str, str, str]] = [
         "AlterShareGroupOffsets",
         "GROUP_ID_NOT_FOUND for a group that does not exist, NON_EMPTY_GROUP for one with members; Kafka "
         "4.1.1 answers without an error and does nothing",
-        "a reset that did nothing must not look done",
+        "a reset without effect must not look successful",
     ),
     (
         "`share.auto.offset.reset`",

@@ -118,7 +118,7 @@ class KafkaDoor:
         while self.unread.is_over:
             connection = self.unread.longest
             size = self.unread.done(connection)
-            self.note_refusal(connection.host, ProtocolError(f"{size} bytes wait for it and it does not read them"))
+            self.note_refusal(connection.host, ProtocolError(f"it does not read its answers: {size} bytes wait"))
             connection.close()
 
     def look_for_memory(self) -> None:
@@ -136,7 +136,7 @@ class KafkaDoor:
             seconds = self.now - connection.frame_began
             if not self.budget.is_contested or seconds <= CONTESTED_SECONDS_MAX:
                 return
-            detail = f"{seconds:.0f} s for one frame, while others wait for the memory that it holds"
+            detail = f"{seconds:.0f} s for one frame, while other connections wait for the memory that it holds"
             self.note_refusal(connection.host, ProtocolError(detail))
             connection.close()
 
@@ -153,7 +153,7 @@ class KafkaDoor:
             quiet = self.now - connection.last_used
             limit = FRAME_SECONDS_MAX if connection.is_inside_frame else IDLE_SECONDS_MAX
             if connection.is_idle and quiet > limit:
-                logger.info("closing a connection that was quiet for %d s", quiet)
+                logger.info("closing a connection that was idle for %d s", quiet)
                 connection.close()
         if self.budget.is_contested:
             self.look_for_memory()

@@ -35,7 +35,7 @@ def answer(
     """The result of `work`, which gets a reader of the copy, at the body."""
     size = len(reader.buffer)
     if not context.budget.take(size):
-        raise ProtocolError(f"no memory for a copy of a request of {size} bytes while others use it")
+        raise ProtocolError(f"no memory to copy a request of {size} bytes: other connections use it")
     # Writable: append stamps batches in place.
     _, owned = header.skip_client(memoryview(bytearray(reader.buffer)), flexible)
     return promised(_run(work(owned), size, context))

@@ -195,7 +195,7 @@ class Receiving(ABC):
         """At least doubles the buffer: memory follows the received bytes, not the claimed length."""
         room = self._door.pool.size_for(min(self._expected, len(buffer) * 2))
         if room > self._door.pool.LARGE and not self._door.budget.take(room):
-            raise ProtocolError(f"no memory for a frame of {self._expected} bytes while others use it")
+            raise ProtocolError(f"no memory for a frame of {self._expected} bytes: other connections use it")
         if room <= self._door.pool.LARGE and not self._reserve(room):
             return
         larger = self._door.pool.take(room)
@@ -213,7 +213,7 @@ class Receiving(ABC):
         return self._buffer is not None and len(self._buffer) > self._door.pool.FREE and self._leave_line is None
 
     def _out_of_bounds(self, size: int) -> ProtocolError:
-        return ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are taken")
+        return ProtocolError(f"a frame of {size} bytes: at most {self._door.frame_bytes_max} are allowed")
 
     def _drop_frame(self) -> None:
         """Returns the door's buffer and memory."""

@@ -72,11 +72,11 @@ def _answers(batches: Sequence[Acknowledged], is_renewal: bool) -> Iterator[Answ
     after = 0
     for first, last, types, delay_ms, reason in batches:
         if first < after or last < first:
-            raise _invalid(f"offsets {first} to {last} are not behind those before them")
+            raise _invalid(f"offsets {first} to {last} do not follow the ones before them")
         if len(types) not in (1, last - first + 1):
             raise _invalid(f"{len(types)} acknowledge types for offsets {first} to {last}: one, or one for each")
         if max(types) > verb_max:
-            raise _invalid(f"there is no acknowledge type {max(types)} here")
+            raise _invalid(f"acknowledge type {max(types)} is not valid here")
         after = last + 1
         if len(types) == 1:
             yield Answer(first, last, Verb(types[0]), delay_ms, reason)

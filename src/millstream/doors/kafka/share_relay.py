@@ -78,7 +78,7 @@ class Relay:
         assert self._streams is not None
         reader, writer = self._streams
         if self.is_closed:
-            raise ConnectionAbortedError("the client has gone")
+            raise ConnectionAbortedError("the client disconnected")
         writer.write(_SIZE.pack(len(frame)) + frame)
         await writer.drain()
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
@@ -112,17 +112,17 @@ async def _asked(group_id: str, frame: bytes, wait_ms: int, context: Context) ->
     try:
         node = await context.broker.cluster.find_coordinator(group_id)
         if node is None:
-            raise RequestError(Code.NOT_COORDINATOR, "the group has just come to this broker")
+            raise RequestError(Code.NOT_COORDINATOR, "this broker has just become the group's coordinator")
         return [await _relay_to(node, context).ask(frame, wait_ms)]
     except (OSError, RequestError) as reason:
         await asyncio.sleep(PAUSE_SECONDS)
-        detail = f"the broker that looks after the group does not answer ({reason}); open another session"
+        detail = f"the group's coordinator does not answer ({reason}); open a new session"
         raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from reason
 
 
 def _relay_to(node: Node, context: Context) -> Relay:
     if context.is_gone:  # disconnected during the lookup: the relay would be orphaned
-        raise ConnectionAbortedError("the client has gone")
+        raise ConnectionAbortedError("the client disconnected")
     relay = context.relays.get(node)
     if relay is None or relay.is_closed:
         config = context.broker.config

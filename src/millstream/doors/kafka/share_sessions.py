@@ -99,7 +99,7 @@ class ShareSessions:
         try:
             context.broker.cluster.check(key[0])
         except RequestError as error:  # share consumers know this code, and start over
-            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open a new session") from error
         session = self._sessions.get(key)
         if session is not None and session.owner.session.principal != context.session.principal:
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND)

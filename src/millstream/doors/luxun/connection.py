@@ -164,7 +164,7 @@ class LuxunConnection(FramedConnection):
         answer = self._refused(call, sequence_id, error)
         if call == luxun.PRODUCE:
             return answer
-        refusals.warning("an item that %s does not wait for was refused: %s", self.peer, error)
+        refusals.warning("refused an item from %s that it does not wait for: %s", self.peer, error)
         return b""
 
     # -- items out ---------------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class LuxunConnection(FramedConnection):
         if isinstance(error, RequestError):
             failure = Failure(_ERRORS.get(error.code, ErrorCode.INTERNAL_ERROR), error.detail)
         else:
-            logger.error("%s of %s failed", call, self.peer, exc_info=error)
+            logger.error("request %s from %s failed", call, self.peer, exc_info=error)
             failure = Failure(ErrorCode.INTERNAL_ERROR, Code.UNKNOWN_SERVER_ERROR.text)
         return luxun.encode_failure(call, sequence_id, failure)
 

@@ -92,13 +92,13 @@ def _form(setting: str) -> tuple[Callable[[bytes], bytes], bytes]:
         return _crc32, int(value).to_bytes(4, "big")
     if form in ("plain", "md5", "crc32"):
         raise StartupError(
-            f"luxun_password: what follows {form}: is no value of that form; they are plain:PASSWORD, md5:HASH (32 "
+            f"luxun_password: the value after {form}: is not valid; the forms are plain:PASSWORD, md5:HASH (32 "
             "hexadecimal digits) and crc32:NUMBER (decimal, below 2^32)"
         )
     # The name may be part of a secret, so it is not shown.
     raise StartupError(
-        "luxun_password begins with a name and a colon, and the name is none of plain, md5 and crc32; if that is the "
-        "password itself, write plain: before it"
+        "luxun_password has an unknown form before its colon; use plain:, md5: or crc32:. If all of it is the "
+        "password, write plain: before it"
     )
 
 
@@ -115,5 +115,5 @@ def _parse(setting: str) -> tuple[int, bytes, bytes]:
         return number, bytes.fromhex(salt), bytes.fromhex(wanted)
     except ValueError:
         raise StartupError(
-            "luxun_password is no hash that can be checked: make one with `millstream doors luxun --hash-password`"
+            "luxun_password is not a valid hash: make one with `millstream doors luxun --hash-password`"
         ) from None

@@ -171,7 +171,7 @@ class ReadBarrier:
         finally:
             timer.cancel()
         if late:
-            delays.warning("a read of %s by %s did not wait longer for items in flight", topic, reader.peer)
+            delays.warning("a read of topic %s by %s stopped waiting for items in flight", topic, reader.peer)
         return not late
 
     async def _receive(self, reader: LuxunConnection, is_late: Callable[[], bool]) -> None:
