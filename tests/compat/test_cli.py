@@ -77,7 +77,7 @@ def test_a_setting_that_is_not_there_is_not_said_to_be_at_its_default(cli: Cli, 
     assert "has no setting retention; did you mean retention.ms?" in cli.fails(
         "topic", "alter", topic, "--unset", "retention"
     )
-    assert f"{topic}: retention.ms is at its default now" in cli("topic", "alter", topic, "--unset", "retention.ms")
+    assert f"{topic}: retention.ms is now at its default" in cli("topic", "alter", topic, "--unset", "retention.ms")
 
 
 def test_output_that_has_no_room_is_no_bug_of_ours(cli: Cli, topic: str) -> None:
@@ -250,7 +250,7 @@ def test_ctrl_c_ends_a_group_member_whose_broker_does_not_answer(tmp_path: Path,
             os.kill(broker.pid, signal.SIGCONT)
         assert process.returncode == 130 and err in (
             b"",
-            b"millstream: the broker does not answer; what was read last may come again\n",
+            b"millstream: the broker does not answer; the last records may be delivered again\n",
         )
 
 
@@ -398,7 +398,7 @@ class Record:
 def test_a_broker_that_stores_nothing_is_not_said_to_be_away() -> None:
     """As with a database that is away: clients get a retriable error until their time is over."""
     sentence = str(explain(KafkaError(KafkaError._MSG_TIMED_OUT), "127.0.0.1:9092"))
-    assert sentence.startswith("the broker at 127.0.0.1:9092 did not store them in time")
+    assert sentence.startswith("the broker at 127.0.0.1:9092 did not acknowledge them in time")
     sentence = str(explain(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "127.0.0.1:9092"))
     assert "its database is unavailable; the broker's log says which" in sentence
 

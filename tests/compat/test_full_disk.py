@@ -178,7 +178,7 @@ def test_produce_says_why_records_wait_and_goes_on_when_there_is_room(served: Br
         # While it tries: its records have 30 s, and the interpreter some to start on a busy machine.
         assert select.select([process.stderr], [], [], TOLD_SECONDS_MAX)[0], "it says nothing"
         told = process.stderr.readline()
-        assert told.startswith("millstream: logs: 2 records not stored yet, trying again: the disk is full: ")
+        assert told.startswith("millstream: logs: 2 records not stored yet, retrying: the disk is full: ")
         disk.is_full = False
         assert process.stdout.read().count("Produced to logs") == 2
         assert process.wait(30) == 0

@@ -175,7 +175,7 @@ def test_list_finds_pipelines_and_nothing_else(cli: Cli, unique: Callable[[str],
     assert listed[0]["sinks"] == {"lake-orders": None, "table-items": None, "dead-letters": None}
     assert listed[0]["mistakes"] == [] and len(listed[1]["mistakes"]) >= 2
     out = cli.run("list", ".", **WITHOUT_JAVA)[0]
-    assert "lake-orders (not begun)" in out and "`pipeline check` tells" in out
+    assert "lake-orders (not begun)" in out and "`pipeline check` lists them" in out
     assert "is not a folder" in cli.run("list", "shop.toml", code=1, **WITHOUT_JAVA)[1]
 
 

@@ -32,7 +32,7 @@ class Broker:
     ("host", "http", "sentence"),
     [
         ("127.0.0.1", None, "broker.example:9092 is not a Millstream broker"),
-        ("127.0.0.1", "off", "the broker's pages are closed"),
+        ("127.0.0.1", "off", "the broker runs without its HTTP pages"),
         ("127.0.0.1", "127.0.0.1:1", "the broker's pages at 127.0.0.1:1 cannot be read"),
         ("127.0.0.1", "0.0.0.0:1", "the broker's pages at 127.0.0.1:1 cannot be read"),
         ("::1", "[::]:1", r"the broker's pages at \[::1\]:1 cannot be read"),

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from millstream.client.share import ShareError
 
 NEXT_STEPS = {
-    Code.KAFKA_STORAGE_ERROR: "the broker's log says which; a database that is back is found again without a restart",
-    Code.UNKNOWN_TOPIC_OR_PARTITION: "`millstream topic list` shows the topics, `millstream topic create` makes one",
+    Code.KAFKA_STORAGE_ERROR: "the broker's log says which; the broker reconnects to a database without a restart",
+    Code.UNKNOWN_TOPIC_OR_PARTITION: "`millstream topic list` shows the topics, `millstream topic create` creates one",
     Code.TOPIC_ALREADY_EXISTS: "`millstream topic describe` shows it, `millstream topic alter` changes it",
-    Code.GROUP_ID_NOT_FOUND: "`millstream group list` shows the groups there are",
+    Code.GROUP_ID_NOT_FOUND: "`millstream group list` shows the groups",
     Code.NON_EMPTY_GROUP: "stop its consumers first",
     Code.UNKNOWN_MEMBER_ID: "its consumers are still running; stop them first",
     Code.REBALANCE_IN_PROGRESS: "its consumers are still running; stop them first",
     Code.MESSAGE_TOO_LARGE: "send less at once, or raise the topic's limit with `millstream topic alter`",
-    Code.OFFSET_OUT_OF_RANGE: "`millstream topic describe` shows what there is",
+    Code.OFFSET_OUT_OF_RANGE: "`millstream topic describe` shows its offsets",
 }
 
 CODES = {int(code): code for code in Code if code > 0}
@@ -44,7 +44,7 @@ def explain(error: KafkaError, address: str, subject: str = "") -> Failure:
     ):
         return unreachable(address)
     if error.code() == error._MSG_TIMED_OUT:  # it answered when the command began, and perhaps still does
-        return Failure(f"the broker at {address} did not store them in time; see whether it runs, and what it logs")
+        return Failure(f"the broker at {address} did not acknowledge them in time; check that it runs, and its log")
     text = error.str().removeprefix("Local: ")
     code = CODES.get(error.code())
     if error.code() in (error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):

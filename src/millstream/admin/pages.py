@@ -93,11 +93,9 @@ def _address(node: int, connection: Connection) -> str:
     }
     address = settings.get("http")
     if address is None:
-        raise Failure(f"{connection.address} is not a Millstream broker: it does not say what its queues hold")
+        raise Failure(f"{connection.address} is not a Millstream broker: it does not report its queues")
     if address in ("", "off"):
-        raise Failure(
-            "the broker's pages are closed, and with them the figures of its queues; `serve --http` opens them"
-        )
+        raise Failure("the broker runs without its HTTP pages, which report the queues; `serve --http` opens them")
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in EVERYWHERE:
         return address

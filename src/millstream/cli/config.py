@@ -11,7 +11,7 @@ import typer
 
 from millstream.cli.output import Format, OutputOption, show_json, show_table
 
-app = typer.Typer(help="What a broker started here would be set to.", no_args_is_help=True)
+app = typer.Typer(help="Show the settings of a broker that is started here.", no_args_is_help=True)
 
 
 @app.command()
@@ -35,4 +35,4 @@ def show(
         return
     for row in rows:
         row["value"] = str(row["value"]).lower() if isinstance(row["value"], bool) else str(row["value"])
-    show_table({"name": "SETTING", "value": "VALUE", "source": "FROM", "doc": "WHAT IT IS"}, rows, "")
+    show_table({"name": "SETTING", "value": "VALUE", "source": "FROM", "doc": "DESCRIPTION"}, rows, "")

@@ -47,7 +47,7 @@ def consume(
             show_default="end; group with --group; start with --until-end",
         ),
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after this many records.")] = None,
     template: Annotated[
         str,
         typer.Option(
@@ -57,28 +57,26 @@ def consume(
         ),
     ] = r"%v\n",
     max_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Exit before the values have more bytes than this; one is always shown.")
+        int | None, typer.Option(min=1, help="Exit before the values exceed this many bytes; one is always shown.")
     ] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Read as a member of this group.")] = None,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Start of --partition; the same as --from OFFSET.")] = None,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", "-e", help="Exit when everything there is was read.")
-    ] = False,
-    output: Annotated[Shape, typer.Option("--output", "-o", help="json: an object a line.")] = Shape.TEXT,
+    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Exit at the end of the topic.")] = False,
+    output: Annotated[Shape, typer.Option("--output", "-o", help="json: one object per line.")] = Shape.TEXT,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Read records, and wait for more until Ctrl-C, --count or --until-end."""
     if offset is not None and (partition is None or from_ is not None):
         raise typer.BadParameter("--offset goes with --partition, and not with --from")
     if group is not None and partition is not None:
-        raise typer.BadParameter("a group decides who reads which partition: leave out --partition or --group")
+        raise typer.BadParameter("a group assigns its partitions itself: leave out --partition or --group")
     start = from_ or (str(offset) if offset is not None else "group" if group else "start" if until_end else "end")
     if start == "group" and group is None:
         raise typer.BadParameter("--from group needs --group")
     position = Position(Kind.START) if start == "group" else parse_position(start)
     if group is not None and position.kind not in (Kind.START, Kind.END):
-        raise typer.BadParameter(f"a group goes on where it left off; move it with `millstream group seek {group}`")
+        raise typer.BadParameter(f"a group continues where it left off; move it with `millstream group seek {group}`")
     render = render_json if output is Shape.JSON else compile_template(template)
 
     connection = Connection(broker)
@@ -145,7 +143,7 @@ class Reading:
         offsets = resolve(self.connection, position, wanted)
         if position.kind is Kind.OFFSET and offsets and all(end < position.number for end in offsets.values()):
             behind = ", ".join(f"{topic} partition {number} ends at {end}" for (topic, number), end in offsets.items())
-            print(f"nothing is at offset {position.number}: {behind}; reading from there", file=sys.stderr)
+            print(f"no partition has offset {position.number}: {behind}; reading from there", file=sys.stderr)
         self.assigned = set(offsets)
         self.consumer = self._consumer(self.connection.client_id, "error")
         self.consumer.assign([confluent_kafka.TopicPartition(*where, offset) for where, offset in offsets.items()])

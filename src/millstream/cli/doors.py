@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="What clients of the other protocols need.", no_args_is_help=True)
+app = typer.Typer(help="Files and settings for clients of the other protocols.", no_args_is_help=True)
 
 
 @app.callback()
@@ -21,7 +21,7 @@ def luxun(
         bool, typer.Option("--idl", help="Print the path of the Thrift IDL, to generate clients from.")
     ] = False,
     hash_password: Annotated[
-        bool, typer.Option("--hash-password", help="Read a password and print what luxun_password takes instead of it.")
+        bool, typer.Option("--hash-password", help="Read a password and print its hash for luxun_password.")
     ] = False,
 ) -> None:
     """Luxun clients: Thrift, framed transport, binary protocol, on `serve --luxun HOST:PORT`."""

@@ -26,7 +26,7 @@ def list_groups(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
         show_json(rows)
     else:
         columns = {"group": "GROUP", "state": "STATE", "protocol": "PROTOCOL"}
-        show_table(columns, rows, "no groups yet; `millstream consume TOPIC --group NAME` makes one")
+        show_table(columns, rows, "no groups yet; `millstream consume TOPIC --group NAME` creates one")
 
 
 @app.command()
@@ -57,7 +57,7 @@ def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOp
 @app.command()
 def seek(
     name: Name,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic in which to move.", show_default=False)],
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)],
     to: Annotated[
         str,
         typer.Option(
@@ -65,7 +65,7 @@ def seek(
         ),
     ],
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:

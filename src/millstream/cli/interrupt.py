@@ -84,7 +84,7 @@ class InterruptibleConsumer(Consumer):
         thread.start()
         thread.join(CLOSE_SECONDS)
         if thread.is_alive():
-            print("millstream: the broker does not answer; what was read last may come again", file=sys.stderr)
+            print("millstream: the broker does not answer; the last records may be delivered again", file=sys.stderr)
         else:
             _closing -= 1
 

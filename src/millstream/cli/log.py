@@ -6,7 +6,7 @@ import typer
 
 from millstream.cli import log_dump, log_verify
 
-app = typer.Typer(help="Look into segment files, and check what is stored.", no_args_is_help=True)
+app = typer.Typer(help="Print segment files and verify stored records.", no_args_is_help=True)
 
 app.command()(log_verify.verify)
 app.command()(log_dump.dump)

@@ -27,7 +27,7 @@ _MORE_OPTIONS = "`millstream log dump --help` shows the options"
 
 def dump(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Segments (.log) or indexes (.index).")],
-    batches: Annotated[bool, typer.Option("--batches", help="Show the batches alone, without their records.")] = False,
+    batches: Annotated[bool, typer.Option("--batches", help="Show only the batches, without their records.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Print the batches and records of segment files, sound or not. Exits with 1 where something is damaged."""

@@ -68,15 +68,15 @@ def check(file: FileArgument, broker: BrokerOption = None, output: OutputOption 
 @app.command()
 def run(
     file: FileArgument,
-    once: Annotated[bool, typer.Option("--once", help="Take what is there now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process the records that exist now, then exit.")] = False,
     master: Annotated[
         str | None, typer.Option(metavar="URL", show_default="local[*]", help="A Spark cluster, as spark://HOST:7077.")
     ] = None,
     conf: Annotated[
-        list[str] | None, typer.Option("--conf", "-c", metavar="KEY=VALUE", help="A setting of Spark's; repeatable.")
+        list[str] | None, typer.Option("--conf", "-c", metavar="KEY=VALUE", help="A Spark setting; repeatable.")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus there.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus on this HOST:PORT.")
     ] = None,
     broker: BrokerOption = None,
 ) -> None:
@@ -101,7 +101,7 @@ def run(
 
 @app.command("list")
 def list_pipelines(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look, and below.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to search, subfolders included.")] = Path("."),
     output: OutputOption = Format.TABLE,
 ) -> None:
     """List the pipelines in a folder, and how far each has come."""
@@ -120,7 +120,7 @@ def list_pipelines(
         )
         row["steps"] = ", ".join(row["steps"])
         count = len(row["mistakes"])
-        row["valid"] = "yes" if not count else f"no, {count} mistake{'s' * (count != 1)}; `pipeline check` tells"
+        row["valid"] = "yes" if not count else f"no, {count} mistake{'s' * (count != 1)}; `pipeline check` lists them"
     columns = {key: key.upper() for key in ("file", "name", "source", "steps", "sinks", "valid")}
     show_table(columns, rows, f"no pipelines in {folder}; one is a TOML file with [source] and [[sink]]")
 
@@ -131,7 +131,7 @@ def show(file: FileArgument, broker: BrokerOption = None, output: OutputOption =
     need_spark("millstream pipeline show")
     spec, mistakes = _parsed(file)
     if spec is None or mistakes:
-        raise Failure(f"{file} has mistakes; `millstream pipeline check {file}` tells them")
+        raise Failure(f"{file} has mistakes; `millstream pipeline check {file}` lists them")
     described = _described(spec, address_of(spec, broker))
     if output is Format.JSON:
         show_json(described)
@@ -152,12 +152,12 @@ def show(file: FileArgument, broker: BrokerOption = None, output: OutputOption =
 @app.command()
 def reset(
     file: FileArgument,
-    sink: Annotated[str, typer.Argument(metavar="SINK", show_default=False, help="As `pipeline show` calls it.")],
+    sink: Annotated[str, typer.Argument(metavar="SINK", show_default=False, help="Its name in `pipeline show`.")],
     delete_output: Annotated[
         bool, typer.Option("--delete-output", help="Delete its lake, or every row of its table.")
     ] = False,
     keep_output: Annotated[
-        bool, typer.Option("--keep-output", help="Keep them: a lake has rows twice then, a table is updated.")
+        bool, typer.Option("--keep-output", help="Keep them: a lake then has rows twice, a table is updated.")
     ] = False,
     broker: BrokerOption = None,
 ) -> None:
@@ -174,7 +174,7 @@ def reset(
 
     spec, _ = _parsed(file)
     if spec is None:
-        raise Failure(f"{file} has mistakes; `millstream pipeline check {file}` tells them")
+        raise Failure(f"{file} has mistakes; `millstream pipeline check {file}` lists them")
     names = sink_names(spec)
     if sink not in names:
         raise Failure(f"the pipeline {spec.name} has no sink {sink}{closest(sink, names)}")
@@ -183,7 +183,7 @@ def reset(
     if delete_output and stored is None:
         raise Failure(f"{sink} writes to a topic, whose records stay; trim it with `millstream topic trim`")
     if stored is not None and delete_output == keep_output:
-        raise Failure(f"{sink} will get every row again: choose --delete-output or --keep-output for what it holds")
+        raise Failure(f"{sink} will get every row again: choose --delete-output or --keep-output for its old rows")
     with CheckpointLock(spec.name, spec.checkpoint):
         if delete_output and stored is not None:
             print(f"Deleted {resetting.delete_output(spec, stored)}")
@@ -202,7 +202,7 @@ def replay(
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Rows before this time (ISO or @ms).")] = None,
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="To the partition that a row came from, not the one of its key.")
+        bool, typer.Option("--keep-partitions", help="Send a row to its original partition, not to its key's.")
     ] = False,
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.ZSTD,
     broker: GivenBroker = DEFAULT_BROKER,
@@ -237,7 +237,7 @@ def _forget_group(broker: str, group: str) -> None:
     try:
         connection = Connection(broker)
     except Failure as failure:
-        print(f"the offsets of the group {group} stay, until the next run commits new ones: {failure}", file=sys.stderr)
+        print(f"the offsets of group {group} stay until the next run commits new ones: {failure}", file=sys.stderr)
         return
     if group in {each.group_id for each in connection.settle(connection.admin.list_consumer_groups()).valid}:
         connection.settle(connection.admin.delete_consumer_groups([group])[group], group)

@@ -60,18 +60,18 @@ class Acks(enum.StrEnum):
 
 def produce(
     topic: Annotated[str, typer.Argument(show_default=False)],
-    values: Annotated[list[str] | None, typer.Argument(help="A record each; without any, lines are read.")] = None,
+    values: Annotated[list[str] | None, typer.Argument(help="One record each; without any, one per line read.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.")] = None,
     header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="K=V", help="Repeatable.")] = None,
-    partition: Annotated[int, typer.Option("--partition", "-p", min=-1, max=INT32_MAX, help="-1: chosen by key.")] = -1,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=-1, max=INT32_MAX, help="-1: by key.")] = -1,
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.NONE,
-    acks: Annotated[Acks, typer.Option(help="What to wait for: all means durable.")] = Acks.ALL,
+    acks: Annotated[Acks, typer.Option(help="Acknowledgement to wait for; all means durable.")] = Acks.ALL,
     file: Annotated[Path | None, typer.Option(help="Read lines from this file instead of standard input.")] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Queues deliver it so much later: 30s, 10m, 2h.")
+        str | None, typer.Option(metavar="DURATION", help="Delay until queues deliver it: 30s, 10m, 2h.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Queues deliver it at this time (ISO or @ms), not before.")
+        str | None, typer.Option(metavar="TIME", help="Time at which queues deliver it (ISO or @ms).")
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
@@ -129,7 +129,7 @@ def _due(delay: str | None, at: str | None) -> Due | None:
         return None
     moment = moment_ms(at, "--at")
     if moment < _now_ms():
-        raise typer.BadParameter(f"--at {at} is over; leave it out to deliver at once")
+        raise typer.BadParameter(f"--at {at} is in the past; leave it out to deliver at once")
     return lambda: moment
 
 
@@ -183,7 +183,7 @@ class Sender:
         records = size = 0
         descriptor = _open(path)
         if os.isatty(descriptor):
-            print("a line is a record; end with Ctrl-D", file=sys.stderr)
+            print("each line is a record; end with Ctrl-D", file=sys.stderr)
         with Progress(self._topic, _size(descriptor), wanted=not os.isatty(descriptor)) as progress:
             longest = 1
             for lines in _read_lines(descriptor):

@@ -37,18 +37,16 @@ class Shape(enum.StrEnum):
 
 
 def query(
-    sql: Annotated[str, typer.Argument(show_default=False, help="As Spark SQL; topics are its tables.")],
+    sql: Annotated[str, typer.Argument(show_default=False, help="The query in Spark SQL; its tables are topics.")],
     values: Annotated[
-        Values, typer.Option("--format", "-f", help="How values are decoded; auto looks at some of them.")
+        Values, typer.Option("--format", "-f", help="Format of the values; auto guesses it from a sample.")
     ] = Values.AUTO,
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="DDL", help='Columns of JSON values, as in "user STRING, ms LONG"; else they are guessed.'
-        ),
+        typer.Option(metavar="DDL", help='Columns of JSON values, as in "user STRING, ms LONG"; guessed by default.'),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many rows.")] = None,
-    output: Annotated[Shape, typer.Option("--output", "-o", help="json: an object a line.")] = Shape.TABLE,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many rows.")] = None,
+    output: Annotated[Shape, typer.Option("--output", "-o", help="json: one object per line.")] = Shape.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Answer an SQL question over topics, with a Spark on this machine.

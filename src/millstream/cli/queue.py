@@ -25,10 +25,10 @@ from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import parse_position, show_moves
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
-app = typer.Typer(help="Work on topics record by record: queues, their figures, dead letters.", no_args_is_help=True)
+app = typer.Typer(help="Run jobs from topics; inspect queues and their dead letters.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")]
 COUNTS = ("available", "leased", "waiting", "done", "dead")
 
 
@@ -41,7 +41,7 @@ def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
         show_json(rows)
         return
     columns = {key: key.upper() for key in ("group", "members", "topics", *COUNTS, "oldest")}
-    show_table(columns, [_readable(row) for row in rows], "no queues yet; `millstream queue consume` makes one")
+    show_table(columns, [_readable(row) for row in rows], "no queues yet; `millstream queue consume` creates one")
 
 
 @app.command()
@@ -79,7 +79,7 @@ def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOp
 @app.command()
 def create(
     name: Name,
-    from_: Annotated[Begin, typer.Option("--from", help="Where it begins in a topic.")] = Begin.START,
+    from_: Annotated[Begin, typer.Option("--from", help="Where it starts in a topic.")] = Begin.START,
     config: ConfigOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
@@ -112,7 +112,7 @@ def set_(
 @app.command()
 def seek(
     name: Name,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic in which to move.", show_default=False)],
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)],
     to: Annotated[
         str,
         typer.Option(
@@ -134,14 +134,14 @@ def seek(
 def purge(
     topic: Annotated[str, typer.Argument(show_default=False)],
     group: Annotated[str, typer.Option("--group", "-g", help="The queue to empty.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: what is there now will not be delivered.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm: the current records will not be delivered.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Count everything that is in a topic now as done, delayed records included. Other groups are not concerned."""
     open_ = admin_purge(Connection(broker), group, topic, dry_run=not yes)
     if not yes:
         raise Failure(f"up to {open_:,} records of {topic} would never be delivered to {group}; add --yes to do it")
-    print(f"Purged {topic} for {group}: it goes on behind {open_:,} records")
+    print(f"Purged {topic} for {group}: skipped {open_:,} records")
 
 
 @app.command()

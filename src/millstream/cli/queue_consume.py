@@ -41,17 +41,17 @@ RECONNECT_SECONDS = 1.0
 
 def consume(
     topic: Annotated[str, typer.Argument(show_default=False)],
-    command: Annotated[list[str], typer.Argument(help="After --: what to run for each record.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(help="After --: the command for each record.", show_default=False)],
     group: Annotated[str, typer.Option("--group", "-g", help="The queue to work on.", show_default=False)],
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, max=JOBS_MAX, help="How many commands run at a time.")
     ] = 1,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Exit after this many records.")] = None,
     until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Exit when nothing is available.")] = False,
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Stop a command that takes longer; its record is released.")
     ] = None,
-    from_: Annotated[Begin, typer.Option("--from", help="Where the queue begins if it is new.")] = Begin.START,
+    from_: Annotated[Begin, typer.Option("--from", help="Where the queue starts if it is new.")] = Begin.START,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Run a command for each record: its value on standard input, the rest in MILLSTREAM_RECORD_... variables.
@@ -216,7 +216,7 @@ class Work:
     def _too_late(self, lease: Lease) -> None:
         self.tally["too late"] += 1
         where = f"{lease.topic} partition {lease.partition} offset {lease.offset}"
-        print(f"millstream: {where}: its lease was lost, so the record may come again", file=sys.stderr)
+        print(f"millstream: {where}: lost the lease, so the record may be delivered again", file=sys.stderr)
 
     def _wait_for_one(self, seconds: float) -> None:
         try:
@@ -227,7 +227,7 @@ class Work:
     def _lose(self) -> None:
         """After a broken connection: running commands lose their leases."""
         if self._member is not None:
-            print(f"millstream: lost the broker at {self.connection.address}; trying until it is back", file=sys.stderr)
+            print(f"millstream: lost the broker at {self.connection.address}; reconnecting", file=sys.stderr)
         self._member = None
         for each in self.running:
             each.has_lease = False

@@ -15,12 +15,12 @@ from millstream.cli.template import compile_template
 
 def peek(
     topic: Annotated[str, typer.Argument(show_default=False)],
-    group: Annotated[str, typer.Option("--group", "-g", help="Whose next records.", show_default=False)],
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="At most so many.")] = 10,
+    group: Annotated[str, typer.Option("--group", "-g", help="The queue to look into.", show_default=False)],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="At most this many.")] = 10,
     template: Annotated[
         str, typer.Option("--format", "-f", help="%t topic %p partition %o offset %T time %k key %v value %h headers.")
     ] = r"%p %o %v\n",
-    output: Annotated[Shape, typer.Option("--output", "-o", help="json: an object a line.")] = Shape.TEXT,
+    output: Annotated[Shape, typer.Option("--output", "-o", help="json: one object per line.")] = Shape.TEXT,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Show the records that are available next, without leasing them: workers may get them meanwhile."""

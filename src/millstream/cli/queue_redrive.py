@@ -20,17 +20,17 @@ def redrive(
     topic: Annotated[str | None, typer.Option(help="Only those that came from this topic.")] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Only those that this queue gave up.")] = None,
     reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only those whose reason has this text in it.")
+        str | None, typer.Option(metavar="TEXT", help="Only dead letters whose reason contains this text.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only those that died then or later: ISO, @ms, or 2h for ago.")
+        str | None, typer.Option(metavar="TIME", help="Only records that died since: ISO, @ms, or 2h for 2 hours ago.")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those that died before.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only records that died before this time.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many.")] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="N/s", help="At most so many a second.", show_default="as fast as it goes")
+        str | None, typer.Option(metavar="N/s", help="At most this many per second.", show_default="no limit")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent without sending it.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -81,7 +81,7 @@ def _show(report: admin.Report, dry_run: bool, output: Format) -> None:
         show_table({key: key.upper() for key in ("topic", "group", "reason", "records")}, rows, "")
         print()
     if skipped:
-        print("left alone: " + ", ".join(f"{count:,} {reason}" for reason, count in skipped.items()))
+        print("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in skipped.items()))
     if dry_run:
         print(f"{sum(report.selected.values()):,} would be sent back (--dry-run)")
     else:

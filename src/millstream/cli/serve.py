@@ -34,12 +34,12 @@ def serve(
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
-    advertise: Annotated[str | None, typer.Option(metavar=HostPort, help="The address clients are told.")] = None,
+    advertise: Annotated[str | None, typer.Option(metavar=HostPort, help="The address that clients are given.")] = None,
     node_id: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="This broker's number, where several share a store.")
+        int | None, typer.Option(metavar="NUMBER", help="This broker's node id, if several share a store.")
     ] = None,
     allow_unauthenticated: Annotated[
-        bool | None, typer.Option("--allow-unauthenticated", help="Listen beyond this machine without authentication.")
+        bool | None, typer.Option("--allow-unauthenticated", help="Accept unauthenticated clients from other machines.")
     ] = None,
 ) -> None:
     """Run a broker: Kafka on 127.0.0.1:9092, metrics on 127.0.0.1:8092.

@@ -38,6 +38,6 @@ def alter_settings(
     """Changes settings, and prints it."""
     change_settings(connection, kind, name, changes, unset)
     for key, value in changes.items():
-        print(f"{name}: {key} is {value} now")
+        print(f"{name}: {key} is now {value}")
     for key in unset:
-        print(f"{name}: {key} is at its default now")
+        print(f"{name}: {key} is now at its default")

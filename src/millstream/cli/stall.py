@@ -53,6 +53,6 @@ class Stall:
         if reasons or seconds > SILENT_SECONDS_MAX:
             self._is_told = True
             self.reason = "; ".join(reasons)
-            reason = self.reason or "the broker does not say why; see its log"
+            reason = self.reason or "the broker gave no reason; see its log"
             where = f"{self._topic}: {self._waiting:,} record{'s' * (self._waiting != 1)}"
-            print(f"millstream: {where} not stored yet, trying again: {reason}", file=sys.stderr, flush=True)
+            print(f"millstream: {where} not stored yet, retrying: {reason}", file=sys.stderr, flush=True)

@@ -65,13 +65,13 @@ def list_topics(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
         show_json(rows)
     else:
         columns = {"topic": "TOPIC", "partitions": "PARTITIONS", "records": "RECORDS"}
-        show_table(columns, rows, "no topics yet; `millstream topic create NAME` makes one")
+        show_table(columns, rows, "no topics yet; `millstream topic create NAME` creates one")
 
 
 @app.command()
 def describe(
     name: Name,
-    every: Annotated[bool, typer.Option("--all", help="Show settings that are at their defaults too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show all settings, also those at their defaults.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -107,7 +107,7 @@ def describe(
         )
     damaged = [row for row in damaged or () if row["partition"] not in lost]
     if damaged:
-        print(f"\n{name} has damaged data: these offsets cannot be read, and a reader goes on at END")
+        print(f"\n{name} has damaged data: these offsets cannot be read; readers continue at END")
         show_table({key: key.upper() for key in ("partition", "first", "end", "cause", "where")}, damaged, "")
     shown = settings if every else [row for row in settings if not row["default"]]
     print()
@@ -165,7 +165,7 @@ def alter(
 def trim(
     name: Name,
     before: Annotated[
-        str, typer.Option(metavar="POSITION", help="Delete what is before: end, an offset, or a time (ISO or @ms).")
+        str, typer.Option(metavar="POSITION", help="Delete records before this: end, an offset, a time (ISO or @ms).")
     ],
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
