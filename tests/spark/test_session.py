@@ -77,7 +77,9 @@ class TestMaster:
             session.start("app", address)
 
     def test_a_python_that_is_not_here_is_refused(self, listener: str) -> None:
-        with pytest.raises(SparkDidNotStart, match="Spark's workers is /opt/none, which is not on this machine"):
+        with pytest.raises(
+            SparkDidNotStart, match="Spark's workers use the Python /opt/none, which this machine does not have"
+        ):
             session.start("app", listener, {"spark.pyspark.python": "/opt/none"})
 
 
@@ -145,7 +147,7 @@ class TestPython:
     def test_a_source_that_spark_has_found_by_itself_runs_with_pyspark_as_it_was_installed(
         self, spark: SparkSession
     ) -> None:
-        with pytest.raises(PySparkException, match="say what to read"):
+        with pytest.raises(PySparkException, match="choose one of subscribe"):
             spark.read.format("millstream").load().count()
         paths = []
         for each in psutil.Process().children(recursive=True):

@@ -62,7 +62,7 @@ def stream_failure(run: Callable[[], object]) -> str:
 def test_options_that_cannot_be_are_refused_before_anything_is_read(reads: Reads, spark: SparkSession) -> None:
     assert "option 'subscribes' is not known; did you mean subscribe? Known are: " in reads.refusal(subscribes="x")
     assert "given are subscribe, assign" in reads.refusal(assign="{}")
-    assert "encryption and logins are not spoken here" in reads.refusal(**{"kafka.security.protocol": "SASL_SSL"})
+    assert "encryption and logins are not supported here" in reads.refusal(**{"kafka.security.protocol": "SASL_SSL"})
     assert "there is no column colour; there are key, value, " in reads.refusal("colour STRING")
     assert "column value is binary, not string; cast it in the query" in reads.refusal("value STRING")
     assert "column value may be null in any record; leave NOT NULL out" in reads.refusal("value BINARY NOT NULL")
@@ -151,11 +151,11 @@ def test_a_topic_that_is_deleted_and_made_anew_fails_a_stream_or_is_read_from_it
     assert f"{topic}-0 is not read any more, though" in stream_failure(lambda: run(subscribe=other))
     topics.delete(topic)
     topics.count(other, 2)
-    assert f"{topic}-0 does not exist any more, though the checkpoint says it was read" in stream_failure(run)
+    assert f"{topic}-0 does not exist any more, but the checkpoint has read it" in stream_failure(run)
     assert run(failOnDataLoss=False) == [(other, 0), (other, 1)]
     topics.create(topic)
     topics.count(topic, 3)
-    assert f"{topic}-0 ends at 3, before 20, though the checkpoint says it was read" in stream_failure(run)
+    assert f"{topic}-0 ends at 3, before 20, but the checkpoint has read it" in stream_failure(run)
     assert run(failOnDataLoss=False) == [(topic, 0), (topic, 1), (topic, 2)]
     topics.count(topic, 1)
     assert run() == [(topic, 3)]

@@ -256,7 +256,7 @@ async def test_events_of_an_earlier_time_as_the_active_one_are_refused_also_when
 
 async def test_times_of_an_exclusive_group_are_settings_and_are_checked(kit: Kit) -> None:
     ms = await kit.open()
-    with pytest.raises(MillstreamError, match="must come before the takeover"):
+    with pytest.raises(MillstreamError, match="must be shorter than the takeover"):
         ms.exclusive("ledger", group="g", heartbeat=10, takeover=5)
     await ms.send("ledger", b"x")
     active = await ms.exclusive("ledger", group="g", heartbeat=1, takeover=2).__aenter__()

@@ -323,7 +323,7 @@ async def test_an_exception_of_ones_own_comes_out_with_a_note_of_what_was_not_se
         ({"key": "user-1"}, "a key is bytes or None, not str"),
         ({"headers": ((b"trace", b"1"),)}, "a header's name is a str, not bytes"),
         ({"headers": (("trace", "1"),)}, "a header's value is bytes or None, not str"),
-        ({"headers": (("\ud800", b"1"),)}, "text that UTF-8 can say"),
+        ({"headers": (("\ud800", b"1"),)}, "encodable as UTF-8"),
         ({"headers": 7}, "headers are pairs"),
         ({"headers": ("abc",)}, "headers are pairs"),
         ({"partition": "0"}, "a partition is an int, not '0'"),

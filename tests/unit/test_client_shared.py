@@ -126,7 +126,7 @@ async def test_a_process_that_lost_its_groups_loses_their_jobs_and_stands_by(sto
         async with ms.queue("jobs", group="g") as jobs:
             [job] = await take(jobs, 1)
             ms.broker.groups.release()  # what a cluster says that gave the groups to another
-            with pytest.raises(LeaseLost, match="another process looks after the queue"):
+            with pytest.raises(LeaseLost, match="another process coordinates the queue"):
                 await job.accept()
 
 

@@ -184,7 +184,7 @@ def test_a_thread_inside_a_call_is_told_when_everything_is_closed(monkeypatch: p
     assert is_inside.wait(SECONDS)
     ms.close()
     thread.join(SECONDS)
-    assert [str(error) for error in errors] == ["it was closed meanwhile"]
+    assert [str(error) for error in errors] == ["the instance was closed during the call"]
 
 
 def test_a_callback_that_would_wait_for_its_own_loop_is_told() -> None:
@@ -199,7 +199,7 @@ def test_a_callback_that_would_wait_for_its_own_loop_is_told() -> None:
 
         with ms.sender("orders", on_sent=again) as out:
             out.send(b"x")
-        assert errors == ["callbacks run on the event loop: they cannot wait for it with a call of this module"]
+        assert errors == ["a callback runs on the event loop and cannot wait for a call of this module"]
 
 
 def test_a_loop_that_is_left_loses_nothing_that_was_read_ahead() -> None:

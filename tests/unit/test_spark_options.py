@@ -134,7 +134,7 @@ def test_settings_that_would_change_rows_are_refused_with_what_to_do_instead(nam
     ],
 )
 def test_security_that_is_not_spoken_is_refused_and_never_ignored(name: str, value: str) -> None:
-    assert "encryption and logins are not spoken here" in refusal({name: value})
+    assert "encryption and logins are not supported here" in refusal({name: value})
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_new_partition_that_has_lost_its_beginning_fails_a_stream_or_is_read_f
 
     assert starts() == [0]
     cluster.start = 50
-    with pytest.raises(StreamBroken, match="t-1 is new and starts at 50: what was before is gone"):
+    with pytest.raises(StreamBroken, match="t-1 is new and starts at 50: earlier records were deleted"):
         starts()
     assert starts(failOnDataLoss="false") == [50]
 

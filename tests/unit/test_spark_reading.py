@@ -221,7 +221,7 @@ def test_a_damaged_batch_is_named_and_what_comes_before_it_is_read() -> None:
         log.add(b"%d" % number)
     log.batches[5][-1] ^= 1
     seen = []
-    with pytest.raises(Damaged, match=r"t-4: the batch at offset 5 cannot be read: .*CRC-32C.*start behind it"):
+    with pytest.raises(Damaged, match=r"t-4: the batch at offset 5 cannot be read: .*CRC-32C.*start after it"):
         given = parse_source({"bootstrap.servers": "none:1", "subscribe": "t"}, streaming=False)
         for batch in read_range(log, given, OffsetRange("t", 4, 0, 8), Shape(full_schema(False))):  # type: ignore[arg-type]
             seen += values([batch])

@@ -140,7 +140,7 @@ def test_errors_reach_the_call_that_they_are_for(millstream: BrokerThread, api: 
 def test_a_fault_that_cannot_be_is_refused(millstream: BrokerThread) -> None:
     with pytest.raises(ValueError, match="there is no API 'Prodcue'; there are"):
         millstream.fail_next("Prodcue", "MESSAGE_TOO_LARGE")
-    with pytest.raises(ValueError, match="clients would know no broker"):
+    with pytest.raises(ValueError, match="clients would find no broker"):
         millstream.fail_next("Metadata", "LEADER_NOT_AVAILABLE")
     with pytest.raises(ValueError, match="not the code of an error"):
         millstream.fail_next("Produce", 0)

@@ -94,7 +94,7 @@ class Millstream(abc.ABC):
 
     async def __aenter__(self) -> Self:
         if self._is_open:
-            raise Closed("it is open already")
+            raise Closed("the instance is already open")
         await self._connect()
         self._closing = Once(self._close)
         self._is_open = True
@@ -124,7 +124,7 @@ class Millstream(abc.ABC):
 
     def opened(self, consuming: Consuming[object]) -> None:
         if self._closing.is_begun:  # the closing has already listed its iterators
-            raise Closed("it is being closed")
+            raise Closed("the instance is being closed")
         self._consuming.add(consuming)
 
     def closed(self, consuming: Consuming[object]) -> None:
@@ -132,7 +132,7 @@ class Millstream(abc.ABC):
 
     def check_open(self) -> None:
         if not self._is_open:
-            raise Closed("it is not open: use it inside `async with`")
+            raise Closed("the instance is not open: use it inside `async with`")
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -482,7 +482,7 @@ class Millstream(abc.ABC):
         first = HEARTBEAT_SECONDS if heartbeat is None else heartbeat
         last = TAKEOVER_SECONDS if takeover is None else takeover
         if not 0 < first < last:
-            raise MillstreamError(f"the heartbeat ({first:g} s) must come before the takeover ({last:g} s)")
+            raise MillstreamError(f"the heartbeat ({first:g} s) must be shorter than the takeover ({last:g} s)")
         check_topic(topic)
         start = checked_start(start)
         return self._exclusive(topic, checked_group(group), start, heartbeat, takeover, on_change, decode)

@@ -81,7 +81,7 @@ def _headers(headers: Any) -> Headers:
             try:
                 name.encode()
             except UnicodeEncodeError:
-                raise MillstreamError(f"a header's name is text that UTF-8 can say, not {name!r}") from None
+                raise MillstreamError(f"a header's name must be encodable as UTF-8, not {name!r}") from None
         if value is not None and type(value) is not bytes:
             pairs[at] = name, _bytes(value, "a header's value is bytes or None")
     return tuple(pairs)
@@ -112,9 +112,9 @@ def checked_group(group: str) -> str:
     try:
         size = len(group.encode())
     except UnicodeEncodeError:
-        raise MillstreamError(f"a group's name is text that UTF-8 can say, not {group!r}") from None
+        raise MillstreamError(f"a group's name must be encodable as UTF-8, not {group!r}") from None
     if not 0 < size <= GROUP_BYTES_MAX or "\0" in group:
-        raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes, and no NUL among them")
+        raise MillstreamError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes without NUL")
     return group
 
 

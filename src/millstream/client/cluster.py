@@ -164,7 +164,7 @@ class Cluster:
             node = self._find_coordinator(group)
             return Link(node.host, node.port, self._client_id, self._timeout_seconds)
 
-        return self._persist(f"find who looks after {group}", ask)
+        return self._persist(f"find the coordinator of {group}", ask)
 
     def share_groups(self, group: str) -> set[str]:
         """The share groups that the coordinator of `group` lists."""

@@ -124,7 +124,7 @@ class Consuming(abc.ABC, Generic[T]):
 
     async def _ensure_open(self) -> None:
         if self.is_closed:
-            raise Closed("this iterator was closed; ask for a new one")
+            raise Closed("this iterator was closed; open a new one")
         if self._opening is None:
             self._has_begun = self._is_used = False
             self._opening = asyncio.ensure_future(self._open(self._undoing))
@@ -167,7 +167,7 @@ class Consuming(abc.ABC, Generic[T]):
         try:
             await self._shut(clean=False)
         except Exception as error:
-            logger.warning("what was opened and not wanted could not be shut: %s", error)
+            logger.warning("cannot close an iterator whose opening was cancelled: %s", error)
         if not self.is_closed and self._opening is None:
             self._owner.closed(self)  # type: ignore[arg-type]  # as above
 

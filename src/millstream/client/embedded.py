@@ -93,8 +93,8 @@ class Embedded(Millstream):
         super().check_open()
         if asyncio.get_running_loop() is not self._loop:  # a future of another loop would never wake
             raise MillstreamError(
-                "it was opened on another event loop, and works on that one alone; "
-                "a fixture of pytest-asyncio and the tests that use it need the same loop_scope"
+                "the instance was opened on another event loop and works only on that loop; a fixture of "
+                "pytest-asyncio and the tests that use it need the same loop_scope"
             )
 
     def opened(self, consuming: Consuming[object]) -> None:

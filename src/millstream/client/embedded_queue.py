@@ -192,15 +192,15 @@ class EmbeddedQueue(Queue[V], Desk[V]):
 
     async def _answer(self, job: Job[V], answer: Answer) -> None:
         if self.is_closed:
-            raise Closed("this worker has left its queue; the job goes to another")
+            raise Closed("this worker has left its queue; the job goes to another worker")
         if not self._is_joined:
-            raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now")
+            raise LeaseLost(Code.INVALID_RECORD_STATE, "another process coordinates the queue now")
         try:
             assert self._member is not None
             await job._lease.answer(self._member, [answer])
         except RequestError as error:
             if error.code in ELSEWHERE and job._lease.is_closed:  # else the store failed; a retry may help
-                raise LeaseLost(Code.INVALID_RECORD_STATE, "another process looks after the queue now") from None
+                raise LeaseLost(Code.INVALID_RECORD_STATE, "another process coordinates the queue now") from None
             if error.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise LeaseLost(Code.INVALID_RECORD_STATE, "the job's topic was deleted") from None
             raise refusal(error.code, error.detail) from None

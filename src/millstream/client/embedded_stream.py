@@ -194,7 +194,7 @@ class EmbeddedStream(Stream[V]):
                 await self._commit(progress)
                 progress = self._progress() if self._is_commit_owed and not self.is_closed else {}
         except MillstreamError as error:
-            logger.warning("group %s: a commit failed, the next one will say it again: %s", self._group, error)
+            logger.warning("group %s: commit failed; the next commit repeats its offsets: %s", self._group, error)
             self._owner.clock.call_later(max(self._commit_every, COMMIT_AGAIN_SECONDS), self._signal.set)
         finally:
             self._committing = None
@@ -253,7 +253,7 @@ class EmbeddedStream(Stream[V]):
         while not self._is_leaving:
             try:
                 if not await self._embedded.is_coordinator(self._group):
-                    raise RequestError(Code.NOT_COORDINATOR, "another process looks after the group")
+                    raise RequestError(Code.NOT_COORDINATOR, "another process coordinates the group")
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
@@ -325,7 +325,7 @@ class EmbeddedStream(Stream[V]):
             try:
                 await self._embedded.broker.groups.commit(self._group, self._id, None, self._epoch, commits)
             except RequestError as error:
-                logger.warning("group %s: progress could not be committed: %s", self._group, error)
+                logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
     async def _begin(self, place: Place) -> None:
         broker = self._embedded.broker
@@ -398,7 +398,7 @@ class EmbeddedStream(Stream[V]):
             if self._epoch > JOINING:
                 await self._embedded.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
         except RequestError as error:
-            logger.debug("could not leave group %s: %s", self._group, error)
+            logger.debug("cannot leave group %s: %s", self._group, error)
         finally:
             self._tell_the_others()
             self._signal.set()

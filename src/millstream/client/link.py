@@ -42,7 +42,7 @@ class Link:
         if version < max(low, served_low):
             raise LinkBroken(
                 f"the broker at {self._address} serves API {key} in versions {served_low} to {served_high}, "
-                f"but {low} to {high} are spoken here"
+                f"but {low} to {high} are supported here"
             )
         return version
 
@@ -63,7 +63,7 @@ class Link:
         try:
             correlation_id = reader.i32()
         except ProtocolError as error:
-            raise LinkBroken(f"{self._address} does not answer as a broker does: {error}") from error
+            raise LinkBroken(f"{self._address} sent an invalid answer: {error}") from error
         if correlation_id != self._correlation_id:
             self.close()
             raise LinkBroken(f"{self._address} answered request {correlation_id}, not {self._correlation_id}")

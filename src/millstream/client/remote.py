@@ -313,7 +313,7 @@ class Remote(Millstream):
 
         if heartbeat is not None or takeover is not None:
             raise Unsupported(
-                "a server's session timeout decides when another takes over: leave heartbeat and takeover"
+                "a server's session timeout decides when a standby takes over: leave out heartbeat and takeover"
             )
         return RemoteExclusive(self, topic, group, start, on_change, decode)
 

@@ -56,9 +56,9 @@ BEAT_SECONDS_MAX = 1.0
 """The longest pause between heartbeat checks."""
 RECONNECT_SECONDS = 0.5
 FIND_SECONDS_MAX = 5.0
-TOO_LATE = "the job was answered before, or its lease has ended"
-LEFT = "its consumer went away"
-CUT_OFF = "the connection to the server broke, and the lease went with it; the job may come again"
+TOO_LATE = "the job was already acknowledged, or its lease expired"
+LEFT = "its consumer disconnected"
+CUT_OFF = "the connection to the server broke, which ended the lease; the job may be delivered again"
 
 
 class Saying(NamedTuple):
@@ -173,7 +173,7 @@ class LeasedJobs(Desk[V]):
         saying = Saying(job._lease, reply, self._loop.create_future())
         with self._told:
             if self._is_stopping or self._has_ended:
-                raise Closed("this worker has left its queue; the job goes to another")
+                raise Closed("this worker has left its queue; the job goes to another worker")
             self._sayings.append(saying)
             self._told.notify()
         await saying.outcome
@@ -204,7 +204,7 @@ class LeasedJobs(Desk[V]):
             if failure is not None:  # after the end: a caller told earlier would ask again, and wait for ever
                 self._call(self._fail, failure)
             for saying in sayings:
-                self._tell(saying, Closed("this worker has left its queue; the job goes to another"))
+                self._tell(saying, Closed("this worker has left its queue; the job goes to another worker"))
             try:
                 self._leave()
             finally:

@@ -138,10 +138,10 @@ class SharedJobs(Desk[V]):
 
     async def _answer(self, job: Job[V], kind: AcknowledgeType) -> None:
         if self._is_over or self._consumer is None:
-            raise Closed("this worker has left its queue; the job goes to another")
+            raise Closed("this worker has left its queue; the job goes to another worker")
         message = self._unanswered.pop((job.topic, job.partition, job.offset), None)
         if message is None:
-            raise LeaseLost(Code.INVALID_RECORD_STATE, "the job was answered before, or its lease has ended")
+            raise LeaseLost(Code.INVALID_RECORD_STATE, "the job was already acknowledged, or its lease expired")
         try:
             await self._worker.call(self._send_answer, message, kind)
         finally:

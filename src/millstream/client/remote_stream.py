@@ -113,7 +113,7 @@ class RemoteStream(Stream[V]):
         try:
             self._commit({place: offset for place, offset in self._progress().items() if place in gone})
         except KafkaException as error:
-            logger.warning("group %s: progress could not be committed: %s", self._group, error)
+            logger.warning("group %s: cannot commit progress: %s", self._group, error)
         self._forget(gone)
 
     def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
@@ -142,7 +142,7 @@ class RemoteStream(Stream[V]):
             try:
                 self._commit(self._progress())
             except KafkaException as error:
-                logger.warning("group %s: a commit failed, the next one will say it again: %s", self._group, error)
+                logger.warning("group %s: commit failed; the next commit repeats its offsets: %s", self._group, error)
 
     def _commit(self, progress: dict[Place, int]) -> None:
         if progress:

@@ -62,19 +62,19 @@ class Loop:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
             work.close()
-            raise MillstreamError("callbacks run on the event loop: they cannot wait for it with a call of this module")
+            raise MillstreamError("a callback runs on the event loop and cannot wait for a call of this module")
         if self.is_inherited:
             work.close()
-            raise Closed("it was opened before this process was forked: open it anew here")
+            raise Closed("the instance was opened before this process was forked: open a new one in this process")
         with self._handing_over:
             if self._is_ended:
                 work.close()
-                raise Closed("it is closed")
+                raise Closed("the instance is closed")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise Closed("it was closed meanwhile") from None
+            raise Closed("the instance was closed during the call") from None
         except BaseException:
             # An interrupt in the caller's thread: the result is not wanted any more.
             if not future.done():
@@ -308,7 +308,7 @@ class Stream(Items[Record[V], Record[V]]):
     def commit(self) -> None:
         async def commit() -> None:
             if self._stream.is_held_back:
-                raise MillstreamError("a record was on its way when this thread was interrupted: receive it first")
+                raise MillstreamError("a record was in flight when this thread was interrupted: receive it first")
             await self._stream.commit()
 
         self._loop.call(commit())

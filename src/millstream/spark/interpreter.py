@@ -77,8 +77,8 @@ def for_cluster(named: str | None, is_here: bool) -> str:
     if named:
         if shutil.which(named) is None:
             raise SparkDidNotStart(
-                f"the Python for Spark's workers is {named}, which is not on this machine; reads are planned here with "
-                "the same, so name one (PYSPARK_PYTHON) that is there on both"
+                f"Spark's workers use the Python {named}, which this machine does not have; the driver plans reads "
+                "with the same Python, so set PYSPARK_PYTHON to one that both have"
             )
         return named
     if is_here:

@@ -106,8 +106,8 @@ PRODUCER_TUNING = (
     ),
 )
 REFUSED = {
-    "auto.offset.reset": "startingOffsets says where to begin",
-    "enable.auto.commit": "with group.id the progress is committed by itself",
+    "auto.offset.reset": "startingOffsets selects the start",
+    "enable.auto.commit": "with group.id the progress is committed automatically",
     "interceptor.classes": "no Java code runs here",
     "key.deserializer": "keys are bytes; decode them in the query",
     "value.deserializer": "values are bytes; decode them in the query",
@@ -253,7 +253,7 @@ def _refuse_what_changes_rows_or_hides(name: str, plain: str) -> None:
 
 
 def _no_security(what: str) -> str:
-    return f"{what}: encryption and logins are not spoken here; use a listener without them and leave the option out"
+    return f"{what}: encryption and logins are not supported here; use a listener without them and leave the option out"
 
 
 def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
@@ -261,11 +261,11 @@ def parse_source(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     which = given.given("subscribe", "subscribePattern", "assign")
     if len(which) != 1:
         raise BadOption(
-            "say what to read with one of subscribe (topics with commas), subscribePattern (a regular expression) and "
+            "choose one of subscribe (topics with commas), subscribePattern (a regular expression) and "
             f"assign (JSON); given are {', '.join(which) or 'none'}"
         )
     if streaming and given.given("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        raise BadOption("a stream has no end: endingOffsets, endingTimestamp and their kin are for batch reads")
+        raise BadOption("a stream has no end: endingOffsets, endingTimestamp and similar options are for batch reads")
     starting = _positions(given, "starting", LATEST if streaming else EARLIEST)
     ending = _positions(given, "ending", LATEST)
     if not streaming and (starting.rest == LATEST or LATEST in starting.offsets.values()):

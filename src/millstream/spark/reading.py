@@ -44,8 +44,8 @@ class DataLost(MillstreamError):
 
     def __init__(self, wanted: OffsetRange, at: int, why: str) -> None:
         super().__init__(
-            f"{wanted.topic}-{wanted.partition}: offsets {at} to {wanted.end - 1} cannot be read, {why}; "
-            "set failOnDataLoss to false to read on without them"
+            f"{wanted.topic}-{wanted.partition}: offsets {at} to {wanted.end - 1} cannot be read, {why}; set "
+            "failOnDataLoss to false to continue without them"
         )
 
 
@@ -54,8 +54,8 @@ class Damaged(MillstreamError):
 
     def __init__(self, wanted: OffsetRange, at: int, why: str) -> None:
         super().__init__(
-            f"{wanted.topic}-{wanted.partition}: the batch at offset {at} cannot be read: {why}; "
-            "to read on without it, start behind it"
+            f"{wanted.topic}-{wanted.partition}: the batch at offset {at} cannot be read: {why}; to continue without "
+            "it, start after it"
         )
 
 

@@ -114,9 +114,9 @@ def _check(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     if unknown:
         raise BadOption(f"a topic has no column {', '.join(unknown)}; it takes {', '.join(COLUMNS)}: select these")
     if "value" not in names:
-        raise BadOption("there is no column value; select what the records are to hold AS value")
+        raise BadOption("there is no column value; select the content of the records AS value")
     if options.topic is None and "topic" not in names:
-        raise BadOption("where should the rows go? Set the option topic, or select a column topic")
+        raise BadOption("the rows have no topic: set the option topic, or select a column topic")
     for field in schema.fields:
         if not _fits(field.name, field.dataType):
             raise BadOption(

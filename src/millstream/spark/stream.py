@@ -124,8 +124,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if short and self._options.fail_on_data_loss:
             topic, partition = short[0]
             raise StreamBroken(
-                f"{topic}-{partition} is new and starts at {first[short[0]]}: what was before is gone. "
-                "Set failOnDataLoss to false to read on with what is there"
+                f"{topic}-{partition} is new and starts at {first[short[0]]}: earlier records were deleted. Set "
+                "failOnDataLoss to false to continue with the remaining records"
             )
 
     def _must_wait(self, rows: int) -> bool:
@@ -148,9 +148,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost = "is not read any more" if there else "does not exist any more"
             what = lost if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
             raise StreamBroken(
-                f"{topic}-{partition} {what}, though the checkpoint says it was read; was the topic made anew, or "
-                "is another one read now? "
-                "Set failOnDataLoss to false to read on with what is there, or use a new checkpoint"
+                f"{topic}-{partition} {what}, but the checkpoint has read it; was the topic created again, or is "
+                "another one read now? Set failOnDataLoss to false to continue with the remaining records, or use a "
+                "new checkpoint"
             )
         return {**{place: began[place] for place in gone}, **ends}
 

@@ -144,7 +144,7 @@ class BrokerThread:
         """Runs `work` on the broker's thread, for tasks that no client can request."""
         broker = self._broker
         if broker is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
 
         async def on_loop() -> T:
             return await work(broker)

@@ -21,7 +21,7 @@ class Faults:
     def add(self, api: str | int, code: Code | int | str, times: int = 1) -> None:
         key = _key(api)
         if key in (METADATA, API_VERSIONS):
-            raise ValueError("Metadata and ApiVersions cannot be made to fail: clients would know no broker")
+            raise ValueError("Metadata and ApiVersions cannot be made to fail: clients would find no broker")
         chosen = Code.__members__.get(code.upper()) if isinstance(code, str) else code_of(code)
         if chosen is None or chosen == Code.NONE:
             raise ValueError(f"{code} is not the code of an error")
