@@ -27,7 +27,7 @@ def test_what_follows_a_json_object_is_not_dropped_in_silence(spark: SparkSessio
     assert causes(spark, source, good) == [None] * len(good)
     more = ['{"a":1}\n{"a":2}', '{"a":1},{"a":2}', '{"a":1}x', '{"a":1} ]', '{"a":1}}', '{"a":1}"']
     more += ['{"a":1},{"a":2}]', '{"a":1},0] {"a":2}']  # the end of an array
-    assert causes(spark, source, more) == ["the value goes on behind its JSON object"] * len(more)
+    assert causes(spark, source, more) == ["the value continues after its JSON object"] * len(more)
 
 
 @pytest.mark.parametrize("format", ["json", "csv"])

@@ -185,7 +185,7 @@ def test_a_question_that_has_no_answer_is_one_sentence(
     assert f"write `{topic}`" in sentence(f"SELECT ms FROM {topic} WHERE ms > 1")
     assert "Syntax error" in sentence(f"SELECT ms FORM `{topic}` WHERE")
     assert "DIVIDE_BY_ZERO" in sentence(f"SELECT ms / 0 FROM `{topic}`")
-    assert "DROP is no question" in sentence("DROP TABLE clicks")
+    assert "DROP is not a query" in sentence("DROP TABLE clicks")
     text = fill(broker, unique("text"), [{"value": b"x"}])
     assert "do not look like JSON" in sentence(f"SELECT * FROM `{text}`", kind="json")
 

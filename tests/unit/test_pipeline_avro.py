@@ -135,7 +135,7 @@ def test_values_of_an_older_schema_have_the_defaults_of_this_one() -> None:
     ("schema", "wanted"),
     [
         (record({"type": "bytes", "logicalType": "decimal", "precision": 50}), "a decimal of 50 digits cannot be"),
-        (record("int", fields=[{"name": name, "type": "int"} for name in "aA"]), "the field A is there twice"),
+        (record("int", fields=[{"name": name, "type": "int"} for name in "aA"]), "the field A occurs twice"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_columns_is_refused(schema: str, wanted: str) -> None:

@@ -84,7 +84,7 @@ def test_mistakes_of_both_kinds_are_told_together(tmp_path: Path) -> None:
         "checkpoint, source, step, sink\n"
         "/clicks.toml:18: step per_minute: there is no column millis; there are user, url, ms, at, _key, _topic, "
         "_partition, _offset, _timestamp\n"
-        "/clicks.toml:33: this is not a database that tables are kept in; write sqlite:FILE or "
+        "/clicks.toml:33: this is not a supported database; write sqlite:FILE or "
         "postgresql://USER@HOST/DATABASE"
     )
 
@@ -96,8 +96,8 @@ def test_mistakes_of_both_kinds_are_told_together(tmp_path: Path) -> None:
     ("source", "wanted"),
     [
         ('schema = "user STRNG"', "source.schema: the column user has a type that Spark does not know"),
-        ('schema = "user STRING, User INT"', "source.schema: the column User is there twice"),
-        ('schema = "_offset LONG"', "source.schema: _offset is a name that the pipeline gives itself"),
+        ('schema = "user STRING, User INT"', "source.schema: the column User occurs twice"),
+        ('schema = "_offset LONG"', "source.schema: _offset is a name that the pipeline reserves"),
         ('schema = "tags ARRAY<INT>"\nformat = "csv"', "source.schema: tags is ARRAY<INT>, which CSV cannot hold"),
         ('schema = "a INT"\noptions = { modus = "x" }', "source.options: modus is not known"),
         ('schema = "a INT"\noptions = { timestampformat = "x" }', None),
@@ -160,8 +160,8 @@ def test_a_mistake_in_a_long_schema_is_on_its_line() -> None:
         ("SELECT w.start AS s FROM (SELECT window(at, '1 minute') AS w FROM clicks)", None),
         ("SELECT usr FROM clicks", "there is no column usr; did you mean user?"),
         ("SELECT user FROM cliks", "there is no table cliks; did you mean clicks?"),
-        ("SELECT user FROM one", "one is not there yet"),
-        ("SELECT user FROM two", "two is not there yet"),
+        ("SELECT user FROM one", "one is not defined yet"),
+        ("SELECT user FROM two", "two is not defined yet"),
         ("SELECT x.* FROM clicks", "there is no table x in this FROM; there is clicks"),
         ("SELECT user FROM clicks; SELECT 1", "a step takes one statement"),
         ("SELECT user FROM clicks;", None),
@@ -334,7 +334,7 @@ def at(url: str) -> str:
         ("SELECT user AS `a b` FROM clicks", LAKE, "a Delta lake cannot have a column named 'a b'"),
         ("SELECT user AS `a b` FROM clicks", LAKE + '\nformat = "parquet"', None),
         ("SELECT user, at AS day FROM clicks", 'lake = "x"', "one has a column day, as the lake's partitions"),
-        ("SELECT user, url FROM clicks", 'lake = "x"', "one has no TIMESTAMP, so it is not clear which day"),
+        ("SELECT user, url FROM clicks", 'lake = "x"', "one has no TIMESTAMP, so the day of a row is unknown"),
         ("SELECT at AS a, _timestamp AS b FROM clicks", 'lake = "x"', "one has several times (a, b)"),
         ("SELECT at AS a, user FROM clicks", 'lake = "x"', None),
         ("SELECT date_trunc('HOUR', at) AS a, user FROM clicks", 'lake = "x"', None),

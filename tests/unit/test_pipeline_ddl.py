@@ -33,7 +33,7 @@ def test_reads_what_spark_reads(text: str, wanted: str) -> None:
         ("user", "the column user has no type", 4),
         ("user STRING url STRING", "a comma is missing before 'url'", 12),
         ("user STRING,", "a column's name is missing before the end", 12),
-        ("user STRING, USER INT", "USER is there twice", 13),
+        ("user STRING, USER INT", "USER occurs twice", 13),
         ("a ARRAY", "as in ARRAY<STRING>", 7),
         ("a MAP<STRING>", ", is missing before '>'", 12),
         ("a ARRAY<INT", "> is missing before the end", 11),

@@ -67,7 +67,7 @@ def test_a_lake_that_is_not_there_does_not_begin_in_the_middle(
 ) -> None:
     deliver(lake(tmp_path / "old", 0, kind, made), 0)  # without rows: there is a lake all the same
     deliver(lake(tmp_path / "old", 1, kind, made), 1)
-    with pytest.raises(NotTheSame, match=r"the lake .*/new does not hold what came before batch 2: .*lake-clicks"):
+    with pytest.raises(NotTheSame, match=r"the lake .*/new does not have the batches before batch 2: .*lake-clicks"):
         lake(tmp_path / "new", 2, kind, made)
     assert not (tmp_path / "new").exists()  # else the next start would take it for the one
 
@@ -76,7 +76,7 @@ def test_a_lake_that_is_not_there_does_not_begin_in_the_middle(
 def test_a_lake_of_others_does_not_begin_in_the_middle(tmp_path: Path, kind: str) -> None:
     deliver(lake(tmp_path / "old", 0, kind), 0)
     put_rows(tmp_path / "theirs", kind, "views/sink/2")
-    with pytest.raises(NotTheSame, match=r"the lake .*/theirs does not hold what came before batch 2: .*lake-clicks"):
+    with pytest.raises(NotTheSame, match=r"the lake .*/theirs does not have the batches before batch 2: .*lake-clicks"):
         lake(tmp_path / "theirs", 2, kind)
 
 
@@ -104,7 +104,7 @@ def test_a_table_that_lacks_a_batch_does_not_go_on(tmp_path: Path) -> None:
     assert deliver(table(old, 0), 0, {"user": "a", "ms": 1}) == 1
     assert deliver(table(old, 1), 1) == 0
     for _ in range(2):
-        with pytest.raises(NotTheSame, match=r"the table hits in sqlite:.*new.db does not hold what came before"):
+        with pytest.raises(NotTheSame, match=r"the table hits in sqlite:.*new.db does not have the batches before"):
             table(new, 2)
     assert deliver(table(old, 2), 2, {"user": "b", "ms": 2}) == 1
 
@@ -112,7 +112,7 @@ def test_a_table_that_lacks_a_batch_does_not_go_on(tmp_path: Path) -> None:
 def test_who_renames_a_pipeline_and_keeps_its_checkpoint_is_told_of_the_name(tmp_path: Path) -> None:
     path = tmp_path / "hits.db"
     assert deliver(table(path, 0), 0, {"user": "a", "ms": 1}) == 1
-    with pytest.raises(NotTheSame, match="or the pipeline, under whose name batches are counted, had another"):
+    with pytest.raises(NotTheSame, match="or the pipeline, whose name identifies its batches, was renamed"):
         table(path, 1, APP.replace("clicks", "views"))
 
 
@@ -124,7 +124,7 @@ def test_a_table_that_went_from_its_database_does_not_begin_in_the_middle(tmp_pa
     with closing(sqlite3.connect(path)) as database:
         database.execute(statement)
         for _ in range(2):
-            with pytest.raises(NotTheSame, match=r"the table hits in .* does not hold what came before batch 1"):
+            with pytest.raises(NotTheSame, match=r"the table hits in .* does not have the batches before batch 1"):
                 table(path, 1)
         assert database.execute("SELECT name FROM sqlite_master WHERE name = 'hits'").fetchall() == []
 

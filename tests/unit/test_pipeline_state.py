@@ -75,7 +75,7 @@ def told(spec: PipelineSpec) -> list[str]:
         ("SELECT DISTINCT item FROM orders", "SELECT DISTINCT at FROM orders", "DISTINCT changed from item to at"),
         (JOIN, JOIN.replace("a.at = b.at", "a.price = b.price"), "JOIN changed from"),
         (PAIRS, PAIRS.replace("item", "price"), "JOIN changed from"),
-        ("SELECT item FROM orders", COUNTS.format("item", "item"), "it keeps state, which the batches so far have not"),
+        ("SELECT item FROM orders", COUNTS.format("item", "item"), "it keeps state, which the earlier batches did not"),
         (COUNTS.format("item", "item"), "SELECT item FROM orders", "the state of the step one is not used any more"),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ def run(broker: Broker, report: Report, home: Path) -> Story:
         broker.command("topic", "create", "clicks", "-p", "4")
         broker.command("topic", "create", "alerts")
         send(broker, story)
-        say(f"{story.good + story.bad:,} records, {story.bad:,} of them not to be decoded")
+        say(f"{story.good + story.bad:,} records, {story.bad:,} of them undecodable")
     with report.step("a pipeline on Spark") as say:
         file = home / "clicks.toml"
         file.write_text(PIPELINE)

@@ -142,9 +142,7 @@ class Reader:
         writer, start = self._schema, 0
         if self._writers:
             if len(value) < _PREFIX.size or value[0] != 0:
-                return {
-                    bad: "the value does not begin with a zero and a schema id, as Confluent's serializers write it"
-                }
+                return {bad: "the value does not begin with a zero byte and a schema id, as Confluent's serializers do"}
             number, start = _PREFIX.unpack_from(value)[1], _PREFIX.size
             if number not in self._writers:
                 known = ", ".join(map(str, sorted(self._writers)))
@@ -209,7 +207,7 @@ def _spark_type(schema: Any, named: dict[str, DataType | None], space: str) -> D
     if isinstance(schema, str):
         full = schema if schema in _PLAIN else _full(schema, space)
         if full in named and named[full] is None:
-            raise BadAvro(f"the Avro type {schema} holds itself, and cannot be a column")
+            raise BadAvro(f"the Avro type {schema} is recursive and cannot be a column")
         return named.get(full) or named.get(schema) or _plain(schema)
     kind = schema["type"]
     if isinstance(kind, dict | list):
@@ -245,7 +243,7 @@ def _refuse_twins(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
-            raise BadAvro(f"the field {name} is there twice; Spark tells no capitals from small")
+            raise BadAvro(f"the field {name} occurs twice; Spark ignores case")
         seen.add(name.lower())
 
 

@@ -229,9 +229,7 @@ class _Checked:
             times = [name for name, kind in kinds.items() if kind in TIMES]
             why = f"several times ({', '.join(times)}) and none called at" if times else "no TIMESTAMP"
             advice = 'add _timestamp to its SELECT, or set partition_by = "none"'
-            self._wrong(
-                f"{sink.source} has {why}, so it is not clear which {sink.partition_by} a row is of; {advice}", "from"
-            )
+            self._wrong(f"{sink.source} has {why}, so the {sink.partition_by} of a row is unknown; {advice}", "from")
 
     def _table(self, sink: TableSink) -> None:
         wrong = _wrong_url(sink.url)
@@ -276,7 +274,7 @@ def _wrong_url(url: str) -> str | None:
         return None if os.path.isdir(folder) else f"there is no folder {folder} for the SQLite file; make it first"
     if scheme not in ("postgresql", "postgres"):
         shown = f"{scheme}:" if colon and scheme.isalnum() else "this"
-        return f"{shown} is not a database that tables are kept in; {advice}"
+        return f"{shown} is not a supported database; {advice}"
     hosts = re.match(r"//(?:[^/]*@)?([^/?]*)", rest)
     if hosts is None:
         return f"the table's URL is not complete; {advice}"

@@ -96,7 +96,7 @@ class _Reader:
             self._take(":")
             kind = self._type(name.text)
             if name.text.lower() in found:
-                raise BadDDL(f"the column {name.text} is there twice; Spark tells no capitals from small", name.start)
+                raise BadDDL(f"the column {name.text} occurs twice; Spark ignores case", name.start)
             found[name.text.lower()] = name.text, kind
             self._attributes()
             if not self._take(","):

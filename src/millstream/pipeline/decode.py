@@ -54,7 +54,7 @@ def decode(records: DataFrame, source: SourceSpec) -> DataFrame:
     wrong = F.col("_parsed")[_BAD].isNotNull() | (F.col("value").isNotNull() & F.col("_parsed").isNull())
     cause = F.when(wrong, F.lit(f"the value is not {source.format.upper()} that fits {source.schema}"))
     if source.format == "json":
-        cause = cause.when(_goes_on(text, options), F.lit("the value goes on behind its JSON object"))
+        cause = cause.when(_goes_on(text, options), F.lit("the value continues after its JSON object"))
     column = F.when(wrong & _not_text().isNull(), _wrong_column(source.format, text, fields, options))
     return _spread(parsed, fields, F.coalesce(_not_text(), cause), column)
 

@@ -24,7 +24,7 @@ from millstream.spark.schema import HEADERS
 
 TIDY_EVERY = 10
 """Batches between two checks for small files."""
-RENAMED = ", or the pipeline, under whose name batches are counted, had another"
+RENAMED = ", or the pipeline, whose name identifies its batches, was renamed"
 
 
 class Delivery(Protocol):
@@ -40,8 +40,8 @@ class NotTheSame(MillstreamError):
 
     def __init__(self, sink: Sink, what: str, batch: int, otherwise: str = "") -> None:
         super().__init__(
-            f"{what} does not hold what came before batch {batch}: it was deleted, set back, or is another one"
-            f"{otherwise}; bring the old one back, or, to read everything again, give the sink a new id or delete its "
+            f"{what} does not have the batches before batch {batch}: it was deleted, reset or replaced"
+            f"{otherwise}; restore the old one, or, to read everything again, give the sink a new id or delete its "
             f"checkpoint (the folder {sink.name} in the pipeline's)"
         )
 

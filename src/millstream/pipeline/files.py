@@ -105,8 +105,8 @@ def check_fresh(batch_id: int, root: str, entries: Iterable[FileEntry]) -> None:
             is_fresh = False
         if not is_fresh:
             raise FilesTooOld(
-                f"the file {entry.path} of batch {batch_id} in {root} is gone, or so old that it may be removed any "
-                "moment; start the pipeline again, and the batch is written anew"
+                f"the file {entry.path} of batch {batch_id} in {root} is missing, or so old that it may be removed at "
+                "any moment; start the pipeline again to repeat the batch"
             )
 
 

@@ -44,12 +44,12 @@ class Gauges:
         self._pipeline = pipeline
         by_sink: dict[str, Any] = {"labelnames": ("pipeline", "sink"), "registry": self.registry}
         self._rows = Counter(f"{_PREFIX}_rows", "Rows that a sink has written", **by_sink)
-        self._batches = Counter(f"{_PREFIX}_batches", "Batches that a sink has taken", **by_sink)
-        self._seconds = Histogram(f"{_PREFIX}_batch_seconds", "Time of a batch", buckets=BATCH_SECONDS, **by_sink)
-        self._last = Gauge(f"{_PREFIX}_last_batch_timestamp_seconds", "When the last batch was done", **by_sink)
+        self._batches = Counter(f"{_PREFIX}_batches", "Batches that a sink has written", **by_sink)
+        self._seconds = Histogram(f"{_PREFIX}_batch_seconds", "Duration of a batch", buckets=BATCH_SECONDS, **by_sink)
+        self._last = Gauge(f"{_PREFIX}_last_batch_timestamp_seconds", "Time at which the last batch ended", **by_sink)
         self._lag = Gauge(
             f"{_PREFIX}_lag",
-            "Records behind the end of a partition, when the last batch was planned",
+            "Lag of a partition when the last batch was planned",
             labelnames=("pipeline", "sink", "topic", "partition"),
             registry=self.registry,
         )

@@ -110,7 +110,7 @@ class DeltaLake:
         entries = sorted(name for name in os.listdir(self._log) if _ENTRY.fullmatch(name))
         if entries and not _is_whole(os.path.join(self._log, entries[-1])):
             torn = os.path.join(self._log, entries[-1])
-            logger.warning("%s was not written to its end; set aside as %s.torn", torn, entries[-1])
+            logger.warning("%s is incomplete; set aside as %s.torn", torn, entries[-1])
             self._disk.rename(torn, torn + ".torn")
             self._disk.sync_directory(self._log)
 
@@ -123,7 +123,7 @@ class DeltaLake:
         if copies and all(_is_parquet(os.path.join(self._log, name)) for name in copies if name.endswith(".parquet")):
             return
         # Entries are deleted only after their checkpoint is synced, so without this one all still exist.
-        logger.warning("the checkpoint of %s was not written to its end; removed", self._log)
+        logger.warning("removed an incomplete checkpoint of %s", self._log)
         for torn in (hint, *(os.path.join(self._log, name) for name in copies)):
             self._disk.remove(torn)
 
@@ -143,7 +143,7 @@ class DeltaLake:
                 self._table.alter.add_columns(DeltaSchema.from_arrow(pa.schema(added)).fields)
                 logger.info("the lake %s has new columns: %s", self.root, ", ".join(field.name for field in added))
             except CommitFailedError:
-                logger.debug("another writer changed %s first", self.root)
+                logger.debug("another writer committed to %s first", self.root)
             self._table = DeltaTable(self.root)
             self._sync(self._table.version())
 
@@ -168,7 +168,7 @@ class DeltaLake:
             check_fresh(batch_id, self.root, entries)
             if self._transact(actions, [Transaction(self._app_id, batch_id)]):
                 return
-        raise LakeError(f"batch {batch_id} does not get into the lake {self.root}: others always come first")
+        raise LakeError(f"cannot commit batch {batch_id} to the lake {self.root}: other writers always commit first")
 
     def _look_again(self) -> None:
         try:
@@ -192,7 +192,7 @@ class DeltaLake:
         except CommitFailedError as error:
             self._look_again()
             if self._table.version() == seen:
-                raise LakeError(f"the lake {self.root} refuses to be written: {_sentence(error)}") from error
+                raise LakeError(f"the lake {self.root} cannot be written: {_sentence(error)}") from error
             return False
         self._look_again()
         return True
@@ -229,7 +229,7 @@ class DeltaLake:
                 self._swept_at = time.monotonic()
                 self._sweep()
         except (DeltaError, LakeError, OSError, pa.ArrowException) as error:
-            logger.warning("the lake %s was not tidied: %s", self.root, _sentence(error))
+            logger.warning("housekeeping of the lake %s failed: %s", self.root, _sentence(error))
 
     def _checkpoint(self) -> None:
         version = self._table.version()
@@ -315,7 +315,7 @@ class DeltaLake:
                     self._disk.remove(full_path)
                     removed += 1
         if removed:
-            logger.info("removed %d files that are no longer of use from %s", removed, self.root)
+            logger.info("removed %d unused files from %s", removed, self.root)
 
 
 def rows(path: str) -> LakeRows:

@@ -150,7 +150,7 @@ class ParquetLake:
                     self._disk.remove(os.path.join(self.root, path))
                     removed += 1
         except (OSError, ValueError) as error:
-            logger.warning("the lake %s was not tidied: %s", self._path, error)
+            logger.warning("housekeeping of the lake %s failed: %s", self._path, error)
         if removed:
             logger.info("removed %d files of failed attempts from %s", removed, self._path)
 

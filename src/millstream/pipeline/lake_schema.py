@@ -102,9 +102,9 @@ def new_columns(path: str, stored: pa.Schema, wanted: pa.Schema) -> list[pa.Fiel
         if there is None:
             added.append(field)
         elif there.type != field.type:
-            changed.append(f"{field.name} is {there.type} there and {field.type} here")
+            changed.append(f"{field.name} is {there.type} in the lake and {field.type} in the rows")
         elif there.name != field.name:
-            changed.append(f"{there.name} there is {field.name} here")
+            changed.append(f"{there.name} in the lake is {field.name} in the rows")
     if changed:
         raise LakeError(
             f"the rows do not fit the lake {path}: {'; '.join(changed)}. Cast or rename in the step's SQL, or write to "

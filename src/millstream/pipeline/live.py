@@ -170,8 +170,8 @@ class LiveView:
         if tally.dead_letters:
             head.append(f"  {tally.dead_letters:,} dead letter{'s' * (tally.dead_letters != 1)}", "yellow")
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("SINK", "BATCH", "ROWS", "ROWS/S", "BATCH TIME", "LATE", "LAG", "FURTHEST BEHIND"):
-            table.add_column(heading, justify="left" if heading in ("SINK", "FURTHEST BEHIND") else "right")
+        for heading in ("SINK", "BATCH", "ROWS", "ROWS/S", "BATCH TIME", "LATE", "LAG", "LARGEST LAG"):
+            table.add_column(heading, justify="left" if heading in ("SINK", "LARGEST LAG") else "right")
         for name, sink in tally.sinks.items():
             table.add_row(*(Text(cell) for cell in _cells(name, sink)))
         return Group(head, table)

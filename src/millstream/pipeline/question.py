@@ -66,7 +66,7 @@ def read_wording(sql: str) -> Wording:
     try:
         opening = sqlglot.tokenize(sql, read="spark")[:1]
         if opening and opening[0].text.upper() not in OPENINGS:
-            raise BadQuestion(f"{opening[0].text} is no question; those begin with {', '.join(OPENINGS[:5])} or SHOW")
+            raise BadQuestion(f"{opening[0].text} is not a query; queries begin with {', '.join(OPENINGS[:5])} or SHOW")
         parsed = sqlglot.parse_one(sql, dialect="spark")
         if not isinstance(parsed, exp.Query):
             return Wording((), None)
@@ -119,7 +119,7 @@ class Question:
         for topic in self._cluster.topics():
             bare = rf"(?:from|join|,)\s+{re.escape(topic)}(?![\w.-])"
             if re.search(r"[.-]", topic) and re.search(bare, self._sql, re.IGNORECASE):
-                raise BadQuestion(f"a topic with dots or dashes in its name stands in backticks: write `{topic}`")
+                raise BadQuestion(f"a topic with dots or dashes in its name needs backticks: write `{topic}`")
         for name in self._wording.tables:
             self._partitions(name)
 
@@ -162,15 +162,13 @@ class Question:
         found = self._cluster.partitions([topic]).get(topic)
         if not found:
             known = self._cluster.topics()
-            hint = (
-                closest(topic, known) if len(known) <= TABLES_MAX else "; `millstream topic list` shows those there are"
-            )
+            hint = closest(topic, known) if len(known) <= TABLES_MAX else "; `millstream topic list` shows the topics"
             raise BadQuestion(f"there is no topic {topic} at {self._broker}{hint}")
         return found
 
     def _add_view(self, spark: SparkSession, topic: str, names: frozenset[str] | None, views: list[str]) -> None:
         if topic.lower() in [view.lower() for view in views]:
-            raise BadQuestion(f"{topic} and another topic differ in capitals only, which SQL does not see; ask for one")
+            raise BadQuestion(f"{topic} and another topic differ only in case, which SQL ignores; query one of them")
         if topic not in self._schemas:
             self._schemas[topic] = self._settle(topic)
         self._view(spark, topic, names).createOrReplaceTempView(f"`{topic}`")

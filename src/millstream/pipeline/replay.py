@@ -65,7 +65,7 @@ class Replay:
         self._columns = _needed(self._rows.schema, lake)
         self._keep_partitions = keep_partitions
         if keep_partitions and "_partition" not in self._columns:
-            raise NothingToReplay(f"the rows of {lake} do not say which partition they came from; let keys choose")
+            raise NothingToReplay(f"the rows of {lake} have no column _partition; leave out --keep-partitions")
         options = {"bootstrap.servers": broker, "topic": topic, "compression": compression, "client.id": "millstream"}
         self._options = parse_sink(options)
         self._runs = _plan(self._rows, span) if set(PLACE) <= set(self._columns) else None

@@ -80,7 +80,7 @@ def _columns(source: SourceSpec) -> tuple[Columns | None, list[_Wrong]]:
     found, wrong = _avro(source.schema) if source.format == "avro" else _ddl(source.schema)
     for name, kind in found:
         if name.lower() in RESERVED:
-            wrong.append(_Wrong(f"{name} is a name that the pipeline gives itself; rename the column"))
+            wrong.append(_Wrong(f"{name} is a name that the pipeline reserves; rename the column"))
         if source.format == "csv" and kind.startswith((*ddl.NESTED, "BINARY", "VARIANT")):
             wrong.append(_Wrong(f"{name} is {kind}, which CSV cannot hold; use plain types"))
     return ([*found, *origin] if found and not wrong else None), wrong
@@ -109,7 +109,7 @@ def _avro(schema: str) -> tuple[Columns, list[_Wrong]]:
     except avro.BadAvro as error:
         return [], [_Wrong(str(error))]
     except RecursionError:
-        return [], [_Wrong("a record that holds itself cannot be columns")]
+        return [], [_Wrong("a recursive record cannot be columns")]
     except Exception as error:  # fastavro raises many kinds of exceptions
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         return [], [_Wrong(f"is not an Avro schema: {cause[:200]}")]

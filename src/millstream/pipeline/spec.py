@@ -156,7 +156,7 @@ def parse(path: Path, text: str | None = None) -> tuple[PipelineSpec | None, lis
     except tomllib.TOMLDecodeError as error:
         return None, [_syntax(str(error), text)]
     except (ValueError, RecursionError):
-        return None, [Mistake(0, "is not a pipeline: it has numbers too long, or tables too deep, to be read")]
+        return None, [Mistake(0, "is not a pipeline: its numbers are too long or its tables are nested too deep")]
     mistakes: list[Mistake] = []
     spec = _Reader(path, Keys(table, (), "", lines, mistakes), lines).read()
     return spec, mistakes
@@ -171,7 +171,7 @@ def redacted(url: str) -> str:
 def _syntax(message: str, text: str) -> Mistake:
     where = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     cause = re.sub(r" \(at [^)]*\)$", "", message)
-    cause = cause[:1].lower() + cause[1:] if cause != "Cannot overwrite a value" else "the key is there twice"
+    cause = cause[:1].lower() + cause[1:] if cause != "Cannot overwrite a value" else "the key occurs twice"
     if where is None:
         return Mistake(text.rstrip().count("\n") + 1, f"is not valid TOML: {cause} at the end of the file")
     return Mistake(int(where[1]), f"is not valid TOML: {cause} (column {where[2]})")
@@ -349,7 +349,7 @@ class _Reader:
             if kinds:
                 keys.wrong(f"this sink has {' and '.join(kinds)}; make a [[sink]] of each", kinds[1])
             else:
-                keys.wrong("this sink goes nowhere; add lake = FOLDER, table = URL or topic = NAME")
+                keys.wrong("this sink has no destination; add lake = FOLDER, table = URL or topic = NAME")
         source = self._from(keys)
         if len(kinds) != 1:
             return

@@ -134,7 +134,7 @@ def _not_parsed(error: ParseError, sql: str) -> BadSQL:
     lines = sql.split("\n")[: max(int(first.get("line") or 1) - 1, 0)]
     offset = sum(len(line) + 1 for line in lines) + max(int(first.get("col") or 1) - 1, 0)
     place = f' near "{near[:40]}"' if near else ""
-    return BadSQL(f"the SQL cannot be read{place}{cause}; if Spark takes it, put check = false into the step", offset)
+    return BadSQL(f"the SQL cannot be read{place}{cause}; if Spark accepts it, put check = false into the step", offset)
 
 
 def _type_windows(node: exp.Expr) -> exp.Expr:

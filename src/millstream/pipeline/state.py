@@ -87,7 +87,7 @@ def differences(before: list[Kept], after: list[Kept]) -> Iterator[tuple[str | N
     """The changes: the step's current name, if there is one, and a sentence about it."""
     for old, new in zip_longest(before, after):
         if old is None:
-            yield new.step, "it keeps state, which the batches so far have not built"
+            yield new.step, "it keeps state, which the earlier batches did not build"
         elif new is None:
             yield None, f"the state of the step {old.step} is not used any more"
         else:

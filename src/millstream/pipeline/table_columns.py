@@ -29,7 +29,7 @@ class TableGone(TableError):
     """Batches of the application are counted, but their table is missing: dropped, or renamed."""
 
     def __init__(self, table: str) -> None:
-        super().__init__(f"the table {table} is gone, though batches of it are counted")
+        super().__init__(f"the table {table} is missing, but its batches are recorded")
 
 
 class Columns:
@@ -42,7 +42,7 @@ class Columns:
         self.key = key = tuple(name if name in self.names else by_any_case.get(name.lower(), name) for name in key)
         self.rest = [name for name in self.names if name not in key]
         if not key:
-            raise TableError(f"the table {table} has no key; name the columns that tell its rows apart")
+            raise TableError(f"the table {table} has no key; name the columns that identify its rows")
         missing = [name for name in key if name not in self.names]
         if missing:
             raise TableError(

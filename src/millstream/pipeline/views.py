@@ -185,7 +185,7 @@ class _Walk:
         if name in self._views:
             return self._views[name].rows
         if name in self._later:
-            self._say(node, f"{node.name} is not there yet: a step reads the source and the steps above it")
+            self._say(node, f"{node.name} is not defined yet: a step reads the source and the steps above it")
         else:
             known = [*ctes, *self._views]
             self._say(node, f"there is no table {node.name}{closest(node.name, known)}")
@@ -268,7 +268,7 @@ class _Walk:
         if "session_window" in sight.windows:
             rows = replace(rows, append_only="session_window")
             if [called(key) for key in keys] == ["session_window"]:
-                self._say(keys[0], "Spark needs more than session_window in GROUP BY on a stream; add whose they are")
+                self._say(keys[0], "Spark needs more than session_window in GROUP BY on a stream; add a session key")
         if self._lacks_time(keys, group, sight):
             rows = replace(rows, untimed=True)
         return replace(rows, aggregations=rows.aggregations + grouped + distinct)
