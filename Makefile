@@ -1,22 +1,22 @@
-# Two commands matter: `make demo` and `make test`. Each does all of its own set-up, in .venv, and asks nothing.
+# Two commands matter: `make demo` and `make test`. Each installs what it needs into .venv, without questions.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Programs that tests and the demo use, with Debian's package for each: installed only where the program is missing.
+# Programs that the tests and the demo use, with their Debian packages: only missing programs are installed.
 PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler sqlite3:sqlite3
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
-# Compiled modules are kept, whatever the environment says: the tests start hundreds of brokers and commands.
+# Keep compiled modules, whatever the environment says: the tests start hundreds of brokers and commands.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup spark-oldest demo test test-fast test-all soak check format bench docs clean
 
-help:  ## what there is to make
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/' | column -t -s ':'
 
-setup: $(VENV)/.ready  ## everything into .venv; nothing to do when nothing changed
+setup: $(VENV)/.ready  ## install everything into .venv; does nothing if nothing changed
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/millstream/*/_*.pyx src/millstream/*/*/_*.pyx) Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python"; exit 1; }
@@ -30,9 +30,9 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/millstream/*/_*.pyx src/m
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# Spark is tested with the newest PySpark, in .venv, and with the oldest that pyproject.toml declares.
+# The tests run Spark with the newest PySpark, in .venv, and with the oldest that pyproject.toml allows.
 OLDEST := $(shell sed -n 's/.*"pyspark>=\([0-9.]*\).*/\1.0/p' pyproject.toml)
-spark-oldest: $(VENV)/pyspark-oldest/.$(OLDEST)  ## the oldest PySpark that is declared, unpacked for the tests
+spark-oldest: $(VENV)/pyspark-oldest/.$(OLDEST)  ## unpack the oldest supported PySpark for the tests
 
 $(VENV)/pyspark-oldest/.$(OLDEST): | setup
 	rm -rf $(@D)
@@ -41,41 +41,41 @@ $(VENV)/pyspark-oldest/.$(OLDEST): | setup
 	rm $(@D)/pyspark-$(OLDEST).tar.gz
 	@touch $@
 
-demo: setup  ## a broker, real clients, a pipeline on Spark, and the counts of it all
+demo: setup  ## run a broker, real clients and a Spark pipeline, and compare the counts
 	$(BIN)/python -m millstream.demo
 
-test: setup spark-oldest check  ## every test but the slow ones, in about fifteen minutes
+test: setup spark-oldest check  ## run every test but the slow ones, in about fifteen minutes
 	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests
 
-test-fast: setup  ## the unit tests, in two minutes, for the inner loop
+test-fast: setup  ## run the unit tests, in two minutes
 	$(PYTEST) --numprocesses 4 --dist loadgroup -m 'not slow' tests/unit
 
-test-all: setup spark-oldest check  ## every test, with all rounds and records of the long ones
+test-all: setup spark-oldest check  ## run every test, with all rounds and records of the long ones
 	$(PYTEST) --numprocesses 4 --dist loadgroup tests
 
-soak: setup  ## the tests that kill things, for longer
+soak: setup  ## run the tests that kill processes for longer
 	SOAK_BROKER_KILLS=20 SOAK_RECORDS=100000 $(PYTEST) -s tests/crash/test_queue_chaos.py
 	SOAK_KILLS=12 $(PYTEST) -s tests/spark/test_exactly_once.py
 
-check: setup  ## format, lint, strict types, import directions, generated documents
+check: setup  ## check format, lint, strict types, import contracts, generated pages
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m millstream.doors.kafka.compatibility --check docs/compatibility.md
 
-format: setup  ## let the tools tidy up
+format: setup  ## format the code and fix what the linter can fix
 	$(BIN)/ruff format src tests bench
 	$(BIN)/ruff check --fix src tests bench
 
-docs: setup  ## write the generated pages anew
+docs: setup  ## generate docs/compatibility.md
 	$(BIN)/python -m millstream.doors.kafka.compatibility > docs/compatibility.md
 
-bench: setup  ## every measurement, as ratios to references of the same run
+bench: setup  ## run every benchmark, as ratios to references of the same run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
 	$(BIN)/python -m bench
 
-clean:  ## remove what was built, not data
+clean:  ## remove everything that was built; data stays
 	rm -rf $(VENV) build dist bench/build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src -name '*.so' -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
