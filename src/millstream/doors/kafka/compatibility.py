@@ -18,16 +18,16 @@ _TEXT = re.compile(r"(?P<name>\w+) \(key \d+\), versions? [\d a-z]+\.\s+(?P<does
 _HEAD = """\
 # What works with which client
 
-This page is generated from the handlers in `src/millstream/doors/kafka/` by `make docs`, and `make check` compares it
-with them.
+This page lists the clients, tools and APIs that work with Millstream. `make docs` generates it from the handlers in
+`src/millstream/doors/kafka/`, and `make check` compares it with them.
 
 ## Clients
 
-Each of these is run against a real broker by `tests/compat/`, unmodified and from its own package: topics, producing
-(plain, keyed, with headers, every compression it has, idempotent), consuming from start, end, offset and time, groups
-with rebalancing, commits and resuming after a restart of the broker.
+`tests/compat/` runs each of these clients, unmodified and from its own package, against a real broker: topics,
+producing (plain, keyed, with headers, every compression it has, idempotent), consuming from start, end, offset and
+time, groups with rebalancing, commits and resuming after a restart of the broker.
 
-| client | what it stands for | groups |
+| client | represents | groups |
 |---|---|---|
 | confluent-kafka (librdkafka 2.x) | every client built on librdkafka: C, C++, Python, Go, .NET, PHP, Ruby, Rust \
 | classic: range, roundrobin, cooperative-sticky, static members; `group.protocol=consumer`: range, uniform, \
@@ -36,18 +36,18 @@ exclusive; share groups: `ShareConsumer` and `DeserializingShareConsumer`, impli
 | kafka-python | pure Python | classic: range, roundrobin, sticky, cooperative-sticky |
 | kcat 1.7 | the shell, with an older librdkafka | classic: range |
 
-A group may have members of both protocols, and of several clients, at a time: it changes its protocol while they work
+A group may have members of both protocols and of several clients at a time: it changes its protocol while they work
 (KIP-848; `tests/compat/test_group_migration.py`).
 
 Clients of FlowMQ, Flume and Luxun have doors of their own ([FlowMQ](flowmq.md), [the others](doors.md)), with the same
 topics and the same groups behind them:
 
-| client | what it stands for | groups |
+| client | represents | groups |
 |---|---|---|
 | a client written from the table of FlowMQ's document | every FlowMQ client \
 | queues, the same that share consumers work on |
 | a client written from the tables of Flume's document | every Flume client \
-| range, planned by the broker; Kafka consumers may be members too |
+| range, assigned by the broker; Kafka consumers may be members too |
 | a client that Apache Thrift generated from Luxun's IDL; thriftpy2 | every Luxun client | fanout ids: one cursor each |
 
 ## Apache Kafka's Java client and tools
@@ -56,7 +56,7 @@ The tests have no Java client, because they install nothing from Maven. They com
 Kafka 4.1.1 (`tests/compat/test_kafka_answers.py`, `test_kafka_configs.py`). These tools were run by hand against this
 broker, from the jars of Apache Kafka 4.1.1 on Java 17:
 
-| tool | what was seen to work |
+| tool | works |
 |---|---|
 | `kafka-topics` | create, list, describe, delete |
 | `kafka-configs` | topics, brokers (one and all), broker loggers and groups: describe and alter; users: describe |
@@ -66,12 +66,12 @@ broker, from the jars of Apache Kafka 4.1.1 on Java 17:
 | `kafka-console-share-consumer`, `kafka-share-groups` | consume; list and describe |
 | `kafka-consumer-groups` | list, describe, reset offsets |
 | `kafka-features`, `kafka-metadata-quorum` | describe |
-| `kafka-leader-election`, `kafka-reassign-partitions`, `kafka-transactions`, `kafka-acls` | what Kafka says without \
-such features: no election needed, no reassignment, no transaction, security disabled |
+| `kafka-leader-election`, `kafka-reassign-partitions`, `kafka-transactions`, `kafka-acls` | the answers of a Kafka \
+without such features: no election needed, no reassignment, no transaction, security disabled |
 
-So were small programs written against these clients. They produced, and consumed in a group:
+Small programs with these clients were run by hand too. They produced, and consumed in a group:
 
-| client | version | what was seen to work |
+| client | version | works |
 |---|---|---|
 | Apache Kafka's Java client | 4.1.1 | Admin, producer, consumer with `group.protocol=classic` and `consumer` |
 | Kafka Streams | 4.1.1 | a count with a state store, at least once; the store restored from its changelog |
@@ -88,8 +88,8 @@ So were small programs written against these clients. They produced, and consume
 _APIS = """
 ## APIs
 
-An API or a version that is not listed is answered with UNSUPPORTED_VERSION where the protocol has room for an error,
-and with a closed connection where it has none. ApiVersions lists exactly this table.
+A request for an API or version that is not listed gets UNSUPPORTED_VERSION if its response has an error field;
+otherwise the broker closes the connection. ApiVersions lists exactly this table.
 
 | key | API | versions | what it does | gaps |
 |---|---|---|---|---|
