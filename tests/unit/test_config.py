@@ -72,12 +72,8 @@ def test_data_is_short_for_a_file_store(tmp_path: Path) -> None:
         ('log_format = "xml"', "log_format must be one of auto, text, json, not 'xml'"),
         ('flush = "never"', "flush=never is not known"),
         ("node_id = ", "is not valid TOML"),
-        pytest.param(
-            "node_id = " + "9" * 5000, "its numbers are too long or its tables too deep", id="a long number"
-        ),
-        pytest.param(
-            "node_id = " + "[" * 5000, "its numbers are too long or its tables too deep", id="deep arrays"
-        ),
+        pytest.param("node_id = " + "9" * 5000, "its numbers are too long or its tables too deep", id="a long number"),
+        pytest.param("node_id = " + "[" * 5000, "its numbers are too long or its tables too deep", id="deep arrays"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_key(tmp_path: Path, text: str, sentence: str) -> None:

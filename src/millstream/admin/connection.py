@@ -79,7 +79,7 @@ class Connection:
         error, node = requests.decode_find_coordinator(reader)
         link.close()
         if error:
-            raise LinkBroken(f"no broker looks after {group} now (error {error})")
+            raise LinkBroken(f"group {group} has no coordinator now (error {error})")
         return Link(node.host, node.port, self.client_id, REQUEST_SECONDS)
 
     def settings(self, resource: ConfigResource) -> list[ConfigEntry]:
@@ -99,7 +99,7 @@ class Connection:
         """Searches all topics, because a request for one by name may create it."""
         topic = self.metadata().topics.get(name)
         if topic is None:
-            raise Failure(f"there is no topic {name}; `millstream topic list` shows the topics there are")
+            raise Failure(f"there is no topic {name}; `millstream topic list` shows the topics")
         if topic.error is not None:
             raise explain(topic.error, self.address, name)
         return topic

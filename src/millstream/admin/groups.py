@@ -88,7 +88,7 @@ def _description(connection: Connection, name: str) -> ConsumerGroupDescription:
     listing = connection.settle(connection.admin.list_consumer_groups())
     # A broker describes a missing group as dead; a user who mistyped the name needs to know that.
     if name not in {group.group_id for group in listing.valid}:
-        raise Failure(f"there is no group {name}; `millstream group list` shows the groups there are")
+        raise Failure(f"there is no group {name}; `millstream group list` shows the groups")
     group: ConsumerGroupDescription = connection.settle(connection.admin.describe_consumer_groups([name])[name], name)
     return group
 

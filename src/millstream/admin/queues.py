@@ -78,4 +78,4 @@ def _create(connection: Connection, group: str, settings: Mapping[str, str]) -> 
 
 
 def _missing(group: str) -> Failure:
-    return Failure(f"there is no queue {group}; `millstream queue list` shows the queues there are")
+    return Failure(f"there is no queue {group}; `millstream queue list` shows the queues")

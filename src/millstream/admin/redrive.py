@@ -177,7 +177,7 @@ class _Redrive:
 
     def send_all(self, on_progress: Callable[[Report], object]) -> None:
         report = self.report
-        report.skipped["sent back by a redrive that was cut short"] += self._ledger.recover()
+        report.skipped["sent back by an interrupted redrive"] += self._ledger.recover()
         self._producer = self._connection.producer(
             {"enable.idempotence": True, "message.timeout.ms": 30_000, "message.max.bytes": 64 << 20}
         )
@@ -220,15 +220,15 @@ class _Redrive:
         letter = DeadLetter.parse(message)
         skipped = self.report.skipped
         if letter is None:
-            skipped["without a word where from"] += 1
+            skipped["without an original topic"] += 1
         elif not self._selection.has(letter):
-            skipped["not asked for"] += 1
+            skipped["not selected"] += 1
         elif self._ledger.has(message.partition() or 0, message.offset() or 0):
-            skipped["sent back before"] += 1
+            skipped["already sent back"] += 1
         elif letter.is_unreadable:
-            skipped["of records that were damaged"] += 1
+            skipped["of damaged records"] += 1
         elif letter.topic not in self._partitions:
-            skipped["of a topic that is gone"] += 1
+            skipped["of a deleted topic"] += 1
         else:
             return letter
         return None

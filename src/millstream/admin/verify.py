@@ -44,6 +44,6 @@ def _start(connection: Connection, node: int, topic: str | None) -> dict[str, An
     except pages.Refusal as refusal:
         if refusal.status != 409:
             raise
-        raise Failure("the broker verifies already; try again when it is done") from None
+        raise Failure("the broker is verifying already; try again when it is done") from None
     assert isinstance(found, dict)
     return found

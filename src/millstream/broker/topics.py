@@ -15,6 +15,7 @@ whichever broker made it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging

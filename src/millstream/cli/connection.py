@@ -47,4 +47,4 @@ class Connection(connection.Connection):
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == error._ALL_BROKERS_DOWN and not self._announced:
             self._announced = True
-            print(f"millstream: lost the broker at {self.address}; trying until it is back", file=sys.stderr)
+            print(f"millstream: lost the broker at {self.address}; reconnecting", file=sys.stderr)

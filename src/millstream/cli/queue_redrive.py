@@ -17,8 +17,8 @@ from millstream.cli.progress import Progress
 
 def redrive(
     from_: Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")] = admin.DEAD_LETTERS,
-    topic: Annotated[str | None, typer.Option(help="Only those that came from this topic.")] = None,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Only those that this queue gave up.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only dead letters from this topic.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only dead letters of this queue.")] = None,
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only dead letters whose reason contains this text.")
     ] = None,
