@@ -149,7 +149,7 @@ def test_consume_starts_at_an_offset_a_time_the_end_or_so_many_before_it(cli: Cl
     assert cli("consume", topic, "-e", "--from", "end") == ""
     assert cli.run("consume", topic, "-e", "-p", "0", "--offset", "6") == ("", ""), "that comes next"
     out, said = cli.run("consume", topic, "-e", "-p", "0", "--offset", "99")
-    assert out == "" and said == f"nothing is at offset 99: {topic} partition 0 ends at 6; reading from there\n"
+    assert out == "" and said == f"no partition has offset 99: {topic} partition 0 ends at 6; reading from there\n"
     out, said = cli.run("consume", topic, "-e", "--from", "99")
     assert out == "" and "partition 0 ends at 6, " in said and "partition 2 ends at 0;" in said
 

@@ -283,7 +283,7 @@ def test_a_nack_is_delivered_again_at_once_and_an_ack_ends_it(
     again = worker.next()
     assert again == (name, b"job")
     worker.ack(again)
-    with pytest.raises(FlowmqError, match="it was answered, or its lease expired"):
+    with pytest.raises(FlowmqError, match="it was answered, or its lease ran out"):
         worker.ack(again)
     assert worker.has_nothing()
 

@@ -346,7 +346,7 @@ def at(url: str) -> str:
         ("SELECT user FROM clicks", at("sqlite::memory:"), "names no file; write sqlite:FILE"),
         ("SELECT user FROM clicks", at("sqlite://hits.db"), "names no file; write sqlite:FILE"),
         ("SELECT user FROM clicks", at("sqlite:nowhere/hits.db"), "nowhere for the SQLite file; make it first"),
-        ("SELECT user FROM clicks", at("mysql://h/d"), "mysql: is not a database"),
+        ("SELECT user FROM clicks", at("mysql://h/d"), "mysql: is not a supported database"),
         ("SELECT user FROM clicks", at("postgresql:h"), "is not complete"),
         ("SELECT user FROM clicks", at("postgresql:///d?host=/run"), None),
         ("SELECT user FROM clicks", at("postgres://u:p@[::1]:5433,h2:5432/d"), None),
