@@ -39,6 +39,8 @@ Owns = Callable[[str], bool]
 
 class Cluster(Protocol):
     node_id: int
+    secret: bytes
+    """Known to the members of the cluster only; empty for a cluster of one."""
 
     def others(self) -> Sequence[Node]:
         """The other live brokers, by node id."""
@@ -75,6 +77,7 @@ class Solo:
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+        self.secret = b""
         self._leaderships = (Leadership.alone(node_id),)
         self._adopt: Callable[[Owns], Awaitable[None]] | None = None
 

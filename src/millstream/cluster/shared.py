@@ -3,6 +3,7 @@
     leases/NODE         created by every start of a broker; its revision is the broker's epoch
     brokers/NODE        epoch and address; created with the lease, rewritten every third of it: the heartbeat
     coordinators/SHARD  node and epoch of the shard's coordinator
+    cluster/secret      made once: the brokers prove with it that they are of this cluster (`security/peers.py`)
 
 Rules
 -----
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 retries = Damped(__name__)
 
 LEASES, BROKERS, COORDINATORS = "leases/", "brokers/", "coordinators/"
+SECRET, SECRET_BYTES = "cluster/secret", 32
 SHARDS = 64
 """The number of shards; the same for every broker of a database, for ever."""
 LEAVE_SECONDS_MAX = 5.0
@@ -82,6 +84,7 @@ class SharedCluster:
 
     def __init__(self, meta: MetaStore, clock: Clock, node_id: int, lease_ms: int) -> None:
         self.node_id = node_id
+        self.secret = b""
         self._meta = meta
         self._clock = clock
         self._lease = lease_ms / 1000
@@ -179,6 +182,17 @@ class SharedCluster:
                 self._broker_changed(key, stored)
         for key, stored in await self._meta.list(COORDINATORS):
             self._coordinator_changed(key, stored)
+        self.secret = await self._load_secret()
+
+    async def _load_secret(self) -> bytes:
+        fresh = secrets.token_bytes(SECRET_BYTES)
+        try:
+            await self._meta.transact(Put(SECRET, fresh, if_revision=0))
+            return fresh
+        except RevisionConflict:
+            found = await self._meta.get(SECRET)
+            assert found is not None
+            return found.value
 
     async def join(self, host: str, port: int) -> None:
         self._node = Node(self.node_id, host, port if host else secrets.randbits(31))
