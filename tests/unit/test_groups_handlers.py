@@ -58,6 +58,9 @@ class Door:
             advertised=lambda host, port: (host, port),
             cluster=Solo(7),
             authorizer=AllowAll(),
+            clock=None,
+            config=None,
+            metrics=None,
         )
 
     async def ask(self, key: int, version: int, /, **fields: Any) -> Any:

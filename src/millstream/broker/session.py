@@ -1,7 +1,9 @@
 """A session: one client's way into the broker, and the place where its rights are checked.
 
 A session knows who asks: the principal, the client id, the address and the door. It has one verb per thing that can be
-asked. A verb checks the right to do it, then asks the broker; the broker itself checks no rights.
+asked. A verb checks the right to do it, then asks the broker; the broker itself checks no rights. Verbs that Kafka's
+administrators use are grouped by noun: `admin` (topics and the cluster), `configs` (settings), `peers` (other brokers).
+Operations and resources are those of Kafka's own APIs.
 
 Rules
 -----
@@ -20,31 +22,44 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from millstream.broker.admin import Admin
+from millstream.broker.configs import Configs
 from millstream.broker.fetch import Fetch, Wanted
-from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
+from millstream.broker.groups.described import ClassicView, ConsumerView, Listed, ShareView
 from millstream.broker.groups.groups import Beat, BeatAnswer, Fetched, Join, Joined, ShareBeat, Synced, TopicCommit
+from millstream.broker.groups.queue import share_fetch
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.groups.queue.settings import lease_ms
 from millstream.broker.groups.queue.share import ShareGroup
+from millstream.broker.groups.queue.share_fetch import Place, ShareFetch, TopicsById
+from millstream.broker.groups.queue.verbs import Answer, Member
+from millstream.broker.groups.stream.offsets import NO_TOPIC
 from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Taken
 from millstream.broker.partition import Partition
+from millstream.broker.peers import Peers
 from millstream.broker.topics import Topic
+from millstream.cluster.base import Leadership, Node
 from millstream.cluster.coordinator import coordinate
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.records.record import Record
 from millstream.security.principal import ANONYMOUS, Principal
-from millstream.security.rights import CLUSTER_NAME, Kind, Operation
+from millstream.security.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
 __all__ = ["Inlet", "Partition", "Queue", "QueuePartition", "Session", "Topic"]
 
+_ALL = {kind: sum(1 << each for each in operations) for kind, operations in OPERATIONS.items()}
+
 
 class Session:
-    __slots__ = ("_authorizer", "_topics", "broker", "client_id", "door", "host", "principal")
+    __slots__ = (
+        "_authorizer", "_topics", "broker", "client_id", "clock", "config", "door", "host", "metrics", "principal",
+    )  # fmt: skip
 
     def __init__(
         self, broker: Broker, door: str, host: str, *, principal: Principal = ANONYMOUS, client_id: str = ""
@@ -56,6 +71,9 @@ class Session:
         self.client_id = client_id
         self._authorizer = broker.authorizer
         self._topics = broker.topics
+        self.clock = broker.clock
+        self.config = broker.config
+        self.metrics = broker.metrics
 
     # Rights
 
@@ -66,6 +84,17 @@ class Session:
         if not (self._authorizer.is_open or self.allows(operation, kind, name)):
             detail = f"{self.principal} may not {operation.name.lower().replace('_', ' ')} {kind.name.lower()} {name}"
             raise RequestError(kind.refusal, detail)
+
+    def cluster_code(self, operation: Operation) -> Code:
+        """NONE, or the refusal."""
+        kind = Kind.CLUSTER
+        return Code.NONE if self.allows(operation, kind, CLUSTER_NAME) else kind.refusal
+
+    def operations(self, kind: Kind, name: str = CLUSTER_NAME) -> int:
+        """What the principal may do with a resource: a bit for each operation (KIP-430)."""
+        if self._authorizer.is_open:
+            return _ALL[kind]
+        return sum(1 << each for each in OPERATIONS[kind] if self.allows(each, kind, name))
 
     def _group(self, operation: Operation, group_id: str) -> None:
         self.check(operation, Kind.GROUP, group_id)
@@ -79,6 +108,21 @@ class Session:
     def scope(self) -> Hashable:
         """Equal for sessions with equal rights."""
         return self._authorizer.scope(self.principal, self.host)
+
+    def _denies(self, operation: Operation, topic: str | UUID) -> bool:
+        """Whether the principal may not do this to a topic; an unknown id is not denied."""
+        if self._authorizer.is_open:
+            return False
+        if isinstance(topic, UUID):
+            found = self.broker.topics.by_id(topic)
+            return found is not None and not self.allows(operation, Kind.TOPIC, found.name)
+        return not self.allows(operation, Kind.TOPIC, topic)
+
+    def _check_described(self, topics: Iterable[str]) -> None:
+        """Members and subscriptions name topics: all of them must be known to the principal, as in Kafka."""
+        if not self._authorizer.is_open:
+            for name in topics:
+                self.check(Operation.DESCRIBE, Kind.TOPIC, name)
 
     # Topics and records
 
@@ -100,17 +144,58 @@ class Session:
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of topic {topic.name}")
         return topic.partitions[index]
 
+    def topics(self) -> list[Topic]:
+        """The topics that the principal may describe."""
+        topics = list(self.broker.topics)
+        if self._authorizer.is_open:
+            return topics
+        return [topic for topic in topics if self.allows(Operation.DESCRIBE, Kind.TOPIC, topic.name)]
+
+    def missing_topics(self, names: Iterable[str]) -> list[str]:
+        """The names among these that `ensure_topic` would create."""
+        topics = self.broker.topics
+        if not topics.auto_create:
+            return []
+        return [name for name in names if topics.get(name) is None and not self._denies(Operation.DESCRIBE, name)]
+
+    def find(self, name: str, operation: Operation) -> Topic | None:
+        """The topic with this name, if there is one."""
+        self.check(operation, Kind.TOPIC, name)
+        return self._topics.get(name)
+
+    async def ensure_topic(
+        self,
+        name: str,
+        operation: Operation,
+        partition_count: int | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> Topic:
+        """The topic, created if it is missing and auto-creation is on."""
+        topic = self.find(name, operation)
+        if topic is None:
+            self.admin.check_create(name)
+            topic = await self._topics.ensure(name, partition_count, overrides)
+        return topic
+
+    def watch_topics(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back after a topic was created, deleted or grown; the result stops it."""
+        return self._topics.watch(callback)
+
+    def has(self, topic: Topic) -> bool:
+        """Whether the topic still exists."""
+        return self._topics.by_id(topic.id) is topic
+
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int, committed: bool = False) -> Fetch:
         denied: frozenset[str | UUID] = frozenset()
         if not self._authorizer.is_open:
-            denied = frozenset(key for key in {one.topic for one in wanted} if not self._may_read(key))
-        return Fetch(self.broker.topics, wanted, bytes_min, bytes_max, denied, committed)
+            denied = frozenset(key for key in {one.topic for one in wanted} if self._denies(Operation.READ, key))
+        return Fetch(self._topics, wanted, bytes_min, bytes_max, denied, committed)
 
-    def _may_read(self, key: str | UUID) -> bool:
-        if isinstance(key, str):
-            return self.allows(Operation.READ, Kind.TOPIC, key)
-        topic = self.broker.topics.by_id(key)
-        return topic is None or self.allows(Operation.READ, Kind.TOPIC, topic.name)
+    async def producer_id(self) -> int:
+        """A new id for an idempotent producer (KIP-679: whoever may write to a topic may be idempotent)."""
+        if not self._authorizer.allows_any(self.principal, self.host, Operation.WRITE, Kind.TOPIC):
+            self.check(Operation.IDEMPOTENT_WRITE, Kind.CLUSTER, CLUSTER_NAME)
+        return await self.broker.producer_ids.take()
 
     # Members of groups
 
@@ -144,18 +229,48 @@ class Session:
 
     async def consumer_heartbeat(self, beat: Beat) -> BeatAnswer:
         self._group(Operation.READ, beat.group_id)
+        self._check_described(beat.topics or ())
         beat = replace(beat, principal=self.principal, client_id=self.client_id, client_host=self.host)
         return await self.broker.groups.consumer_heartbeat(beat)
 
     async def share_heartbeat(self, beat: ShareBeat) -> BeatAnswer:
         self._group(Operation.READ, beat.group_id)
+        self._check_described(beat.topics or ())
         beat = replace(beat, principal=self.principal, client_id=self.client_id, client_host=self.host)
         return await self.broker.groups.share_heartbeat(beat)
 
+    # Records of share groups
+
     def share_group(self, group_id: str, member_id: str) -> ShareGroup:
-        """The group of a member's share session."""
+        """The group of a member's new share session."""
         self._group(Operation.READ, group_id)
         return self.broker.groups.share_for(group_id, member_id, self.principal)
+
+    def check_share(self, group_id: str) -> None:
+        """For every request of a share session: raises if the group is read elsewhere by now, or may not be read."""
+        self._group(Operation.READ, group_id)
+        try:
+            self.broker.cluster.check(group_id)
+        except RequestError as error:  # share consumers know this code, and start over
+            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
+
+    def share_fetch(
+        self, group: ShareGroup, queue: Queue, seat: Member, places: Sequence[Place], records_max: int, bytes_max: int
+    ) -> ShareFetch:
+        return ShareFetch(queue, seat, group.lines, self._readable(), places, records_max, bytes_max)
+
+    def acknowledge(
+        self, queue: Queue, seat: Member, answers: Mapping[Place, Sequence[Answer]]
+    ) -> dict[Place, Promise[None]]:
+        return share_fetch.acknowledge(queue, seat, self._readable(), answers)
+
+    def lease_ms(self, queue: Queue, topics: Iterable[UUID]) -> int:
+        """The shortest lease of these topics."""
+        found = (self.broker.topics.by_id(each) for each in topics)
+        return lease_ms(queue.overrides, (topic.settings for topic in found if topic is not None))
+
+    def _readable(self) -> TopicsById:
+        return self.broker.topics if self._authorizer.is_open else _Readable(self)
 
     # Offsets
 
@@ -170,16 +285,24 @@ class Session:
         may_be_missing: bool = False,
     ) -> list[list[Code]]:
         self._group(Operation.READ, group_id)
-        return await self.broker.groups.commit(
-            group_id,
-            member_id,
-            instance_id,
-            epoch,
-            commits,
-            self.host,
-            may_be_missing=may_be_missing,
-            principal=self.principal,
-        )
+        allowed = [each for each in commits if not self._denies(Operation.READ, each.topic)]
+        codes: list[list[Code]] = []
+        if allowed or not commits:
+            codes = await self.broker.groups.commit(
+                group_id,
+                member_id,
+                instance_id,
+                epoch,
+                allowed,
+                self.host,
+                may_be_missing=may_be_missing,
+                principal=self.principal,
+            )
+        if len(allowed) == len(commits):
+            return codes
+        known = dict(zip(map(id, allowed), codes, strict=True))
+        refusal = Kind.TOPIC.refusal
+        return [known.get(id(each)) or [refusal] * len(each.partitions) for each in commits]
 
     def committed(
         self,
@@ -189,11 +312,29 @@ class Session:
         epoch: int = -1,
     ) -> list[Fetched]:
         self._group(Operation.DESCRIBE, group_id)
-        return self.broker.groups.fetch(group_id, topics, member_id, epoch)
+        fetched = self.broker.groups.fetch(group_id, topics, member_id, epoch)
+        if self._authorizer.is_open:
+            return fetched
+        denied = [self._denies(Operation.DESCRIBE, each.topic) for each in fetched]
+        if topics is None:
+            return [each for each, is_denied in zip(fetched, denied, strict=True) if not is_denied]
+        return [
+            each._replace(partitions=[(index, None, Kind.TOPIC.refusal) for index, *_ in each.partitions])
+            if is_denied
+            else each
+            for each, is_denied in zip(fetched, denied, strict=True)
+        ]
 
     async def delete_offsets(self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]]) -> list[list[Code]]:
         self._group(Operation.DELETE, group_id)
-        return await self.broker.groups.delete_offsets(group_id, topics)
+        denied = [self._denies(Operation.READ, name) for name, _ in topics]
+        allowed = [each for each, is_denied in zip(topics, denied, strict=True) if not is_denied]
+        codes = iter(await self.broker.groups.delete_offsets(group_id, allowed))
+        refusal = Kind.TOPIC.refusal
+        return [
+            [refusal] * len(partitions) if is_denied else next(codes)
+            for (_, partitions), is_denied in zip(topics, denied, strict=True)
+        ]
 
     # Groups as a whole
 
@@ -203,11 +344,23 @@ class Session:
 
     def describe_consumer(self, group_id: str) -> ConsumerView:
         self._group(Operation.DESCRIBE, group_id)
-        return self.broker.groups.consumer_describe(group_id)
+        view = self.broker.groups.consumer_describe(group_id)
+        self._check_assigned(topic_id for each in view.members for topic_id, _ in each.assigned | each.target)
+        return view
 
-    def describe_share(self, group_id: str) -> ShareGroup:
+    def describe_share(self, group_id: str) -> ShareView:
         self._group(Operation.DESCRIBE, group_id)
-        return self.broker.groups.share(group_id)
+        view = self.broker.groups.share(group_id).describe()
+        self._check_assigned(topic_id for each in view.members for topic_id in each.assigned)
+        return view
+
+    def _check_assigned(self, topics: Iterable[UUID]) -> None:
+        if not self._authorizer.is_open:
+            self._check_described(name for each in set(topics) if (name := self.topic_name(each)) is not None)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        """Of a topic that a member is assigned."""
+        return self.broker.groups.topic_name(topic_id)
 
     def list_groups(self, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[Listed]:
         listed = self.broker.groups.list(states, types)
@@ -217,46 +370,30 @@ class Session:
         self._group(Operation.DELETE, group_id)
         await self.broker.groups.delete(group_id)
 
+    def share_progress(self, group_id: str) -> Queue | None:
+        """The queue of a share group; None: the group has read nothing."""
+        self._group(Operation.DESCRIBE, group_id)
+        try:
+            self.broker.groups.share(group_id)
+        except RequestError as error:
+            if error.code != Code.GROUP_ID_NOT_FOUND:
+                raise
+        return self.broker.queues.get(group_id)
+
+    def idle_share(self, group_id: str, operation: Operation) -> ShareGroup:
+        """A share group without members: its progress may be changed."""
+        self._group(operation, group_id)
+        group = self.broker.groups.share(group_id)
+        if group.members:
+            raise RequestError(Code.NON_EMPTY_GROUP)
+        return group
+
+    async def forget_share(self, group_id: str, topic: str) -> None:
+        """Deletes a share group's progress through a topic."""
+        self._group(Operation.DELETE, group_id)
+        await self.broker.queues.forget(group_id, self.topic(topic, Operation.READ).name)
+
     # Single records
-
-    def find(self, name: str, operation: Operation) -> Topic | None:
-        """The topic with this name, if there is one."""
-        self.check(operation, Kind.TOPIC, name)
-        return self._topics.get(name)
-
-    async def ensure_topic(
-        self, name: str, operation: Operation, partition_count: int, overrides: Mapping[str, str]
-    ) -> Topic:
-        """The topic, created if it is missing and auto-creation is on."""
-        topic = self.find(name, operation)
-        if topic is None:
-            self._check_creation(name)
-            topic = await self._topics.ensure(name, partition_count, overrides)
-        return topic
-
-    async def create_topic(self, name: str, partition_count: int, overrides: Mapping[str, str]) -> Topic:
-        self._check_creation(name)
-        return await self._topics.create(name, partition_count, overrides)
-
-    def _check_creation(self, name: str) -> None:
-        if not self.allows(Operation.CREATE, Kind.CLUSTER, CLUSTER_NAME):
-            self.check(Operation.CREATE, Kind.TOPIC, name)
-
-    async def delete_topic(self, name: str) -> None:
-        self.check(Operation.DELETE, Kind.TOPIC, name)
-        await self.broker.delete_topic(name)
-
-    def topic_names(self) -> list[str]:
-        is_open = self._authorizer.is_open
-        return [each for each in self._topics.names() if is_open or self.allows(Operation.DESCRIBE, Kind.TOPIC, each)]
-
-    def watch_topics(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back after a topic was created, deleted or grown; the result stops it."""
-        return self._topics.watch(callback)
-
-    def has(self, topic: Topic) -> bool:
-        """Whether the topic still exists."""
-        return self._topics.by_id(topic.id) is topic
 
     def inlet(self, partition: Partition) -> Inlet:
         """Takes records into a partition that the session may write."""
@@ -305,3 +442,57 @@ class Session:
         """The next records of a topic that the session may read; see `Cursors.read`."""
         self._group(Operation.READ, fanout_id)
         return self.broker.cursors.read(fanout_id, topic, bytes_max, count_max, self.host)
+
+    # The cluster
+
+    @property
+    def node_id(self) -> int:
+        return self.broker.node_id
+
+    @property
+    def cluster_id(self) -> str:
+        return self.broker.cluster_id
+
+    def advertised(self, local_host: str, local_port: int) -> tuple[str, int]:
+        """This broker's address for clients; the arguments are the one that this client used."""
+        return self.broker.advertised(local_host, local_port)
+
+    def nodes(self, local_host: str, local_port: int) -> list[Node]:
+        """All live brokers by node id."""
+        return self.broker.nodes(local_host, local_port)
+
+    def leaderships(self, topic_id: UUID = NO_TOPIC) -> Sequence[Leadership]:
+        """Of a topic's partitions, in their order; a shorter list repeats."""
+        return self.broker.cluster.leaderships(topic_id)
+
+    async def find_coordinator(self, kind: Kind, key: str) -> Node | None:
+        """Of a group, a transactional id, or (CLUSTER) a share partition; None: this broker."""
+        if kind == Kind.CLUSTER:
+            self.check(Operation.CLUSTER_ACTION, kind, CLUSTER_NAME)
+        else:
+            self.check(Operation.DESCRIBE, kind, key)
+        return await self.peers.coordinator(key) if kind == Kind.GROUP else None
+
+    # Administration, by noun
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self)
+
+    @property
+    def configs(self) -> Configs:
+        return Configs(self)
+
+    @property
+    def peers(self) -> Peers:
+        return Peers(self)
+
+
+class _Readable:
+    """The topics of share fetches and acknowledgements."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def by_id(self, topic_id: UUID) -> Topic | None:
+        return self._session.topic(topic_id, Operation.READ)

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     TOPIC = 2
     GROUP = 3
     CLUSTER = 4
+    TRANSACTIONAL_ID = 5
 
     @property
     def refusal(self) -> Code:
@@ -46,7 +47,30 @@ _REFUSALS = {
     Kind.TOPIC: Code.TOPIC_AUTHORIZATION_FAILED,
     Kind.GROUP: Code.GROUP_AUTHORIZATION_FAILED,
     Kind.CLUSTER: Code.CLUSTER_AUTHORIZATION_FAILED,
+    Kind.TRANSACTIONAL_ID: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+_OF_CONFIGS = (Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
+OPERATIONS = {
+    Kind.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        *_OF_CONFIGS,
+    ),
+    Kind.GROUP: (Operation.READ, Operation.DELETE, Operation.DESCRIBE, *_OF_CONFIGS),
+    Kind.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.IDEMPOTENT_WRITE,
+        *_OF_CONFIGS,
+    ),
+}
+"""The operations that a kind of resource has, where clients may ask for them (KIP-430)."""
 
 
 class Authorizer(Protocol):
@@ -57,6 +81,9 @@ class Authorizer(Protocol):
 
     def allows(self, principal: Principal, host: str, operation: Operation, kind: Kind, name: str) -> bool: ...
 
+    def allows_any(self, principal: Principal, host: str, operation: Operation, kind: Kind) -> bool:
+        """Whether the principal may do this to any resource of the kind, existing or not (KIP-679)."""
+
     def scope(self, principal: Principal, host: str) -> Hashable:
         """Equal for clients with equal rights: they may share cached answers."""
 
@@ -66,6 +93,9 @@ class AllowAll:
     changes = 0
 
     def allows(self, principal: Principal, host: str, operation: Operation, kind: Kind, name: str) -> bool:
+        return True
+
+    def allows_any(self, principal: Principal, host: str, operation: Operation, kind: Kind) -> bool:
         return True
 
     def scope(self, principal: Principal, host: str) -> Hashable:

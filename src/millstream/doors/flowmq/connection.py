@@ -206,7 +206,7 @@ class Connection:
             elif command == _PING:
                 self._reply(wire.frame(Command.PONG, payload))
             elif command == Command.LIST_TOPICS:
-                names = ",".join(sorted(self.session.topic_names()))
+                names = ",".join(sorted(topic.name for topic in self.session.topics()))
                 self._reply(wire.frame(Command.SUCCESS, names.encode()))
             elif command == Command.SUBSCRIBE:
                 self._start(self._subscribe(payload))
@@ -267,7 +267,7 @@ class Connection:
         return wire.frame(Command.SUCCESS, payload)
 
     async def _delete_topic(self, payload: bytes) -> bytes:
-        await self.session.delete_topic(wire.text_of(payload, "topic"))
+        await self.session.admin.delete_topic(wire.text_of(payload, "topic"))
         return wire.frame(Command.SUCCESS, payload)
 
     async def _subscribe(self, payload: bytes) -> bytes:

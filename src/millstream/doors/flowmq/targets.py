@@ -64,7 +64,7 @@ class Targets:
         return next(known)
 
     async def create(self, name: str) -> None:
-        await self._session.create_topic(name, PARTITIONS, self._settings(name))
+        await self._session.admin.create_topic(name, PARTITIONS, self._settings(name), validate_only=False)
 
     def _settings(self, name: str) -> dict[str, str]:
         if name == DEAD_TOPIC:

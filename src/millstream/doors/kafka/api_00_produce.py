@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-from millstream.broker.partition import Partition
 from millstream.broker.record_rules import RecordsRefused
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
@@ -27,6 +27,9 @@ from millstream.security.rights import Operation
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.primitives import ManyItems, Reader
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
+
+if TYPE_CHECKING:
+    from millstream.broker.partition import Partition
 
 KEY = 0
 VERSIONS = (3, 13)
@@ -141,11 +144,11 @@ def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise
 
 
 def append(partition: Partition, records: memoryview, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
-    broker = context.broker
-    header, promise = partition.append(records, broker.clock)
-    if not promise.done and partition.log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
+    session = context.session
+    header, promise = partition.append(records, session.clock)
+    if not promise.done and partition.log.unsynced_bytes > session.config.partition_unsynced_bytes_max:
         context.slow_down = True
-    metrics = broker.metrics
+    metrics = session.metrics
     metrics.batches_in += 1
     metrics.records_in += header.count
     return header, promise

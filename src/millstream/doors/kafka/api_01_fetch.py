@@ -53,14 +53,14 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
 def _fetch(
     request: FetchRequest, wanted: list[Wanted], session: FetchSession | None, context: Context
 ) -> list[Chunk] | Promise[list[Chunk]]:
-    version, broker = context.version, context.broker
+    version, client = context.version, context.session
     is_full = request.session_epoch <= 0
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, context.unread.room)
     committed = request.isolation == fetch.READ_COMMITTED
     work = context.session.fetch(wanted, min(request.bytes_min, max(bytes_max, 1)), bytes_max, committed)
-    if work.run(broker.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
+    if work.run(client.clock, min(request.wait_ms_max, WAIT_MS_MAX)):
         return _encode(work.answer.value(), session, is_full, version)
-    broker.metrics.fetch_waits += 1
+    client.metrics.fetch_waits += 1
     parked: Promise[list[Chunk]] = Promise()
     context.wait = Wait(work.cancel, work.finish)
 

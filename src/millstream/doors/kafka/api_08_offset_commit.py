@@ -6,7 +6,7 @@ to version 9 and by id from version 10. Gaps: `retention_time` (up to version 4)
 
 from __future__ import annotations
 
-from millstream.broker.groups.groups import PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.offsets import PartitionCommit, TopicCommit
 from millstream.core.errors import RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns

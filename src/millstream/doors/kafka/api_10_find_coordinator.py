@@ -11,11 +11,13 @@ from millstream.cluster.base import Node
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Kind
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 10
 VERSIONS = (0, 6)
-_KEY_TYPES = _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
+_KEY_TYPES = (Kind.GROUP, Kind.TRANSACTIONAL_ID, Kind.CLUSTER)
+"""The resources of key types 0, 1 and 2. Only brokers ask for a share partition's coordinator."""
 
 
 async def handle(request: Message, context: Context) -> Fields:
@@ -28,17 +30,15 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _coordinator(key_type: int, key: str, context: Context) -> Fields:
-    if key_type not in _KEY_TYPES:
+    if not 0 <= key_type < len(_KEY_TYPES):
         return _nobody(Code.INVALID_REQUEST, f"there is no coordinator for keys of type {key_type}")
-    broker = context.broker
-    node = None
-    if key_type == _GROUP:
-        try:
-            node = await broker.cluster.find_coordinator(key)
-        except RequestError as error:
-            return _nobody(error.code, error.detail)
+    session = context.session
+    try:
+        node = await session.find_coordinator(_KEY_TYPES[key_type], key)
+    except RequestError as error:
+        return _nobody(error.code, error.detail)
     if node is None:
-        node = Node(broker.node_id, *broker.advertised(context.local_host, context.local_port))
+        node = Node(session.node_id, *session.advertised(context.local_host, context.local_port))
     no_message = "" if context.version >= 4 else "NONE"  # as Kafka, which never sends null here
     return {"error_code": Code.NONE, "error_message": no_message, **node._asdict()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from millstream.broker.groups.groups import Join, Joined
+from millstream.broker.groups.stream.classic_member import Join, Joined
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context, Wait
 from millstream.wire.kafka.messages import Fields, Message

@@ -9,6 +9,7 @@ from __future__ import annotations
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Kind
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -17,12 +18,13 @@ VERSIONS = (0, 6)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    allowed = operations.OF_GROUP if request.include_authorized_operations else operations.NOT_ASKED
-    groups = [_describe(group_id, allowed, context) async for group_id in in_turns(dict.fromkeys(request.groups))]
+    asked = bool(request.include_authorized_operations)
+    groups = [_describe(group_id, asked, context) async for group_id in in_turns(dict.fromkeys(request.groups))]
     return {"throttle_time": 0, "groups": groups}
 
 
-def _describe(group_id: str, allowed: int, context: Context) -> Fields:
+def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
+    allowed = context.session.operations(Kind.GROUP, group_id) if operations_asked else operations.NOT_ASKED
     try:
         group = context.session.describe_classic(group_id)
     except RequestError as error:

@@ -27,8 +27,8 @@ FEATURES = (Feature("group.version", 0, 1), Feature("metadata.version", 7, 27), 
 def answer(reader: Reader, context: Context) -> list[Chunk]:
     from millstream.doors.kafka.apis import APIS
 
-    if context.version >= FLEXIBLE_FROM:
-        share_relay.recognise(reader, context)
+    if context.version >= FLEXIBLE_FROM and (nonce := share_relay.recognise(reader, context)):
+        return [nonce]
     supported = VERSIONS[0] <= context.version <= VERSIONS[1]
     ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]
     code = Code.NONE if supported else Code.UNSUPPORTED_VERSION

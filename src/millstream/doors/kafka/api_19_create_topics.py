@@ -9,13 +9,17 @@ INVALID_REQUEST.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from millstream.broker.topics import Topic
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.config_resources import check_count, topic_entries
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Kind, Operation
 from millstream.wire.kafka.messages import Fields, Message
+
+if TYPE_CHECKING:
+    from millstream.broker.topics import Topic
 
 KEY = 19
 VERSIONS = (2, 7)
@@ -40,7 +44,8 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _create(wanted: Message, validate_only: bool, is_described: bool, context: Context) -> Fields:
-    topics = context.broker.topics
+    session = context.session
+    session.admin.check_create(wanted.name)
     if wanted.replication_factor not in (-1, 1):
         raise RequestError(
             Code.INVALID_REPLICATION_FACTOR,
@@ -49,21 +54,24 @@ async def _create(wanted: Message, validate_only: bool, is_described: bool, cont
     count = wanted.num_partitions
     if wanted.assignments:
         assigned = {one.partition_index: list(one.broker_ids) async for one in in_turns(wanted.assignments)}
-        indexes, here = range(len(wanted.assignments)), [context.broker.node_id]
+        indexes, here = range(len(wanted.assignments)), [session.node_id]
         if sorted(assigned) != list(indexes) or any(brokers != here for brokers in assigned.values()):
             raise RequestError(
-                Code.INVALID_REPLICA_ASSIGNMENT, f"every partition must be assigned to broker {context.broker.node_id}"
+                Code.INVALID_REPLICA_ASSIGNMENT, f"every partition must be assigned to broker {session.node_id}"
             )
         count = len(indexes)
     elif count == -1:
-        count = topics.default_partitions
+        count = session.config.default_partitions
     check_count(wanted.configs)
     overrides = {config.name: config.value for config in wanted.configs}
     if missing := [name for name, value in overrides.items() if value is None]:
         raise RequestError(Code.INVALID_CONFIG, f"null value not supported for topic configs: {','.join(missing)}")
-    topic = await topics.create(wanted.name, count, overrides, validate_only)
-    entries = topic_entries(topic.settings, context) if is_described else []
-    return {**_result(wanted.name, Code.NONE, None, topic, count), "configs": entries}
+    topic = await session.admin.create_topic(wanted.name, count, overrides, validate_only)
+    result = _result(wanted.name, Code.NONE, None, topic, count)
+    if not session.allows(Operation.DESCRIBE_CONFIGS, Kind.TOPIC, topic.name):
+        hidden = {"num_partitions": -1, "replication_factor": -1, "topic_config_error_code": Kind.TOPIC.refusal}
+        return {**result, **hidden}
+    return {**result, "configs": topic_entries(topic.settings, context) if is_described else []}
 
 
 def _result(name: str, code: Code, detail: str | None, topic: Topic | None = None, count: int = -1) -> Fields:

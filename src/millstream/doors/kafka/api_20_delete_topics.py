@@ -6,6 +6,8 @@ Gaps: none.
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
@@ -24,15 +26,10 @@ async def handle(request: Message, context: Context) -> Fields:
     return {"throttle_time": 0, "responses": responses}
 
 
-async def _delete(name: str | None, topic_id: object, context: Context) -> Fields:
+async def _delete(name: str | None, topic_id: UUID, context: Context) -> Fields:
     answer: Fields = {"name": name, "topic_id": topic_id, "error_code": Code.NONE, "error_message": None}
-    topics = context.broker.topics
-    topic = topics.by_id(topic_id) if name is None else topics.get(name)  # type: ignore[arg-type]
-    if topic is None:
-        unknown = Code.UNKNOWN_TOPIC_ID if name is None else Code.UNKNOWN_TOPIC_OR_PARTITION
-        return {**answer, "error_code": unknown, "error_message": unknown.text}
     try:
-        await context.broker.delete_topic(topic.name)
+        topic = await context.session.admin.delete_topic(topic_id if name is None else name)
     except RequestError as error:
         return {**answer, "error_code": error.code, "error_message": error.detail}
     return {**answer, "name": topic.name, "topic_id": topic.id}

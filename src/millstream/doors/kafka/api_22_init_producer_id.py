@@ -30,6 +30,8 @@ async def handle(request: Message, context: Context) -> Fields:
     if (request.producer_id in (None, -1)) != (request.producer_epoch in (None, -1)):
         return {**answer, "error_code": Code.INVALID_REQUEST}
     try:
-        return {**answer, "producer_id": await context.broker.producer_ids.take(), "producer_epoch": 0}
-    except RequestError:
+        return {**answer, "producer_id": await context.session.producer_id(), "producer_epoch": 0}
+    except RequestError as error:
+        if error.code == Code.CLUSTER_AUTHORIZATION_FAILED:
+            return {**answer, "error_code": error.code}
         return {**answer, "error_code": Code.COORDINATOR_NOT_AVAILABLE}  # clients retry this one

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 29
@@ -14,5 +15,5 @@ VERSIONS = (1, 3)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    code = Code.SECURITY_DISABLED
+    code = context.session.cluster_code(Operation.DESCRIBE) or Code.SECURITY_DISABLED
     return {"throttle_time": 0, "error_code": code, "error_message": code.text, "resources": []}

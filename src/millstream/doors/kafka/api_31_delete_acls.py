@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 31
@@ -15,6 +16,6 @@ IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:
-    code = Code.SECURITY_DISABLED
+    code = context.session.cluster_code(Operation.ALTER) or Code.SECURITY_DISABLED
     results = [{"error_code": code, "error_message": code.text, "matching_acls": []} for _ in request.filters]
     return {"throttle_time": 0, "filter_results": results}

@@ -37,5 +37,5 @@ async def _alter(resource: Message, validate_only: bool, context: Context) -> No
         overrides = {config.name: config.value for config in resource.configs}
         if missing := [name for name, value in overrides.items() if value is None]:
             raise RequestError(Code.INVALID_REQUEST, f"null value not supported for: {','.join(missing)}")
-        async with context.broker.changing:
-            await config_resources.apply(resource, overrides, validate_only, context)
+        kind, name = resource.resource_type, resource.resource_name
+        await context.session.configs.change(kind, name, lambda _: overrides, validate_only)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from millstream.core.errors import Code
+from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_turns
 from millstream.wire.kafka.messages import Fields, Message
@@ -22,12 +22,15 @@ def handle(request: Message, context: Context) -> Fields | Awaitable[Fields]:
 
 
 async def _answer(request: Message, context: Context) -> Fields:
-    broker = context.broker
+    try:
+        storage = context.session.admin.storage()
+    except RequestError as error:
+        return {"throttle_time": 0, "error_code": error.code, "results": []}
     wanted = None
     if request.topics is not None:
         wanted = {topic.topic: set(topic.partitions) async for topic in in_turns(request.topics)}
     topics = []
-    async for topic in in_turns(broker.topics):
+    async for topic in in_turns(storage.topics):
         if wanted is not None and topic.name not in wanted:
             continue
         partitions = [
@@ -41,13 +44,12 @@ async def _answer(request: Message, context: Context) -> Fields:
             if wanted is None or partition.index in wanted[topic.name]
         ]
         topics.append({"name": topic.name, "partitions": partitions})
-    location, total, usable = broker.storage()
     result = {
         "error_code": Code.NONE,
-        "log_dir": location,
+        "log_dir": storage.location,
         "topics": topics,
-        "total_bytes": total,
-        "usable_bytes": usable,
+        "total_bytes": storage.bytes,
+        "usable_bytes": storage.bytes_free,
         "is_cordoned": False,
     }
     return {"throttle_time": 0, "error_code": Code.NONE, "results": [result]}

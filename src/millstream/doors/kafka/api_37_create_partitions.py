@@ -19,21 +19,10 @@ async def handle(request: Message, context: Context) -> Fields:
     results = []
     async for wanted in in_turns(request.topics):
         code, detail = Code.NONE, None
+        assignments = None if wanted.assignments is None else len(wanted.assignments)
         try:
-            async with context.broker.changing:
-                await _grow(wanted, request.validate_only, context)
+            await context.session.admin.grow_topic(wanted.name, wanted.count, assignments, request.validate_only)
         except RequestError as error:
             code, detail = error.code, error.detail
         results.append({"name": wanted.name, "error_code": code, "error_message": detail})
     return {"throttle_time": 0, "results": results}
-
-
-async def _grow(wanted: Message, validate_only: bool, context: Context) -> None:
-    topics = context.broker.topics
-    topic = topics.get(wanted.name)
-    added = wanted.count - (topic.partition_count if topic is not None else 0)
-    if wanted.assignments is not None and len(wanted.assignments) != added:
-        raise RequestError(
-            Code.INVALID_REPLICA_ASSIGNMENT, f"{len(wanted.assignments)} assignments for {added} new partitions"
-        )
-    await topics.grow(wanted.name, wanted.count, validate_only)

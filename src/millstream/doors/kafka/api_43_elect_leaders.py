@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 43
@@ -18,23 +19,21 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 def handle(request: Message, context: Context) -> Fields:
-    is_known = request.election_type in (None, PREFERRED, UNCLEAN)
+    code = context.session.cluster_code(Operation.ALTER)
+    if not code and request.election_type not in (None, PREFERRED, UNCLEAN):
+        code = Code.INVALID_REQUEST
     results = [
         {
             "topic": each.topic,
-            "partition_result": [_result(each.topic, index, is_known, context) for index in each.partitions],
+            "partition_result": [_result(each.topic, index, code, context) for index in each.partitions],
         }
         for each in request.topic_partitions or ()
     ]
-    code = Code.NONE if is_known else Code.INVALID_REQUEST
     return {"throttle_time": 0, "error_code": code, "replica_election_results": results}
 
 
-def _result(name: str, index: int, is_known: bool, context: Context) -> Fields:
-    topic = context.broker.topics.get(name)
-    code = Code.ELECTION_NOT_NEEDED
-    if not is_known:
-        code = Code.INVALID_REQUEST
-    elif topic is None or not 0 <= index < topic.partition_count:
-        code = Code.UNKNOWN_TOPIC_OR_PARTITION
+def _result(name: str, index: int, code: Code, context: Context) -> Fields:
+    if not code:
+        is_known = context.session.admin.leadership(name, index) is not None
+        code = Code.ELECTION_NOT_NEEDED if is_known else Code.UNKNOWN_TOPIC_OR_PARTITION
     return {"partition_id": index, "error_code": code, "error_message": code.text}

@@ -8,6 +8,9 @@ Gaps: no client metrics; more than 1,000 settings of one resource are refused wi
 
 from __future__ import annotations
 
+from functools import partial
+
+from millstream.broker.configs import LOGGER, Configured
 from millstream.broker.setting import LIST
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_loggers, config_relay, config_resources
@@ -34,18 +37,17 @@ async def handle(request: Message, context: Context) -> Fields:
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
     config_resources.check_names(resource.configs)
-    if resource.resource_type == config_resources.LOGGER:
+    if resource.resource_type == LOGGER:
         config_loggers.alter(resource, validate_only, context)
         return
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:
-        async with context.broker.changing:
-            await config_resources.apply(resource, _changed(resource, context), validate_only, context)
+        kind, name = resource.resource_type, resource.resource_name
+        await context.session.configs.change(kind, name, partial(_changed, resource), validate_only)
 
 
-def _changed(resource: Message, context: Context) -> dict[str, str]:
-    configured = config_resources.find(resource, context)
+def _changed(resource: Message, configured: Configured) -> dict[str, str]:
     overrides = dict(configured.overrides)
     for config in resource.configs:
         name, operation = config_resources.name_of(resource, config.name), config.config_operation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 45
@@ -16,17 +17,18 @@ IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:
+    code = context.session.cluster_code(Operation.ALTER)
     return {
         "throttle_time": 0,
         "allow_replication_factor_change": request.allow_replication_factor_change is not False,
-        "error_code": Code.NONE,
-        "error_message": None,
+        "error_code": code,
+        "error_message": code.text if code else None,
         "responses": [
             {
                 "name": topic.name,
                 "partitions": [_answer(topic.name, each, context) for each in topic.partitions],
             }
-            for topic in request.topics
+            for topic in (() if code else request.topics)
         ],
     }
 
@@ -38,12 +40,9 @@ def _answer(name: str, wanted: Message, context: Context) -> Fields:
 
 
 def _code(name: str, wanted: Message, context: Context) -> Code:
-    topic = context.broker.topics.get(name)
-    if topic is None or not 0 <= wanted.partition_index < topic.partition_count:
+    leads = context.session.admin.leadership(name, wanted.partition_index)
+    if leads is None:
         return Code.UNKNOWN_TOPIC_OR_PARTITION
     if wanted.replicas is None:
         return Code.NO_REASSIGNMENT_IN_PROGRESS
-    leads = context.broker.cluster.leaderships(topic.id)
-    if tuple(wanted.replicas) == leads[wanted.partition_index % len(leads)].replicas:
-        return Code.NONE
-    return Code.INVALID_REPLICA_ASSIGNMENT
+    return Code.NONE if tuple(wanted.replicas) == leads.replicas else Code.INVALID_REPLICA_ASSIGNMENT

@@ -5,8 +5,8 @@ Lists none: partitions do not move between brokers. Gaps: none.
 
 from __future__ import annotations
 
-from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 46
@@ -14,4 +14,5 @@ VERSIONS = (0, 0)
 
 
 def handle(request: Message, context: Context) -> Fields:
-    return {"throttle_time": 0, "error_code": Code.NONE, "error_message": None, "topics": []}
+    code = context.session.cluster_code(Operation.DESCRIBE)
+    return {"throttle_time": 0, "error_code": code, "error_message": code.text if code else None, "topics": []}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 48
@@ -17,6 +18,8 @@ ENTITIES = frozenset({"user", "client-id", "ip"})
 
 
 def handle(request: Message, context: Context) -> Fields:
+    if code := context.session.cluster_code(Operation.DESCRIBE_CONFIGS):
+        return {"throttle_time": 0, "error_code": code, "error_message": code.text, "entries": None}
     unknown = [each.entity_type for each in request.components if each.entity_type not in ENTITIES]
     if unknown:
         text = f"quotas are not set for entities of type {unknown[0]}"

@@ -10,6 +10,7 @@ from collections import Counter
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 50
@@ -18,6 +19,8 @@ IS_PURE = True
 
 
 def handle(request: Message, context: Context) -> Fields:
+    if code := context.session.cluster_code(Operation.DESCRIBE):
+        return {"throttle_time": 0, "error_code": code, "error_message": code.text, "results": []}
     named = Counter(each.name for each in request.users or ())
     results = [_result(name, count > 1) for name, count in named.items()]
     return {"throttle_time": 0, "error_code": Code.NONE, "error_message": "", "results": results}

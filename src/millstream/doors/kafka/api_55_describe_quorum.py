@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from millstream.core.errors import Code
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 55
@@ -19,7 +20,9 @@ METADATA_TOPIC = "__cluster_metadata"
 
 
 def handle(request: Message, context: Context) -> Fields:
-    nodes = context.broker.nodes(context.local_host, context.local_port)
+    if code := context.session.cluster_code(Operation.DESCRIBE):
+        return {"error_code": code, "error_message": code.text, "topics": [], "nodes": []}
+    nodes = context.session.nodes(context.local_host, context.local_port)
     listeners = [
         {"node_id": node.node_id, "listeners": [{"name": "PLAINTEXT", "host": node.host, "port": node.port}]}
         for node in nodes

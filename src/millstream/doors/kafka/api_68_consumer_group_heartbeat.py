@@ -9,7 +9,7 @@ Gaps: racks are stored but not used.
 
 from __future__ import annotations
 
-from millstream.broker.groups.groups import Beat
+from millstream.broker.groups.stream.consumer_member import Beat
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns

@@ -6,14 +6,19 @@ it uses the classic protocol. Gaps: none.
 
 from __future__ import annotations
 
-from millstream.broker.groups.described import ConsumerMemberView
-from millstream.broker.groups.stream.assignors import Partition
+from typing import TYPE_CHECKING
+
 from millstream.broker.groups.stream.consumer_member import by_topic
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Kind
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.described import ConsumerMemberView
+    from millstream.broker.groups.stream.assignors import Partition
 
 KEY = 69
 VERSIONS = (0, 1)
@@ -43,6 +48,7 @@ def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields
             "assignor_name": "",
             "members": [],
         }
+    allowed = context.session.operations(Kind.GROUP, group_id) if operations_asked else operations.NOT_ASKED
     return {
         "error_code": Code.NONE,
         "group_id": group_id,
@@ -51,7 +57,7 @@ def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields
         "assignment_epoch": group.target_epoch,
         "assignor_name": group.assignor,
         "members": [_member(member, context) for member in group.members],
-        "authorized_operations": operations.OF_GROUP if operations_asked else operations.NOT_ASKED,
+        "authorized_operations": allowed,
     }
 
 
@@ -74,7 +80,7 @@ def _member(member: ConsumerMemberView, context: Context) -> Fields:
 def _assignment(partitions: frozenset[Partition], context: Context) -> Fields:
     listed = []
     for topic_id, numbers in by_topic(partitions).items():
-        name = context.broker.groups.topic_name(topic_id)
+        name = context.session.topic_name(topic_id)
         if name is not None:  # skips deleted topics
             listed.append({"topic_id": topic_id, "topic_name": name, "partitions": numbers})
     return {"topic_partitions": listed}

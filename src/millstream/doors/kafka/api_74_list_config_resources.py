@@ -6,9 +6,10 @@ lists client metrics only, of which there are none. Gaps: no client metrics.
 
 from __future__ import annotations
 
+from millstream.broker.configs import BROKER, CLIENT_METRICS, GROUP, LOGGER, TOPIC
 from millstream.core.errors import Code
-from millstream.doors.kafka.config_resources import BROKER, CLIENT_METRICS, GROUP, LOGGER, TOPIC
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 74
@@ -19,6 +20,8 @@ KINDS = (TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP)
 
 def handle(request: Message, context: Context) -> Fields:
     kinds = [CLIENT_METRICS] if context.version == 0 else request.resource_types or KINDS
+    if code := context.session.cluster_code(Operation.DESCRIBE_CONFIGS):
+        return {"throttle_time": 0, "error_code": code, "config_resources": []}
     if not set(kinds) <= set(KINDS):
         return {"throttle_time": 0, "error_code": Code.UNSUPPORTED_VERSION, "config_resources": []}
     named = ((kind, name) for kind in dict.fromkeys(kinds) for name in _names(kind, context))
@@ -27,12 +30,7 @@ def handle(request: Message, context: Context) -> Fields:
 
 
 def _names(kind: int, context: Context) -> list[str]:
-    broker = context.broker
-    if kind == TOPIC:
-        return sorted(broker.topics.names())
+    session = context.session
     if kind in (BROKER, LOGGER):
-        return [str(node.node_id) for node in broker.nodes(context.local_host, context.local_port)]
-    if kind == GROUP:
-        queues = (name for name in broker.queues.names() if broker.queues.overrides(name))
-        return sorted({*queues, *broker.group_configs.by_group})
-    return []
+        return [str(node.node_id) for node in session.nodes(context.local_host, context.local_port)]
+    return session.configs.names(kind)

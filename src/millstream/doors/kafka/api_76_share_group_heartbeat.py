@@ -7,7 +7,7 @@ topics. Gaps: racks are stored but not used.
 
 from __future__ import annotations
 
-from millstream.broker.groups.groups import ShareBeat
+from millstream.broker.groups.queue.share_member import ShareBeat
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.wire.kafka.messages import Fields, Message

@@ -6,12 +6,17 @@ doors are not Kafka members and are not listed. Gaps: none.
 
 from __future__ import annotations
 
-from millstream.broker.groups.described import ShareMemberView
+from typing import TYPE_CHECKING
+
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Kind
 from millstream.wire.kafka import operations
 from millstream.wire.kafka.messages import Fields, Message
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.described import ShareMemberView
 
 KEY = 77
 VERSIONS = (1, 1)
@@ -25,7 +30,7 @@ async def handle(request: Message, context: Context) -> Fields:
 
 def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields:
     try:
-        group = context.session.describe_share(group_id).describe()
+        group = context.session.describe_share(group_id)
     except RequestError as error:
         return {
             "error_code": error.code,
@@ -37,6 +42,7 @@ def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields
             "assignor_name": "",
             "members": [],
         }
+    allowed = context.session.operations(Kind.GROUP, group_id) if operations_asked else operations.NOT_ASKED
     return {
         "error_code": Code.NONE,
         "group_id": group_id,
@@ -45,14 +51,14 @@ def _describe(group_id: str, operations_asked: bool, context: Context) -> Fields
         "assignment_epoch": group.target_epoch,
         "assignor_name": group.assignor,
         "members": [_member(member, context) for member in group.members],
-        "authorized_operations": operations.OF_GROUP if operations_asked else operations.NOT_ASKED,
+        "authorized_operations": allowed,
     }
 
 
 def _member(member: ShareMemberView, context: Context) -> Fields:
     assigned = []
     for topic_id, count in member.assigned.items():
-        name = context.broker.groups.topic_name(topic_id)
+        name = context.session.topic_name(topic_id)
         if name is not None:  # skips deleted topics
             assigned.append({"topic_id": topic_id, "topic_name": name, "partitions": list(range(count))})
     return {

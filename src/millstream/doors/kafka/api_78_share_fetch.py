@@ -90,21 +90,22 @@ def _begin(request: ShareFetchRequest, session: ShareSession, context: Context) 
     fetches = request.session_epoch != FINAL_EPOCH and not request.is_renewal
     places = list(session.places) if fetches and request.records_max > 0 and request.bytes_max > 0 else []
     bytes_max = min(request.bytes_max, ANSWER_BYTES_MAX, max(context.unread.room, 1))
-    queue, seat, lines, topics = session.queue, session.seat, session.group.lines, context.broker.topics
-    return ShareFetch(queue, seat, lines, topics, places, request.records_max, bytes_max)
+    return context.session.share_fetch(
+        session.group, session.queue, session.seat, places, request.records_max, bytes_max
+    )
 
 
 async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: ShareFetch, context: Context) -> list[Chunk]:
-    broker, queue, seat = context.broker, session.queue, session.seat
+    client = context.session
     answers, refusals = await share_answers.read(request.acknowledged, request.is_renewal)
     # Acknowledgements become durable while the fetch looks for records. A released record may be leased again here, but
     # only after its release is durable.
-    promises = await share_answers.acknowledge(queue, seat, broker.topics, answers)
+    promises = await share_answers.acknowledge(session, answers, client)
     if any(each.verb == Verb.RELEASE for said in answers.values() for each in said):
         await share_answers.settle(promises)
     wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
     try:
-        leased = await fetch.run(broker.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
+        leased = await fetch.run(client.clock, wait_ms, not request.is_record_limit, lambda: _parked(context))
     finally:
         if session.fetch is fetch:
             session.fetch = None
@@ -117,14 +118,14 @@ async def _fetch(request: ShareFetchRequest, session: ShareSession, fetch: Share
         leased = [each for each in leased if each.taken.runs or each.error is not None]
     lock_ms = min((each.lease_ms for each in leased if each.lease_ms), default=0)
     if not lock_ms:
-        lock_ms = session.lock_ms(context.broker.topics, session.places)
+        lock_ms = session.lock_ms(client, session.places)
     if len(leased) + len(refusals) <= LIGHT_ITEMS:
-        return _encode(leased, refusals, lock_ms, broker.node_id)
-    return await aside(_encode, leased, refusals, lock_ms, broker.node_id)
+        return _encode(leased, refusals, lock_ms, client.node_id)
+    return await aside(_encode, leased, refusals, lock_ms, client.node_id)
 
 
 def _parked(context: Context) -> None:
-    context.broker.metrics.fetch_waits += 1
+    context.session.metrics.fetch_waits += 1
 
 
 def _encode(leased: list[Leased], refusals: Refusals, lock_ms: int, node_id: int) -> list[Chunk]:

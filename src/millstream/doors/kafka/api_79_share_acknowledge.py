@@ -69,15 +69,15 @@ async def _acknowledge(
     request: ShareAcknowledgeRequest, session: ShareSession, version: int, context: Context
 ) -> list[Chunk]:
     answers, refusals = await share_answers.read(request.acknowledged, request.is_renewal)
-    promises = await share_answers.acknowledge(session.queue, session.seat, context.broker.topics, answers)
+    promises = await share_answers.acknowledge(session, answers, context.session)
     refusals.update(await share_answers.settle(promises))
     if request.session_epoch == FINAL_EPOCH:
         session.queue.give_back(session.seat)  # leases without an acknowledgement were never processed
         context.shares.close(session)
-    lock_ms = session.lock_ms(context.broker.topics, request.acknowledged)
+    lock_ms = session.lock_ms(context.session, request.acknowledged)
     if len(refusals) <= LIGHT_ITEMS:
-        return [_encode(version, refusals, lock_ms, context.broker.node_id)]
-    return [await aside(_encode, version, refusals, lock_ms, context.broker.node_id)]
+        return [_encode(version, refusals, lock_ms, context.session.node_id)]
+    return [await aside(_encode, version, refusals, lock_ms, context.session.node_id)]
 
 
 def _encode(version: int, refusals: Refusals, lock_ms: int, node_id: int) -> bytes:

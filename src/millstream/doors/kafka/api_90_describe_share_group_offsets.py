@@ -8,14 +8,17 @@ exist has read none. Gaps: none.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING
 
-from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Queue
-from millstream.broker.topics import Topic
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import at_once, in_turns
+from millstream.security.rights import Kind, Operation
 from millstream.wire.kafka.messages import Fields, Message
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue.partition import QueuePartition
+    from millstream.broker.groups.queue.queue import Queue
 
 KEY = 90
 VERSIONS = (0, 1)
@@ -33,18 +36,17 @@ async def _answer(request: Message, context: Context) -> Fields:
 
 async def _describe(asked: Message, context: Context) -> Fields:
     try:
-        context.session.describe_share(asked.group_id)
+        queue = context.session.share_progress(asked.group_id)
     except RequestError as error:
-        if error.code != Code.GROUP_ID_NOT_FOUND:
-            return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}
-    queue = context.broker.queues.get(asked.group_id)
+        return {"group_id": asked.group_id, "topics": [], "error_code": error.code, "error_message": error.detail}
     known = _known(queue)
     if asked.topics is None:
-        wanted: dict[str, Iterable[int]] = {name: sorted(partitions) for name, partitions in known.items()}
+        described = [name for name in known if context.session.allows(Operation.DESCRIBE, Kind.TOPIC, name)]
+        wanted: dict[str, Iterable[int]] = {name: sorted(known[name]) for name in described}
     else:
         wanted = {each.topic_name: dict.fromkeys(each.partitions) async for each in in_turns(asked.topics)}
     topics = [
-        await _topic(name, partitions, known.get(name, {}), context.broker.topics.get(name))
+        await _topic(name, partitions, known.get(name, {}), context)
         async for name, partitions in in_turns(wanted.items())
     ]
     return {"group_id": asked.group_id, "topics": topics, "error_code": Code.NONE}
@@ -57,7 +59,12 @@ def _known(queue: Queue | None) -> dict[str, dict[int, QueuePartition]]:
     return known
 
 
-async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePartition], topic: Topic | None) -> Fields:
+async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePartition], context: Context) -> Fields:
+    topic, code = None, Code.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        topic = context.session.topic(name, Operation.DESCRIBE)
+    except RequestError as error:
+        code, known = error.code, {}
     described = []
     async for index in in_turns(partitions):
         exists = topic is not None and 0 <= index < topic.partition_count
@@ -68,8 +75,8 @@ async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePar
                 "start_offset": start,
                 "leader_epoch": 0,
                 "lag": lag,
-                "error_code": Code.NONE if exists else Code.UNKNOWN_TOPIC_OR_PARTITION,
-                "error_message": None if exists else Code.UNKNOWN_TOPIC_OR_PARTITION.text,
+                "error_code": Code.NONE if exists else code,
+                "error_message": None if exists else code.text,
             }
         )
     return {"topic_name": name, "topic_id": None if topic is None else topic.id, "partitions": described}

@@ -6,12 +6,18 @@ Gaps: none.
 
 from __future__ import annotations
 
-from millstream.broker.groups.queue.queue import Queue
-from millstream.broker.topics import Topic
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
+
+if TYPE_CHECKING:
+    from millstream.broker.groups.queue.queue import Queue
+    from millstream.broker.topics import Topic
 
 KEY = 91
 VERSIONS = (0, 0)
@@ -19,9 +25,8 @@ VERSIONS = (0, 0)
 
 async def handle(request: Message, context: Context) -> Fields:
     try:
-        group = context.broker.groups.share(request.group_id)
-        queue = group.queue()
-        if group.members or queue.members:
+        queue = context.session.idle_share(request.group_id, Operation.READ).queue()
+        if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP)
     except RequestError as error:
         refused = [_refused(each, error, context) async for each in in_turns(request.topics)]
@@ -31,7 +36,10 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
-    topic = context.broker.topics.get(asked.topic_name)
+    try:
+        topic = context.session.topic(asked.topic_name, Operation.READ)
+    except RequestError as error:
+        return _refused(asked, error, context)
     partitions = []
     async for each in in_turns(asked.partitions):
         refusal = None
@@ -45,7 +53,9 @@ async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
 
 def _refused(asked: Message, error: RequestError, context: Context) -> Fields:
     """Kafka's Java client (4.1) reads the partitions' error codes only: without them a refusal looks like success."""
-    topic = context.broker.topics.get(asked.topic_name)
+    topic = None
+    with suppress(RequestError):
+        topic = context.session.topic(asked.topic_name, Operation.DESCRIBE)
     return _answered(asked, topic, [_partition(each, error) for each in asked.partitions])
 
 
@@ -62,8 +72,8 @@ def _partition(asked: Message, refusal: RequestError | None) -> Fields:
     }
 
 
-async def _seek(queue: Queue, topic: Topic | None, index: int, offset: int) -> None:
-    if topic is None or not 0 <= index < topic.partition_count:
+async def _seek(queue: Queue, topic: Topic, index: int, offset: int) -> None:
+    if not 0 <= index < topic.partition_count:
         raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
     log = topic.partitions[index].log
     if not log.start <= offset <= log.high_watermark:

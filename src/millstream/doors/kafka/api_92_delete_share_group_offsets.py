@@ -9,6 +9,7 @@ from __future__ import annotations
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 92
@@ -17,10 +18,7 @@ VERSIONS = (0, 0)
 
 async def handle(request: Message, context: Context) -> Fields:
     try:
-        group = context.broker.groups.share(request.group_id)
-        group.queue()
-        if group.members:
-            raise RequestError(Code.NON_EMPTY_GROUP)
+        context.session.idle_share(request.group_id, Operation.DELETE).queue()
     except RequestError as error:
         return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": []}
     names = dict.fromkeys([each.topic_name async for each in in_turns(request.topics)])
@@ -29,12 +27,10 @@ async def handle(request: Message, context: Context) -> Fields:
 
 
 async def _delete(group_id: str, name: str, context: Context) -> Fields:
-    topic = context.broker.topics.get(name)
-    refusal = None
+    topic = refusal = None
     try:
-        if topic is None:
-            raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        await context.broker.queues.forget(group_id, name)
+        topic = context.session.topic(name, Operation.READ)
+        await context.session.forget_share(group_id, name)
     except RequestError as error:
         refusal = error
     return {

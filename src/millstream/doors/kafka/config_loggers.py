@@ -10,6 +10,7 @@ import logging
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka.config_entries import FROM_LOGGER, Synonym, entry
 from millstream.doors.kafka.context import Context
+from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 ROOT = "root"
@@ -18,15 +19,8 @@ LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL":
 _UNKNOWN_TYPE = 0
 
 
-def check_node(name: str, context: Context) -> None:
-    if name != str(context.broker.node_id):
-        raise RequestError(
-            Code.INVALID_REQUEST, f"this is broker {context.broker.node_id}, not {name or 'all brokers'}"
-        )
-
-
 def describe(name: str, context: Context) -> list[Fields]:
-    check_node(name, context)
+    context.session.configs.check_logger(Operation.DESCRIBE_CONFIGS, name)
     entries = []
     for logger in (ROOT, *sorted(_loggers())):
         level = _level_name(_logger(logger).getEffectiveLevel())
@@ -36,7 +30,7 @@ def describe(name: str, context: Context) -> list[Fields]:
 
 def alter(resource: Message, validate_only: bool, context: Context) -> None:
     """Atomic: if one level is invalid, no level changes."""
-    check_node(resource.resource_name, context)
+    context.session.configs.check_logger(Operation.ALTER_CONFIGS, resource.resource_name)
     levels = [(_logger(config.name), _level(config)) for config in resource.configs]
     if not validate_only:
         for logger, level in levels:

@@ -8,8 +8,8 @@ A request is relayed once: a broker that gets a relayed request for a group that
 
 from __future__ import annotations
 
+from millstream.broker.configs import GROUP
 from millstream.core.errors import Code, RequestError, code_of
-from millstream.doors.kafka.config_resources import GROUP
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.share_relay import Relay
 from millstream.wire.kafka import messages, requests
@@ -27,17 +27,17 @@ async def ask(
     `about` has the request's fields for the group, except its name. Raises the coordinator's error.
     """
     group_id = resource.resource_name
-    if resource.resource_type != GROUP or not group_id or context.via or not _is_elsewhere(group_id, context):
+    session = context.session
+    if resource.resource_type != GROUP or not group_id or context.via or not session.peers.is_elsewhere(group_id):
         return None
-    node = await context.broker.cluster.find_coordinator(group_id)
+    node = await session.peers.coordinator(group_id)
     if node is None:  # it moved here meanwhile
         return None
     named = {"resource_type": GROUP, "resource_name": group_id, **about}
     body = messages.encode_request(key, version, {"resources": [named], **more})
-    config = context.broker.config
-    relay = Relay(node, config.node_id, config.frame_bytes_max)
+    relay = Relay(node, session)
     try:
-        answer = await relay.ask(requests.header(key, version, 1, "millstream") + NO_TAGS + body, 0)
+        answer = await relay.ask(requests.header(key, version, 1, session.client_id) + NO_TAGS + body, 0)
     except OSError as reason:
         detail = f"the group's coordinator does not answer ({reason}); try again"
         raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail) from reason
@@ -49,11 +49,3 @@ async def ask(
         raise RequestError(code_of(result.error_code) or Code.UNKNOWN_SERVER_ERROR, result.error_message)
     fields: Fields = result.fields()
     return fields
-
-
-def _is_elsewhere(group_id: str, context: Context) -> bool:
-    try:
-        context.broker.cluster.check(group_id)
-    except RequestError as error:
-        return error.code == Code.NOT_COORDINATOR
-    return False

@@ -26,7 +26,6 @@ from millstream.doors.kafka.unread import NO_LIMIT, Unread
 from millstream.doors.memory import Budget
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
     from millstream.broker.session import Session
     from millstream.cluster.base import Node
     from millstream.doors.kafka.sessions import FetchSessions
@@ -71,13 +70,11 @@ class Context:
     """The door's memory for frames."""
     via: str = ""
     """The node id of the broker that relays a client's requests through this connection, or empty."""
+    nonce: bytes = b""
+    """Awaits the proof of a relay (`share_relay.py`)."""
     relays: dict[Node, Relay] = field(default_factory=dict)
     """Connections to other brokers that close with this one."""
     is_gone: bool = False
     """Whether the client's connection is closed."""
     share_keys: set[Key] = field(default_factory=set)
     """Share sessions that close with this connection."""
-
-    @property
-    def broker(self) -> Broker:
-        return self.session.broker

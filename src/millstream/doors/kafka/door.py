@@ -10,9 +10,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from millstream.broker.broker import Broker
 from millstream.broker.session import Session
 from millstream.config import Address
 from millstream.core.clock import Timer
@@ -29,6 +29,9 @@ from millstream.doors.kafka.unread import Unread
 from millstream.doors.keepalive import keep_alive
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)

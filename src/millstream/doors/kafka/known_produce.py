@@ -14,19 +14,23 @@ learned from a request that passed the general path, and serves only clients wit
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
-from millstream.broker.partition import Partition
-from millstream.broker.topics import Topics
 from millstream.core.clock import Clock
+from millstream.core.errors import RequestError
 from millstream.core.promise import Promise
 from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
-from millstream.security.rights import Authorizer
+from millstream.security.rights import Authorizer, Operation
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 from millstream.wire.kafka.runs import Part, Request, Shape, answer, find, take
+
+if TYPE_CHECKING:
+    from millstream.broker.partition import Partition
+    from millstream.broker.topics import Topics
 
 _I32 = Struct(">i")
 _TAGS_BYTES = 3
@@ -61,9 +65,12 @@ class KnownProduce(Shape):
 
     @classmethod
     def learn(cls, frame: memoryview, data: PartitionData, context: Context) -> KnownProduce | None:
-        """The shape of a request for one partition; None if the request is not simple."""
-        topic = context.broker.topics.find(data.topic)
-        if topic is None or data.records is None or not 0 <= data.partition < len(topic.partitions):
+        """The shape of a request for one partition; None if it was refused or is not simple."""
+        if data.records is None:
+            return None
+        try:
+            partition = context.session.partition(data.topic, data.partition, Operation.WRITE)
+        except RequestError:
             return None
         flexible = context.version >= produce.FLEXIBLE_FROM
         length = uvarint(len(data.records) + 1) if flexible else _I32.pack(len(data.records))
@@ -71,7 +78,7 @@ class KnownProduce(Shape):
         if frame[start : start + len(length)] != length:
             return None  # unknown bytes follow the batch
         prefix = bytes(frame[header.FIXED_BYTES : start])
-        return cls(prefix, data, topic.partitions[data.partition], context.version)
+        return cls(prefix, data, partition, context.version)
 
     def settled(self, correlation_id: int, append_time: int, promise: Promise[Appended]) -> bytes:
         """The whole frame of the answer to a settled append."""

@@ -11,8 +11,8 @@ that inspect batches (compacted, stamped by the broker), and every request that 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from millstream.broker.partition import Partition
 from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce
@@ -20,15 +20,18 @@ from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.wire.kafka.runs import Part, Request, answer, answers
 
+if TYPE_CHECKING:
+    from millstream.broker.partition import Partition
+
 
 def append_part(partition: Partition, part: Part, context: Context) -> Promise[Appended]:
-    broker = context.broker
+    session = context.session
     log = partition.log
-    metrics = broker.metrics
+    metrics = session.metrics
     metrics.batches_in += part.count
     metrics.records_in += part.offsets
     promise = partition.append_run(part)
-    if not promise.done and log.unsynced_bytes > broker.config.partition_unsynced_bytes_max:
+    if not promise.done and log.unsynced_bytes > session.config.partition_unsynced_bytes_max:
         context.slow_down = True
     return promise
 

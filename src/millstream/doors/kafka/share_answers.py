@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from millstream.broker.groups.queue import share_fetch
-from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.share_fetch import Place
-from millstream.broker.groups.queue.verbs import Answer, Member, Verb
-from millstream.broker.topics import Topics
+from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.doors.kafka.turns import ITEMS_A_STEP, aside, in_turns
 from millstream.wire.kafka.share import Acknowledged
+
+if TYPE_CHECKING:
+    from millstream.broker.session import Session
+    from millstream.doors.kafka.share_sessions import ShareSession
 
 Refusals = dict[Place, RequestError | None]
 
@@ -32,14 +35,14 @@ async def read(
 
 
 async def acknowledge(
-    queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
+    session: ShareSession, answers: Mapping[Place, Sequence[Answer]], client: Session
 ) -> dict[Place, Promise[None]]:
-    """Like `share_fetch.acknowledge`, for any number of partitions."""
+    """Like `Session.acknowledge`, for any number of partitions."""
     if len(answers) <= ITEMS_A_STEP:
-        return share_fetch.acknowledge(queue, member, topics, answers)
+        return client.acknowledge(session.queue, session.seat, answers)
     promises: dict[Place, Promise[None]] = {}
     async for place, said in in_turns(answers.items()):
-        promises.update(share_fetch.acknowledge(queue, member, topics, {place: said}))
+        promises.update(client.acknowledge(session.queue, session.seat, {place: said}))
     return promises
 
 

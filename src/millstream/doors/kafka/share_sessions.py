@@ -18,16 +18,15 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.groups.queue.settings import lease_ms
-from millstream.broker.groups.queue.share_fetch import Place, ShareFetch
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
 if TYPE_CHECKING:
     from millstream.broker.groups.queue.queue import Queue
     from millstream.broker.groups.queue.share import ShareGroup
+    from millstream.broker.groups.queue.share_fetch import Place, ShareFetch
     from millstream.broker.groups.queue.verbs import Member
-    from millstream.broker.topics import Topics
+    from millstream.broker.session import Session
     from millstream.doors.kafka.context import Context
     from millstream.doors.outbox import Chunk
 
@@ -67,10 +66,9 @@ class ShareSession:
                 del self.places[place]
                 self.places[place] = None
 
-    def lock_ms(self, topics: Topics, places: Iterable[Place]) -> int:
+    def lock_ms(self, client: Session, places: Iterable[Place]) -> int:
         """The shortest lease of these partitions. Renewals last as long, so an answer without new leases has it too."""
-        found = (topics.by_id(topic_id) for topic_id in {topic_id for topic_id, _ in places})
-        return lease_ms(self.queue.overrides, (topic.settings for topic in found if topic is not None))
+        return client.lease_ms(self.queue, {topic_id for topic_id, _ in places})
 
 
 class ShareSessions:
@@ -96,10 +94,7 @@ class ShareSessions:
     def find(self, group_id: str | None, member_id: str | None, epoch: int, context: Context) -> ShareSession:
         """The session of a request that has its next epoch."""
         key = _key(group_id, member_id, context)
-        try:
-            context.broker.cluster.check(key[0])
-        except RequestError as error:  # share consumers know this code, and start over
-            raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open a new session") from error
+        context.session.check_share(key[0])
         session = self._sessions.get(key)
         if session is not None and session.owner.session.principal != context.session.principal:
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND)

@@ -378,7 +378,7 @@ class LuxunConnection(FramedConnection):
             try:
                 topic = self._session.find(request.topic, Operation.DELETE)
                 if topic is not None:  # for a missing topic Luxun returns SUCCESS
-                    await self._session.delete_topic(_single(topic).name)
+                    await self._session.admin.delete_topic(_single(topic).name)
             except RequestError as error:
                 if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:  # another client was faster
                     return self._refused(luxun.DELETE_TOPIC, sequence_id, error)

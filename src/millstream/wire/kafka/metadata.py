@@ -7,7 +7,7 @@ from struct import Struct
 from typing import NamedTuple
 from uuid import UUID
 
-from millstream.wire.kafka import operations
+from millstream.wire.kafka.operations import NOT_ASKED
 from millstream.wire.kafka.primitives import Reader, array_length, i32_array, string
 
 FLEXIBLE_FROM = 9
@@ -47,6 +47,8 @@ class TopicEntry(NamedTuple):
     partition_count: int
     leads: Sequence[Leads] = ()
     """One per partition, in order; repeated cyclically if they are fewer."""
+    operations: int = NOT_ASKED
+    """What the client may do with it (from version 8)."""
 
 
 def decode(reader: Reader, version: int) -> MetadataRequest:
@@ -78,8 +80,7 @@ def encode(
     cluster_id: str,
     controller_id: int,
     topics: list[TopicEntry],
-    cluster_operations: bool = False,
-    topic_operations: bool = False,
+    cluster_operations: int = NOT_ASKED,
 ) -> bytes:
     compact = version >= FLEXIBLE_FROM
     tags = b"\0" if compact else b""
@@ -93,18 +94,17 @@ def encode(
     if version >= 1:
         parts.append(_I32.pack(controller_id))
     parts.append(array_length(len(topics), compact))
-    allowed = _I32.pack(operations.OF_TOPIC if topic_operations else operations.NOT_ASKED) if version >= 8 else b""
     for topic in topics:
-        parts.append(_encode_topic(version, topic, compact, allowed + tags))
+        parts.append(_encode_topic(version, topic, compact))
     if 8 <= version <= 10:
-        parts.append(_I32.pack(operations.OF_CLUSTER if cluster_operations else operations.NOT_ASKED))
+        parts.append(_I32.pack(cluster_operations))
     if version >= 13:
         parts.append(_I16.pack(0))
     parts.append(tags)
     return b"".join(parts)
 
 
-def _encode_topic(version: int, topic: TopicEntry, compact: bool, end: bytes) -> bytes:
+def _encode_topic(version: int, topic: TopicEntry, compact: bool) -> bytes:
     tags = b"\0" if compact else b""
     # An unknown topic id has no name; only version 12 and newer allow null.
     name = topic.name if topic.name is not None or version >= 12 else ""
@@ -124,5 +124,5 @@ def _encode_topic(version: int, topic: TopicEntry, compact: bool, end: bytes) ->
         else:
             parts.append(_PARTITION_V0.pack(0, index, leads[at].leader))
         parts.append(tails[at])
-    parts.append(end)
+    parts.append((_I32.pack(topic.operations) if version >= 8 else b"") + tags)
     return b"".join(parts)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.share_lines import Lines
 from millstream.broker.groups.queue.verbs import Answer, Member, Run, Taken, Verb
-from millstream.broker.topics import Topics
+from millstream.broker.topics import Topic
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.logs import Damped
@@ -44,7 +44,12 @@ class Leased(NamedTuple):
     error: RequestError | None = None
 
 
-def find(queue: Queue, topics: Topics, place: Place) -> QueuePartition | None:
+class TopicsById(Protocol):
+    def by_id(self, topic_id: UUID) -> Topic | None:
+        """Raises `RequestError` for a topic that the member may not read."""
+
+
+def find(queue: Queue, topics: TopicsById, place: Place) -> QueuePartition | None:
     """None: the queue has not opened it."""
     topic_id, index = place
     topic = topics.by_id(topic_id)
@@ -63,7 +68,7 @@ class ShareFetch:
         queue: Queue,
         member: Member,
         lines: Lines,
-        topics: Topics,
+        topics: TopicsById,
         places: Sequence[Place],
         records_max: int,
         bytes_max: int,
@@ -137,7 +142,10 @@ class ShareFetch:
     async def _open_some(self, places: Sequence[Place]) -> None:
         missing: dict[Place, Coroutine[Any, Any, QueuePartition]] = {}
         for topic_id, index in places:
-            topic = self._topics.by_id(topic_id)
+            try:
+                topic = self._topics.by_id(topic_id)
+            except RequestError:
+                continue  # `_lease` reports it
             if topic is not None and 0 <= index < topic.partition_count and self._queue.opened(topic, index) is None:
                 missing[topic_id, index] = self._queue.partition(topic, index)
         if not missing:
@@ -189,7 +197,7 @@ class ShareFetch:
         return leased
 
 
-async def give_back(queue: Queue, member: Member, topics: Topics, leased: Sequence[Leased]) -> None:
+async def give_back(queue: Queue, member: Member, topics: TopicsById, leased: Sequence[Leased]) -> None:
     """Releases records whose client disconnected before the response."""
     answers = {each.place: [_release(run) for run in each.taken.runs] for each in leased if each.taken.runs}
     await settle(acknowledge(queue, member, topics, answers))
@@ -204,7 +212,7 @@ def _is_worth_telling(leased: Sequence[Leased]) -> bool:
 
 
 def acknowledge(
-    queue: Queue, member: Member, topics: Topics, answers: Mapping[Place, Sequence[Answer]]
+    queue: Queue, member: Member, topics: TopicsById, answers: Mapping[Place, Sequence[Answer]]
 ) -> dict[Place, Promise[None]]:
     """Acknowledges records. Each partition takes all its acknowledgements or none, on its own."""
     promises: dict[Place, Promise[None]] = {}

@@ -1,0 +1,56 @@
+"""The verbs of a session for other brokers of the store, which relay requests of their clients.
+
+A peer that proves itself speaks for its client: the session takes over the client's principal and address, so the
+coordinator checks the client's rights, not the relaying broker's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from millstream.cluster.base import Node
+from millstream.core.errors import Code, RequestError
+from millstream.security import peers
+from millstream.security.peers import NONCE_BYTES, Peer
+
+if TYPE_CHECKING:
+    from millstream.broker.session import Session
+
+
+class Peers:
+    __slots__ = ("_cluster", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._cluster = session.broker.cluster
+
+    def is_elsewhere(self, group_id: str) -> bool:
+        """Whether another broker coordinates the group."""
+        try:
+            self._cluster.check(group_id)
+        except RequestError as error:
+            return error.code == Code.NOT_COORDINATOR
+        return False
+
+    async def coordinator(self, group_id: str) -> Node | None:
+        """None: this broker."""
+        return await self._cluster.find_coordinator(group_id)
+
+    def challenge(self) -> bytes:
+        """A nonce for a client that says that it is a broker; empty if this broker has no peers."""
+        return secrets.token_bytes(NONCE_BYTES) if self._cluster.secret else b""
+
+    def introduce(self, nonce: bytes, target: int) -> str:
+        """The answer to another broker's challenge."""
+        session, cluster = self._session, self._cluster
+        return peers.prove(cluster.secret, nonce, target, Peer(cluster.node_id, session.principal, session.host))
+
+    def accept(self, nonce: bytes, proof: str) -> int | None:
+        """Speaks for the peer's client from now on; the peer's node id. None: the proof is wrong."""
+        cluster = self._cluster
+        peer = peers.accept(cluster.secret, nonce, cluster.node_id, proof) if cluster.secret and nonce else None
+        if peer is None:
+            return None
+        self._session.principal, self._session.host = peer.principal, peer.host
+        return peer.node_id
