@@ -285,21 +285,25 @@ class Session:
         may_be_missing: bool = False,
     ) -> list[list[Code]]:
         self._group(Operation.READ, group_id)
-        allowed = [each for each in commits if not self._denies(Operation.READ, each.topic)]
-        codes: list[list[Code]] = []
-        if allowed or not commits:
-            codes = await self.broker.groups.commit(
+
+        def store(commits: Sequence[TopicCommit]) -> Awaitable[list[list[Code]]]:
+            return self.broker.groups.commit(
                 group_id,
                 member_id,
                 instance_id,
                 epoch,
-                allowed,
+                commits,
                 self.host,
                 may_be_missing=may_be_missing,
                 principal=self.principal,
             )
-        if len(allowed) == len(commits):
-            return codes
+
+        if self._authorizer.is_open:
+            return await store(commits)
+        allowed = [each for each in commits if not self._denies(Operation.READ, each.topic)]
+        codes: list[list[Code]] = []
+        if allowed or not commits:
+            codes = await store(allowed)
         known = dict(zip(map(id, allowed), codes, strict=True))
         refusal = Kind.TOPIC.refusal
         return [known.get(id(each)) or [refusal] * len(each.partitions) for each in commits]
