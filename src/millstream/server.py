@@ -15,7 +15,6 @@ from typing import Protocol
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.queue import Queue
-from millstream.broker.groups.queue.report import report
 from millstream.cluster.base import Cluster, Solo
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.core.clock import Clock, SystemClock
@@ -23,8 +22,7 @@ from millstream.core.errors import RequestError, StartupError
 from millstream.core.loop_watch import LoopWatch
 from millstream.core.metrics import DamageFigures, GroupFigures, Metrics, PartitionFigures, QueueShare, Scrape
 from millstream.doors.http.door import HttpDoor
-from millstream.doors.http.pages import routes
-from millstream.doors.http.verify_page import VerifyPage
+from millstream.doors.http.pages import Pages
 from millstream.doors.kafka.apis import APIS
 from millstream.doors.kafka.door import KafkaDoor
 from millstream.stores.base import LogStore
@@ -128,19 +126,8 @@ class Server:
             damage=self._damage_figures,
             room=lambda: self.broker.storage()[1:],
         )
-        pages = routes(
-            scrape,
-            lambda: list(self.broker.failures()),
-            lambda: "http" in self.addresses,
-            lambda: [report(queue) for queue in self._queues()],
-            self._date_queues,
-            lambda: list(self.broker.damage()),
-            lambda: list(self.broker.shortages()),
-        )
-        verify = VerifyPage(self.broker)
-        pages["/verify"] = verify.show
-        actions = {"/verify": verify.start}
-        self._http = HttpDoor(address.host, address.port, pages, actions, names=self._http_names())
+        pages = Pages(self.broker, scrape, lambda: "http" in self.addresses, self._date_queues)
+        self._http = HttpDoor(address.host, address.port, pages.routes, pages.actions, names=self._http_names())
         self.addresses["http"] = opened = Address(*await self._http.start())
         # Clients may ask the broker for the address of its pages: the port chosen for port 0 is now known.
         self.broker.config = dataclasses.replace(self.broker.config, http=str(opened))

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import uvloop
 
 from millstream.core.errors import StartupError
 from millstream.core.metrics import Histogram, Metrics, QueueShare, Scrape
-from millstream.doors.http import HttpDoor, Response, pages
+from millstream.doors.http import HttpDoor, Request, Response, pages
 from millstream.doors.http.door import (
     BODY_BYTES_MAX,
     CONNECTIONS_MAX,
@@ -25,6 +26,7 @@ from millstream.doors.http.door import (
     YOUNG_SECONDS,
     _Connection,
 )
+from millstream.security.rights import AllowAll
 
 METRICS = Metrics()
 SCRAPE = Scrape(
@@ -37,17 +39,21 @@ SCRAPE = Scrape(
 )
 
 
-async def broken_later() -> Response:
+async def broken_later(_: Request) -> Response:
     await asyncio.sleep(0)
     return Response.text(200, str(1 // 0))
 
 
+async def nothing() -> None: ...
+
+
 @asynccontextmanager
 async def opened(failures: list[str] | None = None, ready: bool = True, **bounds: Any) -> AsyncIterator[HttpDoor]:
-    routes = pages.routes(SCRAPE, lambda: failures or [], lambda: ready)
-    routes["/broken"] = lambda: Response.text(200, str(1 // 0))
+    broker: Any = SimpleNamespace(authorizer=AllowAll(), failures=lambda: failures or [], shortages=tuple, damage=tuple)
+    routes = pages.Pages(broker, SCRAPE, lambda: ready, nothing).routes
+    routes["/broken"] = lambda _: Response.text(200, str(1 // 0))
     routes["/broken/later"] = broken_later
-    routes["/large"] = lambda: Response(200, bytes(20_000_000))
+    routes["/large"] = lambda _: Response(200, bytes(20_000_000))
     door = HttpDoor("127.0.0.1", 0, routes, **bounds)
     await door.start()
     try:
@@ -207,11 +213,11 @@ async def test_nothing_is_read_while_a_page_is_made() -> None:
     """A client that sends requests faster than pages are made would fill the memory with them."""
     made = asyncio.Event()
 
-    async def slow() -> Response:
+    async def slow(_: Request) -> Response:
         await made.wait()
         return Response.text(200, "made")
 
-    door = HttpDoor("127.0.0.1", 0, {"/slow": slow, "/healthz": lambda: Response.text(200, "ok")})
+    door = HttpDoor("127.0.0.1", 0, {"/slow": slow, "/healthz": lambda _: Response.text(200, "ok")})
     wire, connection = Wire(), _Connection(door)
     connection.connection_made(wire)
     connection.data_received(KEPT.replace(b"healthz", b"slow"))
@@ -228,7 +234,7 @@ async def test_nothing_is_read_while_a_page_is_made() -> None:
 
 async def test_requests_that_come_together_have_a_turn_of_the_loop_each() -> None:
     """A read brings thousands: the broker's other clients would wait for all of them."""
-    door = HttpDoor("127.0.0.1", 0, {"/healthz": lambda: Response.text(200, "ok")})
+    door = HttpDoor("127.0.0.1", 0, {"/healthz": lambda _: Response.text(200, "ok")})
     wire, connection = Wire(), _Connection(door)
     connection.connection_made(wire)
     connection.data_received(KEPT * 100)
@@ -325,7 +331,7 @@ def test_a_probe_among_the_urgent_is_answered_whatever_comes_behind_it(
 
     async def check() -> None:
         async with opened(connections_max=1) as door, asyncio.timeout(20):
-            door.routes = {**door.routes, "/slow": lambda: asyncio.sleep(60, pages.READY)}
+            door.routes = {**door.routes, "/slow": lambda _: asyncio.sleep(60, pages.READY)}
             slow = await connect(door, 1, get("/slow"))
             while not any(not each.waits_for_client for each in door.connections):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -348,7 +354,7 @@ def test_a_probe_among_the_urgent_is_answered_whatever_comes_behind_it(
 
 async def test_a_flood_of_urgent_connections_is_bounded_and_shuts_no_probe_out() -> None:
     async with opened(connections_max=1) as door, asyncio.timeout(20):
-        door.routes = {**door.routes, "/slow": lambda: asyncio.sleep(60, pages.READY)}
+        door.routes = {**door.routes, "/slow": lambda _: asyncio.sleep(60, pages.READY)}
         open_ones = await connect(door, 1, get("/slow"))
         for _ in range(3):
             open_ones += await connect(door, URGENT_YOUNG_MAX, b"GET")
@@ -379,7 +385,7 @@ async def test_health_has_room_of_its_own_while_all_connections_wait_for_pages()
     async with opened(connections_max=2) as door:
         made = asyncio.Event()
 
-        async def slow() -> Response:
+        async def slow(_: Request) -> Response:
             await made.wait()
             return Response.text(200, "made")
 

@@ -14,16 +14,21 @@ import pytest
 
 from millstream.config import Config
 from millstream.core.errors import RequestError
+from millstream.log.damage import Cause
 from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.records.record import Record
+from millstream.security.principal import ANONYMOUS, Principal
+from millstream.security.rights import CLUSTER_NAME, AllowAll, Kind, Operation
 from millstream.server import Server
 
 
-async def page(server: Server, path: str) -> tuple[int, str]:
+async def page(server: Server, path: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{server.addresses['http']}{path}", method=method)
+
     def read() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{server.addresses['http']}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -126,5 +131,59 @@ async def test_a_full_disk_is_told_and_is_no_case_for_a_restart(
         status, text = await page(server, "/readyz")
         assert (status, json.loads(text)["status"]) == (503, "read-only")
         assert "the disk is full" in json.loads(text)["reasons"][0]
+    finally:
+        await server.stop()
+
+
+class Refusing(AllowAll):
+    """Refuses one operation on one kind of resource, or on one resource."""
+
+    is_open = False
+
+    def __init__(self, operation: Operation, kind: Kind, name: str) -> None:
+        self.refused = operation, kind, name
+
+    def allows(self, principal: Principal, host: str, operation: Operation, kind: Kind, name: str) -> bool:
+        assert (principal, host) == (ANONYMOUS, "127.0.0.1")
+        return (operation, kind, name) != self.refused
+
+
+async def test_each_page_asks_for_its_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(Config(store=f"file:{tmp_path}", kafka="127.0.0.1:0", http="127.0.0.1:0"))
+    await server.start()
+    broker = server.broker
+    try:
+        topic = await broker.topics.create("orders", 1, {})
+        broker.queues.open("workers")
+        topic.partitions[0].log.damage.add(0, 5, Cause.CHECKSUM, "a file")
+        monkeypatch.setattr(broker._logs, "room", lambda: (1 << 30, 4096))
+
+        broker.authorizer = Refusing(Operation.DESCRIBE, Kind.CLUSTER, CLUSTER_NAME)
+        for path in ("/metrics", "/verify"):
+            status, body = await page(server, path)
+            assert (status, json.loads(body)) == (
+                403,
+                {"error": "User:ANONYMOUS may not describe cluster kafka-cluster"},
+            )
+        for path, expected in (("/healthz", (200, "degraded")), ("/readyz", (503, "read-only"))):
+            status, body = await page(server, path)
+            assert (status, json.loads(body)["status"]) == expected, "a probe needs no right"
+            assert "disk" not in body
+
+        broker.authorizer = Refusing(Operation.ALTER, Kind.CLUSTER, CLUSTER_NAME)
+        assert (await page(server, "/verify", "POST"))[0] == 403 and broker.verification is None
+        assert (await page(server, "/verify"))[0] == 200
+
+        broker.authorizer = Refusing(Operation.DESCRIBE, Kind.GROUP, "workers")
+        assert json.loads((await page(server, "/queues"))[1]) == []
+        assert len(json.loads((await page(server, "/damage"))[1])) == 1
+        broker.authorizer = Refusing(Operation.DESCRIBE, Kind.TOPIC, "orders")
+        assert json.loads((await page(server, "/queues"))[1])[0]["group"] == "workers"
+        assert json.loads((await page(server, "/damage"))[1]) == []
+        assert "orders" not in (await page(server, "/healthz"))[1]
+
+        broker.authorizer = AllowAll()
+        assert (await page(server, "/verify?topic=none", "POST"))[0] == 404
+        assert (await page(server, "/verify?topic=orders", "POST"))[0] == 202
     finally:
         await server.stop()

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import struct
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
 
@@ -25,6 +25,7 @@ from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
 from millstream.broker.scrub import Scrub
 from millstream.broker.topics import Topic, Topics
+from millstream.broker.verification import Verification
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
 from millstream.core.clock import Clock, Timer
@@ -99,6 +100,8 @@ class Broker:
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
         self._scrub = Scrub(self.topics, meta, clock, self.cluster, metrics, config.scrub_bytes_per_second)
+        self.verification: Verification | None = None
+        """The last one. It continues after its client disconnects."""
         self.changing = asyncio.Lock()
         """Serialises changes of settings, from the read to the durable write, as Kafka's controller does. Otherwise one
         of two concurrent changes would be lost.
@@ -205,6 +208,11 @@ class Broker:
             for partition in topic.partitions:
                 for damaged in partition.log.damage.ranges:
                     yield topic.name, partition.index, damaged
+
+    def verify(self, topics: Iterable[Topic]) -> Verification:
+        self.verification = started = Verification(topics, self.metrics)
+        self.in_background(started.run())
+        return started
 
     def in_background(self, work: Awaitable[None]) -> None:
         """Runs work beside the requests. Errors are logged; `close` waits for the work."""

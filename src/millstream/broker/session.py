@@ -35,6 +35,7 @@ from millstream.broker.groups.queue.share import ShareGroup
 from millstream.broker.groups.queue.share_fetch import Place, ShareFetch, TopicsById
 from millstream.broker.groups.queue.verbs import Answer, Member
 from millstream.broker.groups.stream.offsets import NO_TOPIC
+from millstream.broker.health import Health
 from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Taken
 from millstream.broker.partition import Partition
@@ -486,6 +487,10 @@ class Session:
     @property
     def configs(self) -> Configs:
         return Configs(self)
+
+    @property
+    def health(self) -> Health:
+        return Health(self)
 
     @property
     def peers(self) -> Peers:

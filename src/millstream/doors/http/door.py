@@ -1,8 +1,8 @@
 """The HTTP door: HTTP/1.1 (RFC 9112) with h11 for the protocol and asyncio for the sockets.
 
-A route is a path and a callable without arguments, for GET and HEAD. It returns a `Response`, or an awaitable of one if
-the page takes time: code on the event loop must be quick, because the broker runs there too. An action is a path and a
-callable that takes the query, for POST. The door refuses a POST that a web page sent.
+A route is a path and a page, for GET and HEAD. A page takes a `Request` and returns a `Response`, or an awaitable of
+one if it takes time: code on the event loop must be quick, because the broker runs there too. An action is a path and
+a page for POST. The door refuses a POST that a web page sent.
 
 Bounds
 ------
@@ -32,14 +32,14 @@ import http
 from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
 from typing import cast
-from urllib.parse import parse_qsl
 
 import h11
 
-from millstream.core.errors import StartupError
+from millstream.core.errors import Code, RequestError, StartupError
 from millstream.core.logs import Damped, Log
 from millstream.doors.http.hosts import Hosts
-from millstream.doors.http.pages import URGENT, Action, Route
+from millstream.doors.http.pages import URGENT, Page
+from millstream.doors.http.request import Request
 from millstream.doors.http.response import Response
 from millstream.doors.listener import BACKLOG
 
@@ -54,6 +54,12 @@ BODY_BYTES_MAX = 64 * 1024
 IDLE_SECONDS = 30.0
 REQUEST_SECONDS = 10.0
 YOUNG_SECONDS = 1.0
+STATUSES = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: 404,
+    Code.TOPIC_AUTHORIZATION_FAILED: 403,
+    Code.GROUP_AUTHORIZATION_FAILED: 403,
+    Code.CLUSTER_AUTHORIZATION_FAILED: 403,
+}
 
 log = Log(__name__)
 refusals = Damped(__name__)
@@ -64,8 +70,8 @@ class HttpDoor:
         self,
         host: str,
         port: int,
-        routes: Mapping[str, Route],
-        actions: Mapping[str, Action] | None = None,
+        routes: Mapping[str, Page],
+        actions: Mapping[str, Page] | None = None,
         *,
         names: Iterable[str] = (),
         connections_max: int = CONNECTIONS_MAX,
@@ -147,28 +153,29 @@ class HttpDoor:
             return idle[0] if idle else None
         return next((each for each in incomplete if each.waits_since <= latest and each.was_polled), None)
 
-    def answer(self, request: h11.Request) -> Response | Awaitable[Response]:
-        method, target = (text.decode("ascii", "replace") for text in (request.method, request.target))
-        path, _, query = target.partition("?")
+    def answer(self, request: Request) -> Response | Awaitable[Response]:
+        method, path = request.method, request.path
         route, action = self.routes.get(path), self.actions.get(path)
         if route is None:
             return Response.text(404, f"there is no page {path}; there are {', '.join(sorted(self.routes))}")
-        if method == "POST" and action is not None and any(name == b"origin" for name, _ in request.headers):
+        if method == "POST" and action is not None and request.header(b"origin") is not None:
             return Response.text(403, f"{path} refuses a POST from a web page, which may belong to another site")
         try:
             if method == "POST" and action is not None:
-                return action(dict(parse_qsl(query)))
-            return route() if method in ("GET", "HEAD") else self._not_allowed(method, path)
+                return action(request)
+            return route(request) if method in ("GET", "HEAD") else self._not_allowed(method, path)
         except Exception as error:
-            return self.failure(path, error)
+            return self.failure(request, error)
 
     def _not_allowed(self, method: str, path: str) -> Response:
         allowed = ["GET", "HEAD", *["POST"] * (path in self.actions)]
         refusal = Response.text(405, f"{path} accepts {' and '.join(allowed)}, not {method}")
         return Response(refusal.status, refusal.body, headers=(("Allow", ", ".join(allowed)),))
 
-    def failure(self, target: str, error: BaseException) -> Response:
-        log.exception("unexpected error while serving an http page", error, page=target)
+    def failure(self, request: Request, error: BaseException) -> Response:
+        if isinstance(error, RequestError) and error.code in STATUSES:
+            return Response.json(STATUSES[error.code], {"error": error.detail})
+        log.exception("unexpected error while serving an http page", error, page=request.path)
         return Response.text(500, "unexpected error in the broker; see its log")
 
 
@@ -195,6 +202,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._peer = (transport.get_extra_info("peername") or ("",))[0]
         self.waits_since = asyncio.get_running_loop().time()
         self.is_urgent = not self._door.make_room()
         if self.is_urgent and not self._door.make_room(urgent=True):
@@ -292,34 +300,34 @@ class _Connection(asyncio.Protocol):
         self._next = None
         self._advance()
 
-    def _serve(self, request: h11.Request) -> None:
-        target = request.target.decode("ascii", "replace")
-        response = self._refusal(request, target) or self._door.answer(request)
+    def _serve(self, head: h11.Request) -> None:
+        request = Request(head, self._peer)
+        response = self._refusal(request) or self._door.answer(request)
         if isinstance(response, Response):
             self._finish(request, response)
         else:
             self._page = asyncio.ensure_future(response)
-            self._page.add_done_callback(functools.partial(self._serve_later, request, target))
+            self._page.add_done_callback(functools.partial(self._serve_later, request))
 
-    def _refusal(self, request: h11.Request, target: str) -> Response | None:
-        for name, value in request.headers:
-            if name == b"host" and not self._door.hosts.allow(host := value.decode("latin-1")):
-                detail = f"these pages are not served under the name {host}: use an IP address, or add it to http_hosts"
-                return Response.text(421, detail)
-        if self.is_urgent and target.partition("?")[0] not in URGENT:
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.header(b"host")
+        if host is not None and not self._door.hosts.allow(host):
+            detail = f"these pages are not served under the name {host}: use an IP address, or add it to http_hosts"
+            return Response.text(421, detail)
+        if self.is_urgent and request.path not in URGENT:
             return Response.text(503, "too many connections; try again later")
         return None
 
-    def _serve_later(self, request: h11.Request, target: str, page: asyncio.Future[Response]) -> None:
+    def _serve_later(self, request: Request, page: asyncio.Future[Response]) -> None:
         self._page = None
         if page.cancelled() or self._transport.is_closing():
             return
         error = page.exception()
-        self._finish(request, page.result() if error is None else self._door.failure(target, error))
+        self._finish(request, page.result() if error is None else self._door.failure(request, error))
         self._advance()
 
-    def _finish(self, request: h11.Request, response: Response) -> None:
-        self._send(response, with_body=request.method != b"HEAD")
+    def _finish(self, request: Request, response: Response) -> None:
+        self._send(response, with_body=request.method != "HEAD")
         if self._http.our_state is h11.MUST_CLOSE:
             self._transport.close()
         else:
