@@ -16,15 +16,13 @@ import uvloop
 from millstream.core.errors import StartupError
 from millstream.core.metrics import Histogram, Metrics, QueueShare, Scrape
 from millstream.doors.http import HttpDoor, Request, Response, pages
+from millstream.doors.http.connection import BODY_BYTES_MAX, HEADER_BYTES_MAX, Connection
 from millstream.doors.http.door import (
-    BODY_BYTES_MAX,
     CONNECTIONS_MAX,
-    HEADER_BYTES_MAX,
     URGENT_CONNECTIONS_MAX,
     URGENT_YOUNG_MAX,
     URGENT_YOUNG_SECONDS,
     YOUNG_SECONDS,
-    _Connection,
 )
 from millstream.security.rights import AllowAll
 
@@ -218,7 +216,7 @@ async def test_nothing_is_read_while_a_page_is_made() -> None:
         return Response.text(200, "made")
 
     door = HttpDoor("127.0.0.1", 0, {"/slow": slow, "/healthz": lambda _: Response.text(200, "ok")})
-    wire, connection = Wire(), _Connection(door)
+    wire, connection = Wire(), Connection(door)
     connection.connection_made(wire)
     connection.data_received(KEPT.replace(b"healthz", b"slow"))
     await asyncio.sleep(0)
@@ -235,7 +233,7 @@ async def test_nothing_is_read_while_a_page_is_made() -> None:
 async def test_requests_that_come_together_have_a_turn_of_the_loop_each() -> None:
     """A read brings thousands: the broker's other clients would wait for all of them."""
     door = HttpDoor("127.0.0.1", 0, {"/healthz": lambda _: Response.text(200, "ok")})
-    wire, connection = Wire(), _Connection(door)
+    wire, connection = Wire(), Connection(door)
     connection.connection_made(wire)
     connection.data_received(KEPT * 100)
     assert wire.answers == 1

@@ -10,6 +10,7 @@ import h11
 @dataclass(frozen=True, slots=True)
 class Request:
     head: h11.Request
+    body: bytes
     peer: str
     """The client's address."""
 
