@@ -15,7 +15,7 @@ from millstream.spark.options import BadOption, SourceOptions, parse_source
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, resolve, split
 from millstream.spark.schema import full_schema
 from millstream.spark.stream import StreamBroken, StreamReader, pack, ration, unpack
-from millstream.wire.kafka.requests import Place
+from millstream.wire.kafka.requests import TopicPartition
 from tests.serving import ServedBroker
 from tests.spark.topics import Sent, Topics
 
@@ -94,10 +94,10 @@ class Grown:
     def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
         return {"t": [0, 1]}
 
-    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def earliest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, self.start)
 
-    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def latest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, 100)
 
 

@@ -22,7 +22,7 @@ from millstream.spark.options import parse_source
 from millstream.spark.ranges import OffsetRange
 from millstream.spark.reading import Damaged, DataLost, read_range
 from millstream.spark.schema import TYPES, Shape, full_schema
-from millstream.wire.kafka.requests import Fetched, Place
+from millstream.wire.kafka.requests import Fetched, TopicPartition
 
 NOW = 1_700_000_000_000
 
@@ -43,7 +43,7 @@ class Log:
         self.batches.append(codec.encode(records, base_offset=self.end, **batch))
         self.end += len(values)
 
-    def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+    def fetch(self, place: TopicPartition, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
         if not self.start <= offset <= self.end:
             return Fetched(Code.OFFSET_OUT_OF_RANGE, self.end, self.start, memoryview(b""), [])
         bases = [read_header(batch).base_offset for batch in self.batches]
@@ -56,10 +56,10 @@ class Log:
         aborted = [(producer, begun) for producer, begun, marker in self.aborted if marker >= offset]
         return Fetched(0, self.end, self.start, memoryview(answer), aborted)
 
-    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def earliest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, self.start)
 
-    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def latest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, self.end)
 
 
@@ -167,7 +167,7 @@ def test_what_was_trimmed_is_an_error_or_left_out() -> None:
 
 def test_a_partition_that_is_deleted_while_it_is_read_is_lost_data() -> None:
     class Gone(Log):
-        def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+        def fetch(self, place: TopicPartition, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
             if offset > 0:
                 raise ClusterError("t-4 has no leader, or does not exist", Code.UNKNOWN_TOPIC_OR_PARTITION)
             return super().fetch(place, offset, bytes_max, wait_ms_max)
@@ -184,7 +184,7 @@ def test_a_broker_that_never_gets_on_is_not_asked_for_ever() -> None:
     class Stuck(Log):
         asked = 0
 
-        def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+        def fetch(self, place: TopicPartition, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
             self.asked += 1
             return Fetched(0, 100, 0, memoryview(b""), [])
 
@@ -200,11 +200,11 @@ def test_a_broker_that_has_not_heard_of_the_last_batch_is_asked_to_look() -> Non
 
         has_looked = False
 
-        def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+        def fetch(self, place: TopicPartition, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
             known = self if self.has_looked else Log(self.batches[:-1], end=self.end - 1)
             return Log.fetch(known, place, offset, bytes_max, wait_ms_max)
 
-        def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+        def latest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
             self.has_looked = True
             return super().latest(places)
 

@@ -15,7 +15,8 @@ from millstream.client.link import Link, LinkBroken
 from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.wire.kafka import requests
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS
-from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node, Place
+from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node
+from millstream.wire.kafka.requests import TopicPartition as Place
 
 T = TypeVar("T")
 LIST_GROUPS = 16

@@ -24,7 +24,7 @@ from millstream.client.cluster import Cluster
 from millstream.pipeline import check
 from millstream.pipeline.mistakes import Mistake
 from millstream.pipeline.spec import DEAD_LETTERS, LakeSink, PipelineSpec, Sink, TableSink, parse, redacted
-from millstream.wire.kafka.requests import Place
+from millstream.wire.kafka.requests import TopicPartition
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Progress:
 
     batch: int | None = None
     """The last one that is done; None before the first."""
-    offsets: dict[Place, int] = field(default_factory=dict)
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """Its end offsets."""
     done_at: float | None = None
     """Seconds since the epoch."""
@@ -70,7 +70,9 @@ def _batches(folder: Path) -> list[int]:
         return []
 
 
-def find_lag(broker: str, offsets: dict[Place, int], timeout_seconds: float = 3.0) -> dict[Place, int]:
+def find_lag(
+    broker: str, offsets: dict[TopicPartition, int], timeout_seconds: float = 3.0
+) -> dict[TopicPartition, int]:
     """Records behind the end, per partition, without those of deleted topics. Raises ClusterError."""
     cluster = Cluster(broker, "millstream-pipeline-show", timeout_seconds)
     try:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from millstream.client.cluster import Cluster
 from millstream.spark.ranges import OffsetRange
 from millstream.spark.source import BatchReader
-from millstream.wire.kafka.requests import Place
+from millstream.wire.kafka.requests import TopicPartition
 
 ALL = (-(1 << 62), 1 << 62)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,7 +77,7 @@ class Bounds:
             return self
         return replace(self, topics=wanted if self.topics is None else self.topics & wanted)
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: TopicPartition) -> bool:
         topic, partition = place
         first, last = self.of("partition")
         return (

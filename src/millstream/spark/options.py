@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millstream.core.errors import MillstreamError
-from millstream.wire.kafka.requests import EARLIEST, LATEST, Place
+from millstream.wire.kafka.requests import EARLIEST, LATEST, TopicPartition
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -129,9 +129,9 @@ class Positions:
 
     rest: int
     """EARLIEST, LATEST, or a time in milliseconds."""
-    offsets: Mapping[Place, int] = field(default_factory=dict)
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets, or EARLIEST and LATEST."""
-    times: Mapping[Place, int] = field(default_factory=dict)
+    times: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class SourceOptions:
     client: ClientOptions
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    assigned: tuple[Place, ...] = ()
+    assigned: tuple[TopicPartition, ...] = ()
     starting: Positions = field(default_factory=lambda: Positions(EARLIEST))
     ending: Positions = field(default_factory=lambda: Positions(LATEST))
     strict_times: bool = True
@@ -365,7 +365,7 @@ def _seconds(name: str, text: str) -> float:
     return int(match[1]) * units[match[2]]
 
 
-def _per_partition(name: str, text: str, low: int) -> dict[Place, int]:
+def _per_partition(name: str, text: str, low: int) -> dict[TopicPartition, int]:
     """`{"topic": {"0": 23, "1": -2}}`"""
     try:
         read = json.loads(text)
@@ -391,7 +391,7 @@ def _whole(value: object) -> int:
     raise ValueError(value)
 
 
-def _assigned(text: str | None) -> tuple[Place, ...]:
+def _assigned(text: str | None) -> tuple[TopicPartition, ...]:
     if text is None:
         return ()
     try:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 
 from millstream.client.cluster import Cluster
 from millstream.spark.options import BadOption, Positions, SourceOptions
-from millstream.wire.kafka.requests import EARLIEST, LATEST, Place
+from millstream.wire.kafka.requests import EARLIEST, LATEST, TopicPartition
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class OffsetRange:
     end: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property
@@ -44,7 +44,7 @@ def connect(options: SourceOptions) -> Cluster:
     return Cluster(client.bootstrap, client.client_id, client.timeout_seconds)
 
 
-def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = True) -> list[Place]:
+def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = True) -> list[TopicPartition]:
     """Every partition that the options select now. With `must_exist`, a named topic must exist."""
     if options.assigned:
         names = {topic for topic, _ in options.assigned}
@@ -66,7 +66,9 @@ def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = 
     return sorted((topic, partition) for topic, partitions in found.items() for partition in partitions)
 
 
-def find_starts(cluster: Cluster, options: SourceOptions, places: Iterable[Place]) -> dict[Place, int]:
+def find_starts(
+    cluster: Cluster, options: SourceOptions, places: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
     """The start of each partition. A given offset after its end is lost data: an error, or the end instead."""
     places = list(places)
     starts = resolve(cluster, options.starting, places, strict_times=options.strict_times)
@@ -82,11 +84,11 @@ def find_starts(cluster: Cluster, options: SourceOptions, places: Iterable[Place
 
 
 def resolve(
-    cluster: Cluster, positions: Positions, places: Iterable[Place], *, strict_times: bool = False
-) -> dict[Place, int]:
+    cluster: Cluster, positions: Positions, places: Iterable[TopicPartition], *, strict_times: bool = False
+) -> dict[TopicPartition, int]:
     """The offset at which each partition begins or ends."""
-    fixed: dict[Place, int] = {}
-    times: dict[Place, int] = {}
+    fixed: dict[TopicPartition, int] = {}
+    times: dict[TopicPartition, int] = {}
     places = list(places)
     unknown = sorted({*positions.offsets, *positions.times} - set(places))
     if unknown:
@@ -103,7 +105,7 @@ def resolve(
     return {**fixed, **found}
 
 
-def _check_times(cluster: Cluster, times: Mapping[Place, int], found: Mapping[Place, int]) -> None:
+def _check_times(cluster: Cluster, times: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]) -> None:
     timed = {place for place, time in times.items() if time not in (EARLIEST, LATEST)}
     ends = cluster.latest(timed) if timed else {}
     for place in sorted(timed):

@@ -31,11 +31,11 @@ from millstream.spark.options import SourceOptions
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, split
 from millstream.spark.reading import read_range
 from millstream.spark.schema import Shape
-from millstream.wire.kafka.requests import Place
+from millstream.wire.kafka.requests import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-Offsets = dict[Place, int]
+Offsets = dict[TopicPartition, int]
 
 
 class StreamBroken(MillstreamError):
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("the offsets of group %s are not committed: %s", self._options.group, error)
 
 
-def ration(began: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> Offsets:
+def ration(began: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], rows_max: int) -> Offsets:
     """Ends with at most `rows_max` rows in all, for each partition in proportion to its unread rows."""
     sizes = {place: max(end - began[place], 0) for place, end in ends.items()}
     total = sum(sizes.values())
@@ -191,7 +191,7 @@ def ration(began: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int)
     return rationed
 
 
-def pack(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def pack(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     packed: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         packed.setdefault(topic, {})[str(partition)] = offset

@@ -32,7 +32,7 @@ from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.rows import BAD_PARTITION, RowRefused, from_arrow
 from millstream.spark.options import SinkOptions
-from millstream.wire.kafka.requests import Place
+from millstream.wire.kafka.requests import TopicPartition
 
 UNSENT_MAX = 3
 """Batches that are closed and not yet acknowledged: one in flight, the others ready."""
@@ -80,7 +80,7 @@ class _Partition:
     """The open batch of one partition, and the numbers of those before it."""
 
     def __init__(self, topic: str, index: int) -> None:
-        self.place: Place = (topic, index)
+        self.place: TopicPartition = (topic, index)
         self.body: codec.Body | None = None
         self.sequence = 0
         self.rows = 0

@@ -29,7 +29,7 @@ VERSIONS: Mapping[int, tuple[int, int]] = {
 }
 """The lowest and highest supported version; a link picks the highest that the broker supports too."""
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """A topic and a partition."""
 
 _HEADER = Struct(">hhi")
@@ -47,7 +47,7 @@ def _array(items: Sequence[bytes]) -> bytes:
     return _I32.pack(len(items)) + b"".join(items)
 
 
-def _by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:
     grouped: dict[str, list[int]] = {}
     for topic, partition in places:
         grouped.setdefault(topic, []).append(partition)
@@ -130,7 +130,7 @@ class FoundOffset(NamedTuple):
     """-1 if no record is at or after the timestamp."""
 
 
-def encode_list_offsets(times: Mapping[Place, int], version: int) -> bytes:
+def encode_list_offsets(times: Mapping[TopicPartition, int], version: int) -> bytes:
     """With isolation level read_committed, like Fetch, so that the end is not behind an ongoing transaction."""
     topics = [
         _text(topic) + _array([_PARTITION_AND_TIME.pack(index, times[topic, index]) for index in partitions])
@@ -139,7 +139,7 @@ def encode_list_offsets(times: Mapping[Place, int], version: int) -> bytes:
     return _I32.pack(-1) + (b"\1" if version >= 2 else b"") + _array(topics)
 
 
-def decode_list_offsets(reader: Reader, version: int) -> dict[Place, FoundOffset]:
+def decode_list_offsets(reader: Reader, version: int) -> dict[TopicPartition, FoundOffset]:
     found = {}
     if version >= 2:
         reader.i32()
@@ -261,7 +261,7 @@ def decode_find_coordinator(reader: Reader) -> tuple[int, Node]:
     return error, Node(reader.i32(), reader.text(False), reader.i32())
 
 
-def encode_offset_commit(group: str, offsets: Mapping[Place, int]) -> bytes:
+def encode_offset_commit(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
     """Commits without a member id. Brokers accept that while the group has no members."""
     topics = [
         _text(topic) + _array([_I32.pack(index) + _I64.pack(offsets[topic, index]) + _text("") for index in partitions])
@@ -270,7 +270,7 @@ def encode_offset_commit(group: str, offsets: Mapping[Place, int]) -> bytes:
     return _text(group) + _I32.pack(-1) + _text("") + _I64.pack(-1) + _array(topics)
 
 
-def decode_offset_commit(reader: Reader) -> dict[Place, int]:
+def decode_offset_commit(reader: Reader) -> dict[TopicPartition, int]:
     errors = {}
     for _ in range(reader.count(False, 6)):
         topic = reader.text(False)
