@@ -32,7 +32,7 @@ from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.settings import lease_ms
 from millstream.broker.groups.queue.share import ShareGroup
-from millstream.broker.groups.queue.share_fetch import Place, ShareFetch, TopicsById
+from millstream.broker.groups.queue.share_fetch import ShareFetch, TopicIdPartition, TopicsById
 from millstream.broker.groups.queue.verbs import Answer, Member
 from millstream.broker.groups.stream.offsets import NO_TOPIC
 from millstream.broker.health import Health
@@ -256,13 +256,19 @@ class Session:
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
 
     def share_fetch(
-        self, group: ShareGroup, queue: Queue, seat: Member, places: Sequence[Place], records_max: int, bytes_max: int
+        self,
+        group: ShareGroup,
+        queue: Queue,
+        seat: Member,
+        places: Sequence[TopicIdPartition],
+        records_max: int,
+        bytes_max: int,
     ) -> ShareFetch:
         return ShareFetch(queue, seat, group.lines, self._readable(), places, records_max, bytes_max)
 
     def acknowledge(
-        self, queue: Queue, seat: Member, answers: Mapping[Place, Sequence[Answer]]
-    ) -> dict[Place, Promise[None]]:
+        self, queue: Queue, seat: Member, answers: Mapping[TopicIdPartition, Sequence[Answer]]
+    ) -> dict[TopicIdPartition, Promise[None]]:
         return share_fetch.acknowledge(queue, seat, self._readable(), answers)
 
     def lease_ms(self, queue: Queue, topics: Iterable[UUID]) -> int:

@@ -34,7 +34,8 @@ from millstream.records import codec
 from millstream.records.record import Record
 from millstream.wire.kafka import share
 from millstream.wire.kafka.messages import Message
-from millstream.wire.kafka.share import Acknowledged, Place, ShareAcknowledgeRequest, ShareFetchRequest
+from millstream.wire.kafka.share import Acknowledged, ShareAcknowledgeRequest, ShareFetchRequest
+from millstream.wire.kafka.share import TopicIdPartition as Place
 
 METADATA, HEARTBEAT, FETCH, ACKNOWLEDGE = 3, 76, 78, 79
 VERSION = 2

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from millstream.broker.groups.queue import share_fetch
-from millstream.broker.groups.queue.share_fetch import Place
+from millstream.broker.groups.queue.share_fetch import TopicIdPartition
 from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from millstream.broker.session import Session
     from millstream.doors.kafka.share_sessions import ShareSession
 
-Refusals = dict[Place, RequestError | None]
+Refusals = dict[TopicIdPartition, RequestError | None]
 
 
 async def read(
-    acknowledged: Mapping[Place, Sequence[Acknowledged]], is_renewal: bool
-) -> tuple[dict[Place, list[Answer]], Refusals]:
+    acknowledged: Mapping[TopicIdPartition, Sequence[Acknowledged]], is_renewal: bool
+) -> tuple[dict[TopicIdPartition, list[Answer]], Refusals]:
     """The acknowledgements of each partition, and the partitions whose acknowledgements are invalid."""
     if len(acknowledged) + sum(map(len, acknowledged.values())) <= ITEMS_A_STEP:
         return _read(acknowledged, is_renewal)
@@ -35,18 +35,18 @@ async def read(
 
 
 async def acknowledge(
-    session: ShareSession, answers: Mapping[Place, Sequence[Answer]], client: Session
-) -> dict[Place, Promise[None]]:
+    session: ShareSession, answers: Mapping[TopicIdPartition, Sequence[Answer]], client: Session
+) -> dict[TopicIdPartition, Promise[None]]:
     """Like `Session.acknowledge`, for any number of partitions."""
     if len(answers) <= ITEMS_A_STEP:
         return client.acknowledge(session.queue, session.seat, answers)
-    promises: dict[Place, Promise[None]] = {}
+    promises: dict[TopicIdPartition, Promise[None]] = {}
     async for place, said in in_turns(answers.items()):
         promises.update(client.acknowledge(session.queue, session.seat, {place: said}))
     return promises
 
 
-async def settle(promises: Mapping[Place, Promise[None]]) -> Refusals:
+async def settle(promises: Mapping[TopicIdPartition, Promise[None]]) -> Refusals:
     """Like `share_fetch.settle`, for any number of partitions."""
     if len(promises) <= ITEMS_A_STEP:
         return await share_fetch.settle(promises)
@@ -57,9 +57,9 @@ async def settle(promises: Mapping[Place, Promise[None]]) -> Refusals:
 
 
 def _read(
-    acknowledged: Mapping[Place, Sequence[Acknowledged]], is_renewal: bool
-) -> tuple[dict[Place, list[Answer]], Refusals]:
-    answers: dict[Place, list[Answer]] = {}
+    acknowledged: Mapping[TopicIdPartition, Sequence[Acknowledged]], is_renewal: bool
+) -> tuple[dict[TopicIdPartition, list[Answer]], Refusals]:
+    answers: dict[TopicIdPartition, list[Answer]] = {}
     refused: Refusals = {}
     for place, batches in acknowledged.items():
         if batches:

@@ -24,7 +24,7 @@ from millstream.core.promise import Promise
 if TYPE_CHECKING:
     from millstream.broker.groups.queue.queue import Queue
     from millstream.broker.groups.queue.share import ShareGroup
-    from millstream.broker.groups.queue.share_fetch import Place, ShareFetch
+    from millstream.broker.groups.queue.share_fetch import ShareFetch, TopicIdPartition
     from millstream.broker.groups.queue.verbs import Member
     from millstream.broker.session import Session
     from millstream.doors.kafka.context import Context
@@ -54,19 +54,19 @@ class ShareSession:
         self.owner = owner
         """The connection that used it last."""
         self.epoch = 1
-        self.places: dict[Place, None] = {}
+        self.places: dict[TopicIdPartition, None] = {}
         """In fetch order."""
         self.fetch: ShareFetch | None = None
         """The fetch in progress."""
 
-    def rotate(self, served: Iterable[Place]) -> None:
+    def rotate(self, served: Iterable[TopicIdPartition]) -> None:
         """Moves partitions that gave records to the end, so that none starves."""
         for place in served:
             if place in self.places:
                 del self.places[place]
                 self.places[place] = None
 
-    def lock_ms(self, client: Session, places: Iterable[Place]) -> int:
+    def lock_ms(self, client: Session, places: Iterable[TopicIdPartition]) -> int:
         """The shortest lease of these partitions. Renewals last as long, so an answer without new leases has it too."""
         return client.lease_ms(self.queue, {topic_id for topic_id, _ in places})
 
@@ -115,7 +115,9 @@ class ShareSessions:
             context.share_keys.add(session.key)
         return session
 
-    def change(self, session: ShareSession, added: Iterable[Place], forgotten: Iterable[Place]) -> None:
+    def change(
+        self, session: ShareSession, added: Iterable[TopicIdPartition], forgotten: Iterable[TopicIdPartition]
+    ) -> None:
         """Forgets a partition that is in both lists: the request only acknowledges its last records."""
         before = len(session.places)
         for place in added:

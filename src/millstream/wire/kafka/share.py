@@ -15,7 +15,7 @@ from uuid import UUID
 from millstream.core.errors import ProtocolError
 from millstream.wire.kafka.primitives import Reader, array_length, error_text, string, uvarint
 
-Place = tuple[UUID, int]
+TopicIdPartition = tuple[UUID, int]
 """Topic and partition."""
 
 
@@ -39,9 +39,9 @@ class ShareFetchRequest(NamedTuple):
     is_record_limit: bool
     """Whether the record limit is strict (KIP-1206)."""
     is_renewal: bool
-    acknowledged: dict[Place, list[Acknowledged]]
+    acknowledged: dict[TopicIdPartition, list[Acknowledged]]
     """For every named partition; may be an empty list."""
-    forgotten: list[Place]
+    forgotten: list[TopicIdPartition]
 
 
 class ShareAcknowledgeRequest(NamedTuple):
@@ -49,7 +49,7 @@ class ShareAcknowledgeRequest(NamedTuple):
     member_id: str | None
     session_epoch: int
     is_renewal: bool
-    acknowledged: dict[Place, list[Acknowledged]]
+    acknowledged: dict[TopicIdPartition, list[Acknowledged]]
 
 
 class PartitionAnswer(NamedTuple):
@@ -102,8 +102,8 @@ def decode_acknowledge(reader: Reader, version: int) -> ShareAcknowledgeRequest:
     return ShareAcknowledgeRequest(group_id, member_id, epoch, is_renewal, _decode_topics(reader))
 
 
-def _decode_topics(reader: Reader) -> dict[Place, list[Acknowledged]]:
-    acknowledged: dict[Place, list[Acknowledged]] = {}
+def _decode_topics(reader: Reader) -> dict[TopicIdPartition, list[Acknowledged]]:
+    acknowledged: dict[TopicIdPartition, list[Acknowledged]] = {}
     for _ in range(reader.count(True, 18)):
         topic = reader.uuid()
         for _ in range(reader.count(True, 6)):
@@ -160,7 +160,7 @@ def encode_acknowledge_request(request: ShareAcknowledgeRequest) -> bytes:
     )
 
 
-def _encode_forgotten(places: Sequence[Place]) -> bytes:
+def _encode_forgotten(places: Sequence[TopicIdPartition]) -> bytes:
     by_topic: dict[UUID, list[bytes]] = {}
     for topic, partition in places:
         by_topic.setdefault(topic, []).append(_I32.pack(partition))
@@ -170,7 +170,7 @@ def _encode_forgotten(places: Sequence[Place]) -> bytes:
     return array_length(len(by_topic), True) + b"".join(topics)
 
 
-def _encode_topics(acknowledged: Mapping[Place, Sequence[Acknowledged]]) -> bytes:
+def _encode_topics(acknowledged: Mapping[TopicIdPartition, Sequence[Acknowledged]]) -> bytes:
     by_topic: dict[UUID, list[bytes]] = {}
     for (topic, partition), batches in acknowledged.items():
         listed = array_length(len(batches), True) + b"".join(map(_encode_batch, batches))

@@ -40,7 +40,7 @@ refusals = Damped(__name__)
 CHECK_MS = 5_000
 DONE_PREFIX = "done/"
 """Keys are `done/TOPIC-ID/PARTITION`. The value is the offset, in decimal."""
-Place = tuple[uuid.UUID, int]
+TopicIdPartition = tuple[uuid.UUID, int]
 """Topic id, partition."""
 
 
@@ -99,8 +99,8 @@ class DoneRetention:
         self._clock = clock
         self._partitions = partitions
         self._committed = committed
-        self._progress: dict[Place, Progress] = {}
-        self._stored: dict[Place, int] = {}
+        self._progress: dict[TopicIdPartition, Progress] = {}
+        self._stored: dict[TopicIdPartition, int] = {}
         self._is_saving = False
         self._is_running = False
         self._exclusive: dict[str, bytes] = {}
@@ -118,7 +118,7 @@ class DoneRetention:
         self._is_running = True
         self._alarm.push(CHECK_MS)
 
-    def _restore(self, place: Place, done: int) -> None:
+    def _restore(self, place: TopicIdPartition, done: int) -> None:
         self._stored[place] = done
         topic = self._topics.by_id(place[0])
         if topic is not None and place[1] < topic.partition_count:
@@ -155,7 +155,7 @@ class DoneRetention:
     def _check(self) -> None:
         self._alarm.push(CHECK_MS)
         topics = {topic.id: topic for topic in self._topics if topic.settings.done_retention_ms >= 0}
-        readers: dict[Place, list[Reader]] = {place: [] for place in self._progress}
+        readers: dict[TopicIdPartition, list[Reader]] = {place: [] for place in self._progress}
         for topic, index, reader in self._readers() if topics else ():
             readers.setdefault((topic.id, index), []).append(reader)
         now_ms = self._clock.now_ms()
@@ -176,7 +176,7 @@ class DoneRetention:
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _done(self) -> dict[Place, int]:
+    def _done(self) -> dict[TopicIdPartition, int]:
         """The done offsets of partitions that still hold done records, for a restart."""
         done = {}
         for place, progress in self._progress.items():
@@ -185,7 +185,7 @@ class DoneRetention:
                 done[place] = progress.done
         return done
 
-    def _changes(self, done: dict[Place, int]) -> list[Put | Delete]:
+    def _changes(self, done: dict[TopicIdPartition, int]) -> list[Put | Delete]:
         puts = [Put(_key(place), b"%d" % offset) for place, offset in done.items() if self._stored.get(place) != offset]
         return [*puts, *(Delete(_key(place)) for place in self._stored if place not in done)]
 
@@ -219,7 +219,7 @@ class DoneRetention:
                     yield reads, index, Reader(0, state.positions.get(index, 0))
 
 
-def _key(place: Place) -> str:
+def _key(place: TopicIdPartition) -> str:
     return f"{DONE_PREFIX}{place[0].hex}/{place[1]}"
 
 

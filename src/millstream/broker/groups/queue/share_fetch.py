@@ -27,7 +27,7 @@ from millstream.core.promise import Promise
 
 unexpected = Damped(__name__)
 
-Place = tuple[UUID, int]
+TopicIdPartition = tuple[UUID, int]
 """Topic and partition."""
 NOTHING = Taken(b"", [])
 TURN_PARTITIONS = 1_000
@@ -37,7 +37,7 @@ TURN_PARTITIONS = 1_000
 class Leased(NamedTuple):
     """The result of a fetch for one partition."""
 
-    place: Place
+    place: TopicIdPartition
     taken: Taken
     lease_ms: int
     """0: nothing was leased."""
@@ -49,7 +49,7 @@ class TopicsById(Protocol):
         """Raises `RequestError` for a topic that the member may not read."""
 
 
-def find(queue: Queue, topics: TopicsById, place: Place) -> QueuePartition | None:
+def find(queue: Queue, topics: TopicsById, place: TopicIdPartition) -> QueuePartition | None:
     """None: the queue has not opened it."""
     topic_id, index = place
     topic = topics.by_id(topic_id)
@@ -69,7 +69,7 @@ class ShareFetch:
         member: Member,
         lines: Lines,
         topics: TopicsById,
-        places: Sequence[Place],
+        places: Sequence[TopicIdPartition],
         records_max: int,
         bytes_max: int,
     ) -> None:
@@ -81,7 +81,7 @@ class ShareFetch:
         self._records_max = records_max
         self._bytes_max = bytes_max
         self._found: list[QueuePartition] = []
-        self._unopened: dict[Place, RequestError] = {}
+        self._unopened: dict[TopicIdPartition, RequestError] = {}
         self._is_over = False
         self._is_cancelled = False
         self._is_woken = False
@@ -139,8 +139,8 @@ class ShareFetch:
         for start in range(0, len(self._places), TURN_PARTITIONS):
             await self._open_some(self._places[start : start + TURN_PARTITIONS])
 
-    async def _open_some(self, places: Sequence[Place]) -> None:
-        missing: dict[Place, Coroutine[Any, Any, QueuePartition]] = {}
+    async def _open_some(self, places: Sequence[TopicIdPartition]) -> None:
+        missing: dict[TopicIdPartition, Coroutine[Any, Any, QueuePartition]] = {}
         for topic_id, index in places:
             try:
                 topic = self._topics.by_id(topic_id)
@@ -212,10 +212,10 @@ def _is_worth_telling(leased: Sequence[Leased]) -> bool:
 
 
 def acknowledge(
-    queue: Queue, member: Member, topics: TopicsById, answers: Mapping[Place, Sequence[Answer]]
-) -> dict[Place, Promise[None]]:
+    queue: Queue, member: Member, topics: TopicsById, answers: Mapping[TopicIdPartition, Sequence[Answer]]
+) -> dict[TopicIdPartition, Promise[None]]:
     """Acknowledges records. Each partition takes all its acknowledgements or none, on its own."""
-    promises: dict[Place, Promise[None]] = {}
+    promises: dict[TopicIdPartition, Promise[None]] = {}
     for place, said in answers.items():
         try:
             partition = find(queue, topics, place)
@@ -227,9 +227,9 @@ def acknowledge(
     return promises
 
 
-async def settle(promises: Mapping[Place, Promise[None]]) -> dict[Place, RequestError | None]:
+async def settle(promises: Mapping[TopicIdPartition, Promise[None]]) -> dict[TopicIdPartition, RequestError | None]:
     """Waits until each is durable or refused."""
-    errors: dict[Place, RequestError | None] = {}
+    errors: dict[TopicIdPartition, RequestError | None] = {}
     for place, promise in promises.items():
         try:
             await promise
