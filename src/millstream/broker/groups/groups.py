@@ -57,7 +57,7 @@ from millstream.broker.groups.stream.classic_member import Converted, Join, Join
 from millstream.broker.groups.stream.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.stream.migration import Migration
 from millstream.broker.groups.stream.mixed import MixedGroup
-from millstream.broker.groups.stream.offsets import Fetched, Offsets, PartitionCommit, Place, TopicCommit
+from millstream.broker.groups.stream.offsets import Fetched, GroupTopicPartition, Offsets, PartitionCommit, TopicCommit
 from millstream.broker.groups.stream.pattern import Pattern, pattern_of
 from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.turns import Turns
@@ -349,7 +349,7 @@ class Groups:
         self._cluster.check(group_id)
         codes: list[list[Code]] = []
 
-        def choose() -> Iterator[Place]:
+        def choose() -> Iterator[GroupTopicPartition]:
             group = self._find(group_id)
             if group is None or isinstance(group, ShareGroup):
                 raise RequestError(Code.GROUP_ID_NOT_FOUND)
@@ -411,7 +411,7 @@ class Groups:
 
     async def delete(self, group_id: str) -> None:
         self._cluster.check(group_id)
-        places: list[Place] = []
+        places: list[GroupTopicPartition] = []
         found = self._find(group_id)
         if isinstance(found, ShareGroup) and not found.vacant and not found.members:
             await self._queues.delete(group_id)
@@ -581,7 +581,7 @@ class Groups:
         self._sweeper.push(self._settings.offsets_check_ms)
         self._offsets.remove(self._expired, self._drop_unused)
 
-    def _expired(self) -> Iterator[Place]:
+    def _expired(self) -> Iterator[GroupTopicPartition]:
         limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
         for group in self._groups.values():
             if not group.members and (group.emptied_ms or 0) <= limit_ms:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 Committed = Callable[[], Iterable[tuple[str, str, int, int]]]
 """Group, topic, partition and offset of each commit of a stream group."""
-Place = tuple[str, str, int]
+GroupTopicPartition = tuple[str, str, int]
 """Group, topic name, partition."""
 
 
@@ -85,7 +85,7 @@ class Queues:
         self._open_stored(await self._meta.list(QUEUES_PREFIX), owns)
 
     def _open_stored(self, listed: Iterable[tuple[str, Versioned]], owns: Owns) -> None:
-        found: dict[Place, Stored] = {}
+        found: dict[GroupTopicPartition, Stored] = {}
         settings: dict[str, StoredSettings] = {}
         for key, stored in listed:
             group_id, rest = split_key(key)
@@ -99,7 +99,7 @@ class Queues:
                 found.setdefault((group_id, name, index), Stored()).take(key, part, stored.value)
         for group_id, kept_settings in settings.items():
             self._make(group_id, kept_settings, durable=True)
-        orphans: dict[Place, Callable[[], list[str]]] = {}
+        orphans: dict[GroupTopicPartition, Callable[[], list[str]]] = {}
         for (group_id, name, index), kept in found.items():
             topic = self._topics.get(name)
             if topic is None or kept.head is None or kept.head.topic_id != topic.id.hex:
@@ -108,7 +108,7 @@ class Queues:
                 self._queues[group_id].restore(topic, index, kept, isinstance(self._cluster, Solo))
         self._sweep(orphans)
 
-    def _sweep(self, orphans: Mapping[Place, Callable[[], Iterable[str]]]) -> None:
+    def _sweep(self, orphans: Mapping[GroupTopicPartition, Callable[[], Iterable[str]]]) -> None:
         """Deletes the state of deleted topics, and retries until it succeeds: a new topic of that name must not inherit
         it.
         """

@@ -62,7 +62,7 @@ class Fetched(NamedTuple):
     partitions: list[tuple[int, Committed | None, Code]]
 
 
-Place = tuple[str, str, int]
+GroupTopicPartition = tuple[str, str, int]
 """Group, topic name, partition."""
 
 
@@ -76,7 +76,7 @@ class Offsets:
         self._seen: dict[str, UUID] = {}
         self._gone: set[UUID] = set()
         """Deleted topics whose offsets may still be here."""
-        self._missing: set[Place] = set()
+        self._missing: set[GroupTopicPartition] = set()
         """Without a topic."""
 
     def load(self, key: str, value: bytes) -> str:
@@ -88,7 +88,7 @@ class Offsets:
     def of(self, group: str) -> Mapping[str, Mapping[int, Committed]]:
         return self._groups.get(group, {})
 
-    def places(self, group: str) -> Iterator[tuple[Place, Committed]]:
+    def places(self, group: str) -> Iterator[tuple[GroupTopicPartition, Committed]]:
         for topic, partitions in self.of(group).items():
             for partition, committed in partitions.items():
                 yield (group, topic, partition), committed
@@ -120,7 +120,7 @@ class Offsets:
             [(number, each if each and each.topic_id == topic.id else None, Code.NONE) for number, each in found],
         )
 
-    def __iter__(self) -> Iterator[tuple[Place, Committed]]:
+    def __iter__(self) -> Iterator[tuple[GroupTopicPartition, Committed]]:
         for group, topics in self._groups.items():
             for topic, partitions in topics.items():
                 for partition, committed in partitions.items():
@@ -131,7 +131,7 @@ class Offsets:
     ) -> list[list[Code]]:
         """Stores valid offsets; returns a code per partition, in request order. Raises what `fence` raises."""
         fence()
-        accepted: dict[Place, Committed] = {}
+        accepted: dict[GroupTopicPartition, Committed] = {}
         codes: list[list[Code]] = []
         room = PARTITIONS_A_TURN
         for each in commits:
@@ -148,7 +148,7 @@ class Offsets:
             await self._journal.submit(Entry(lambda: self._write(fence, puts), lambda: self._keep_all(accepted)))
         return codes
 
-    async def _encoded(self, accepted: Mapping[Place, Committed]) -> list[Put]:
+    async def _encoded(self, accepted: Mapping[GroupTopicPartition, Committed]) -> list[Put]:
         puts: list[Put] = []
         for place, committed in accepted.items():
             if puts and len(puts) % PARTITIONS_A_TURN == 0:
@@ -156,9 +156,11 @@ class Offsets:
             puts.append(Put(offset_key(*place), encode(committed)))
         return puts
 
-    def remove(self, choose: Callable[[], Iterable[Place]], after: Callable[[], None] | None = None) -> Promise[None]:
+    def remove(
+        self, choose: Callable[[], Iterable[GroupTopicPartition]], after: Callable[[], None] | None = None
+    ) -> Promise[None]:
         """Deletes the offsets that `choose` returns when the write starts."""
-        chosen: list[Place] = []
+        chosen: list[GroupTopicPartition] = []
 
         def prepare() -> Iterable[Delete]:
             chosen.extend(choose())
@@ -179,12 +181,12 @@ class Offsets:
             self._gone.add(self._seen.pop(name))
         return bool(gone)
 
-    def orphans(self) -> list[Place]:
+    def orphans(self) -> list[GroupTopicPartition]:
         """Offsets of topics that no longer exist, or exist under another id."""
         live = {name: self._live_id(name) for name in self._topics.names()}
         return [place for place, committed in self if live.get(place[1], NO_TOPIC) != committed.topic_id]
 
-    def left_behind(self) -> list[Place]:
+    def left_behind(self) -> list[GroupTopicPartition]:
         """Only certain orphans: another broker may have created a topic that is not known here yet."""
         live = {name: self._live_id(name) for name in self._topics.names()}
         gone, self._gone = self._gone, set()
@@ -200,7 +202,7 @@ class Offsets:
         self._gone.clear()
         self._missing.clear()
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: GroupTopicPartition) -> None:
         group, topic, partition = place
         self._missing.discard(place)
         topics = self._groups.get(group, {})
@@ -212,7 +214,7 @@ class Offsets:
             self._groups.pop(group, None)
 
     def _check(
-        self, group: str, commit: TopicCommit, accepted: dict[Place, Committed], may_be_missing: bool
+        self, group: str, commit: TopicCommit, accepted: dict[GroupTopicPartition, Committed], may_be_missing: bool
     ) -> list[Code]:
         if isinstance(commit.topic, UUID):
             topic, missing = self._topics.by_id(commit.topic), Code.UNKNOWN_TOPIC_ID
@@ -226,14 +228,16 @@ class Offsets:
             return [missing] * len(commit.partitions)
         return [self._check_partition(group, topic, partition, accepted) for partition in commit.partitions]
 
-    def _check_missing(self, place: Place, commit: PartitionCommit, accepted: dict[Place, Committed]) -> Code:
+    def _check_missing(
+        self, place: GroupTopicPartition, commit: PartitionCommit, accepted: dict[GroupTopicPartition, Committed]
+    ) -> Code:
         if len(self._missing) >= MISSING_MAX and place not in self._missing:
             return Code.POLICY_VIOLATION
         accepted[place] = Committed(commit.offset, commit.leader_epoch, commit.metadata, self._clock.now_ms(), NO_TOPIC)
         return Code.NONE
 
     def _check_partition(
-        self, group: str, topic: TopicLike, commit: PartitionCommit, accepted: dict[Place, Committed]
+        self, group: str, topic: TopicLike, commit: PartitionCommit, accepted: dict[GroupTopicPartition, Committed]
     ) -> Code:
         if not 0 <= commit.partition < topic.partition_count:
             return Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -248,7 +252,7 @@ class Offsets:
         fence()
         return puts
 
-    def _keep_all(self, accepted: Mapping[Place, Committed]) -> None:
+    def _keep_all(self, accepted: Mapping[GroupTopicPartition, Committed]) -> None:
         for place, committed in accepted.items():
             self._keep(place, committed)
 
@@ -256,7 +260,7 @@ class Offsets:
         topic = self._topics.get(name)
         return None if topic is None else topic.id
 
-    def _keep(self, place: Place, committed: Committed) -> None:
+    def _keep(self, place: GroupTopicPartition, committed: Committed) -> None:
         group, topic, partition = place
         if self._live_id(topic) == committed.topic_id:
             self._seen[topic] = committed.topic_id
