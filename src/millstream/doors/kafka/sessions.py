@@ -30,7 +30,7 @@ FINAL_EPOCH = -1
 FULL_EPOCH = 0
 
 Topic = str | UUID
-Place = tuple[Topic, int]
+SessionPartition = tuple[Topic, int]
 T = TypeVar("T")
 
 
@@ -41,8 +41,8 @@ class FetchSession:
         self.id = session_id
         self.principal = principal
         self.epoch = 1
-        self.wanted: dict[Place, Wanted] = {}
-        self.known: dict[Place, tuple[int, int]] = {}
+        self.wanted: dict[SessionPartition, Wanted] = {}
+        self.known: dict[SessionPartition, tuple[int, int]] = {}
         """High watermark and log start in the last answer."""
         self.counted = 0
         """The number of partitions that `FetchSessions` counts for it."""
