@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.pipeline.lines import Lines, Path
+from millstream.pipeline.lines import KeyPath, Lines
 
 TEXT = '''\
 # a comment with [brackets] and = signs
@@ -145,6 +145,6 @@ def test_every_value_that_tomllib_finds_has_a_place(text: str) -> None:
                     assert sign in text.split("\n")[lines.line_within(place, at) - 1]
 
 
-def values(node: Any, place: Path) -> list[tuple[Path, Any]]:
+def values(node: Any, place: KeyPath) -> list[tuple[KeyPath, Any]]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else []
     return ([(place, node)] if place else []) + [each for key, value in items for each in values(value, (*place, key))]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from millstream.pipeline.lines import Lines, Path
+from millstream.pipeline.lines import KeyPath, Lines
 from millstream.pipeline.mistakes import Mistake, closest
 
 _UNITS = {
@@ -37,7 +37,9 @@ def seconds(text: str) -> float | None:
 
 
 class Keys:
-    def __init__(self, table: Mapping[str, Any], place: Path, title: str, lines: Lines, found: list[Mistake]) -> None:
+    def __init__(
+        self, table: Mapping[str, Any], place: KeyPath, title: str, lines: Lines, found: list[Mistake]
+    ) -> None:
         self.place = place
         self.title = title
         self._table = table
@@ -166,7 +168,7 @@ class Keys:
                 self.wrong(f"{self._name(key)} must be a string, a number or true or false, not {kind(value)}", key)
         return options
 
-    def _inner(self, table: Mapping[str, Any], place: Path, title: str) -> Keys:
+    def _inner(self, table: Mapping[str, Any], place: KeyPath, title: str) -> Keys:
         return Keys(table, place, title, self._lines, self._found)
 
     def _name(self, key: str) -> str:

@@ -11,7 +11,7 @@ import bisect
 import re
 import tomllib
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -29,9 +29,9 @@ class Lines:
     def __init__(self, text: str = "") -> None:
         self._text = text.replace("\r\n", "\n")  # as tomllib does
         self._starts = [0, *(match.end() for match in re.finditer("\n", self._text))]
-        self._found: dict[Path, int] = {}
-        self._strings: dict[Path, tuple[int, str]] = {}
-        self._tables: dict[Path, int] = {}
+        self._found: dict[KeyPath, int] = {}
+        self._strings: dict[KeyPath, tuple[int, str]] = {}
+        self._tables: dict[KeyPath, int] = {}
         """The number of elements so far in each array of tables."""
         self._at = 0
         self._walk()
@@ -43,7 +43,7 @@ class Lines:
                 return self._line_of(self._found[place[:length]])
         return 1
 
-    def line_within(self, place: Path, offset: int) -> int:
+    def line_within(self, place: KeyPath, offset: int) -> int:
         """The line of a character of a string's value."""
         if place not in self._strings:
             return self.line(*place)
@@ -63,19 +63,19 @@ class Lines:
     # -- walking -----------------------------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        table: Path = ()
+        table: KeyPath = ()
         while self._skip() < len(self._text):
             if self._text.startswith("[", self._at):
                 table = self._header()
             else:
                 self._pair(table)
 
-    def _header(self) -> Path:
+    def _header(self) -> KeyPath:
         start = self._at
         is_array = self._text.startswith("[[", start)
         self._at += 2 if is_array else 1
         *outer, last = self._key()
-        place: Path = ()
+        place: KeyPath = ()
         for part in outer:
             place = (*place, part)
             self._found.setdefault(place, start)
@@ -91,7 +91,7 @@ class Lines:
         self._at += 2 if is_array else 1
         return place
 
-    def _pair(self, table: Path) -> None:
+    def _pair(self, table: KeyPath) -> None:
         start = self._at
         place = table
         for part in self._key():
@@ -101,7 +101,7 @@ class Lines:
         self._at += 1  # the equals sign
         self._value(place)
 
-    def _value(self, place: Path) -> None:
+    def _value(self, place: KeyPath) -> None:
         self._skip()
         self._found.setdefault(place, self._at)
         opening = self._text[self._at : self._at + 1]

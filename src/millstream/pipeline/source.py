@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 from millstream.pipeline import ddl
-from millstream.pipeline.lines import Path
+from millstream.pipeline.lines import KeyPath
 from millstream.pipeline.mistakes import Mistake, closest
 from millstream.pipeline.spec import PipelineSpec, SourceSpec
 from millstream.pipeline.sql import Columns
@@ -52,7 +52,7 @@ def columns(spec: PipelineSpec) -> Columns | None:
 def check(spec: PipelineSpec) -> list[Mistake]:
     source, lines = spec.source, spec.lines
     found, wrong = _columns(source)
-    place: Path = (*source.place, "schema")
+    place: KeyPath = (*source.place, "schema")
     mistakes = [Mistake(lines.line_within(place, each.offset), f"source.schema: {each.text}") for each in wrong]
     mistakes.extend(_check_options(spec))
     if found is not None:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream.pipeline.keys import Keys, shown
-from millstream.pipeline.lines import Lines
-from millstream.pipeline.lines import Path as Place
+from millstream.pipeline.lines import KeyPath, Lines
 from millstream.pipeline.mistakes import Mistake, closest
 
 FORMATS = ("json", "csv", "avro", "text", "bytes")
@@ -76,7 +75,7 @@ class SourceSpec:
     starting: str = "earliest"
     headers: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
-    place: Place = field(default=("source",), compare=False, repr=False)
+    place: KeyPath = field(default=("source",), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class StepSpec:
     sql: str
     check: bool = True
     """False leaves the SQL to Spark, for false positives of the check."""
-    place: Place = field(default=(), compare=False, repr=False)
+    place: KeyPath = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class LakeSink:
     format: str = "delta"
     partition_by: str = "day"
     file_mb: int = 128
-    place: Place = field(default=(), compare=False, repr=False)
+    place: KeyPath = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class TableSink:
     url: str = field(repr=False)  # may hold a password
     table: str
     key: tuple[str, ...]
-    place: Place = field(default=(), compare=False, repr=False)
+    place: KeyPath = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class TopicSink:
     key: str | None = None
     format: str = "json"
     compression: str = "zstd"
-    place: Place = field(default=(), compare=False, repr=False)
+    place: KeyPath = field(default=(), compare=False, repr=False)
 
 
 Sink = LakeSink | TableSink | TopicSink
