@@ -21,8 +21,8 @@ from millstream.log.segment import Segment
 from millstream.records import codec
 from tests.batches import NOW, append, batch, fill, read_all
 from tests.compat import raw
-from tests.crash.place import Place
 from tests.crash.reading import read_around
+from tests.crash.store_directory import StoreDirectory
 from tests.serving import ServedBroker
 
 RECORDS = 400
@@ -33,8 +33,8 @@ SECONDS = 20.0
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "data")
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
     yield place
     await place.close()
 
@@ -55,7 +55,7 @@ async def check(log: Log, values: list[bytes], lost: set[int]) -> None:
         assert isinstance(answer.error, RequestError) and answer.error.code is Code.CORRUPT_MESSAGE
 
 
-async def check_through_restarts(place: Place, values: list[bytes], lost: set[int]) -> Log:
+async def check_through_restarts(place: StoreDirectory, values: list[bytes], lost: set[int]) -> Log:
     """Now, behind appends, after a clean restart, and after a kill."""
     log = place.open()
     found = spans(log)
@@ -75,7 +75,7 @@ async def check_through_restarts(place: Place, values: list[bytes], lost: set[in
 
 class TestOfAClosedSegment:
     @pytest.mark.parametrize("victim", [0, 1, 2], ids=["the first", "a middle one", "the last"])
-    async def test_that_is_missing(self, place: Place, victim: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_that_is_missing(self, place: StoreDirectory, victim: int, caplog: pytest.LogCaptureFixture) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
         bases = [segment.base_offset for segment in log.segments]
@@ -93,7 +93,7 @@ class TestOfAClosedSegment:
         assert not log.damage.ranges, "it was restored"
         await check(log, [*values, *[b"more"] * 3], set())
 
-    async def test_two_in_a_row_are_one_hole(self, place: Place) -> None:
+    async def test_two_in_a_row_are_one_hole(self, place: StoreDirectory) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
         bases = [segment.base_offset for segment in log.segments]
@@ -107,7 +107,7 @@ class TestOfAClosedSegment:
 
     @pytest.mark.parametrize("more", [0, 1, 60, 61, 100], ids=str)
     @pytest.mark.parametrize("batches", [0, 30], ids=["to its beginning", "to some batches"])
-    async def test_that_is_too_short(self, place: Place, batches: int, more: int) -> None:
+    async def test_that_is_too_short(self, place: StoreDirectory, batches: int, more: int) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
         segment, behind = log.segments[1], log.segments[2].base_offset
@@ -119,7 +119,7 @@ class TestOfAClosedSegment:
         log = await check_through_restarts(place, values, set(range(first, behind)))
         assert spans(log) == [(first, behind, Cause.TRUNCATED)]
 
-    async def test_is_forgotten_once_it_is_trimmed(self, place: Place) -> None:
+    async def test_is_forgotten_once_it_is_trimmed(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, RECORDS)
         paths = [Path(segment.path) for segment in log.segments]
@@ -136,7 +136,7 @@ class TestOfAClosedSegment:
         assert not log.damage.ranges and log.start == bases[2]
         assert len(read_all(log)) == RECORDS - bases[2]
 
-    async def test_a_time_is_not_looked_up_over_it(self, place: Place) -> None:
+    async def test_a_time_is_not_looked_up_over_it(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, RECORDS)
         paths = [Path(segment.path) for segment in log.segments]
@@ -151,7 +151,7 @@ class TestOfAClosedSegment:
         assert await log.find_time(NOW + 5) == (5, NOW + 5)
         assert await log.find_time(NOW + bases[2] + 1) == (bases[2] + 1, NOW + bases[2] + 1)
 
-    async def test_a_checkpoint_of_an_earlier_version_knows_of_none(self, place: Place) -> None:
+    async def test_a_checkpoint_of_an_earlier_version_knows_of_none(self, place: StoreDirectory) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
         paths = [Path(segment.path) for segment in log.segments]
@@ -179,7 +179,7 @@ def halve(segment: Segment, position: int) -> None:
 class TestOfTheActiveSegment:
     @pytest.mark.parametrize(("damage", "kept"), [(remove, 0), (halve, 10)], ids=["missing", "too short"])
     async def test_the_end_stays_and_appends_go_on_behind_it(
-        self, place: Place, damage: Callable[[Segment, int], None], kept: int
+        self, place: StoreDirectory, damage: Callable[[Segment, int], None], kept: int
     ) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
@@ -193,7 +193,7 @@ class TestOfTheActiveSegment:
         assert log.segments[-1].base_offset == RECORDS
 
     @pytest.mark.parametrize("damage", [remove, halve], ids=["missing", "too short"])
-    async def test_segments_behind_it_stay(self, place: Place, damage: Callable[[Segment, int], None]) -> None:
+    async def test_segments_behind_it_stay(self, place: StoreDirectory, damage: Callable[[Segment, int], None]) -> None:
         """A broker was killed that had begun others since its last checkpoint."""
         log = place.open()
         values = await fill(log, 50)
@@ -206,7 +206,7 @@ class TestOfTheActiveSegment:
         await check_through_restarts(place, values, set(range(behind)))
         assert place.set_aside() == {}
 
-    async def test_what_was_trimmed_is_no_hole_and_appends_go_on(self, place: Place) -> None:
+    async def test_what_was_trimmed_is_no_hole_and_appends_go_on(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 20)
         await log.trim(20)
@@ -221,7 +221,7 @@ class TestOfTheActiveSegment:
             assert not log.damage.ranges
         assert [record.offset for record in read_all(log)] == [20, 21]
 
-    async def test_all_segments_are_missing(self, place: Place) -> None:
+    async def test_all_segments_are_missing(self, place: StoreDirectory) -> None:
         log = place.open()
         values = await fill(log, RECORDS)
         paths = [Path(segment.path) for segment in log.segments]
@@ -230,7 +230,7 @@ class TestOfTheActiveSegment:
             path.unlink()
         await check_through_restarts(place, values, set(range(RECORDS)))
 
-    async def test_an_idempotent_producer_goes_on(self, place: Place) -> None:
+    async def test_an_idempotent_producer_goes_on(self, place: StoreDirectory) -> None:
         log = place.open()
         for sequence in range(5):
             await append(log, batch(b"i", producer=7, sequence=sequence))
@@ -244,7 +244,7 @@ class TestOfTheActiveSegment:
 
 class TestOfACompactedLog:
     @staticmethod
-    async def fill(place: Place) -> Log:
+    async def fill(place: StoreDirectory) -> Log:
         """Of whose first segments little is left, and nothing of some."""
         log = place.open(COMPACTED)
         for turn in range(60):
@@ -257,7 +257,7 @@ class TestOfACompactedLog:
         return log
 
     @pytest.mark.parametrize("end", ["closed", "killed"])
-    async def test_gaps_are_no_holes(self, place: Place, end: str) -> None:
+    async def test_gaps_are_no_holes(self, place: StoreDirectory, end: str) -> None:
         log = await self.fill(place)
         left = read_all(log)
         for _ in range(3):
@@ -268,7 +268,7 @@ class TestOfACompactedLog:
             log = place.open(COMPACTED)
             assert not log.damage.ranges and read_all(log) == left
 
-    async def test_a_hole_is_told_also_to_a_reader_in_the_gap_before_it(self, place: Place) -> None:
+    async def test_a_hole_is_told_also_to_a_reader_in_the_gap_before_it(self, place: StoreDirectory) -> None:
         log = await self.fill(place)
         at = next(
             at

@@ -25,7 +25,7 @@ from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk
 from tests.batches import NOW, append, batch, fill, read_all
 from tests.crash.machine import HandFlusher
-from tests.crash.place import SMALL, TOPIC, TOPIC_ID, Place
+from tests.crash.store_directory import SMALL, TOPIC, TOPIC_ID, StoreDirectory
 from tests.serving import MILLSTREAM, ServedBroker
 
 
@@ -34,14 +34,14 @@ def add(path: Path, tail: bytes) -> None:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "data")
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
     yield place
     await place.close()
 
 
 class TestTheLock:
-    async def test_a_second_store_refuses_and_names_the_holder(self, place: Place) -> None:
+    async def test_a_second_store_refuses_and_names_the_holder(self, place: StoreDirectory) -> None:
         place.open()
         second = LocalLogStore(str(place.directory), place.clock, Flusher(asyncio.get_running_loop()))
         with pytest.raises(StoreInUse) as caught:
@@ -72,7 +72,9 @@ class TestTheLock:
 
 
 class TestForeignThings:
-    async def test_a_foreign_file_is_set_aside_and_named(self, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_foreign_file_is_set_aside_and_named(
+        self, place: StoreDirectory, caplog: pytest.LogCaptureFixture
+    ) -> None:
         values = await fill(place.open(), 20)
         await place.close()
         names = ["notes.txt", "42.log", "notes.new", "00000000000000000000.log.bak", "dump.cleaned"]
@@ -87,7 +89,7 @@ class TestForeignThings:
             assert (kept / f"orders-0.{name}").read_text() == f"this is {name}"
             assert f"set {place.partition / name} aside as {kept / f'orders-0.{name}'}" in caplog.text
 
-    async def test_two_of_one_name_are_both_kept(self, place: Place) -> None:
+    async def test_two_of_one_name_are_both_kept(self, place: StoreDirectory) -> None:
         await fill(place.open(), 1)
         for text in ("first", "second"):
             await place.close()
@@ -96,7 +98,7 @@ class TestForeignThings:
         assert place.set_aside() == {"orders-0.notes.txt": b"first", "orders-0.notes.txt.2": b"second"}
 
     async def test_an_unknown_topic_directory_is_set_aside_and_named(
-        self, place: Place, caplog: pytest.LogCaptureFixture
+        self, place: StoreDirectory, caplog: pytest.LogCaptureFixture
     ) -> None:
         await fill(place.open(), 3)
         await place.close()
@@ -110,7 +112,7 @@ class TestForeignThings:
         assert (moved / "0" / "00000000000000000000.log").read_bytes() == b"precious"
         assert f"set lost-deadbeef aside as {moved}" in caplog.text
 
-    async def test_our_own_temporary_files_are_removed(self, place: Place) -> None:
+    async def test_our_own_temporary_files_are_removed(self, place: StoreDirectory) -> None:
         await fill(place.open(), 3)
         await place.close()
         for name in ("checkpoint.new", "00000000000000000000.log.cleaned"):
@@ -126,7 +128,7 @@ class TestForeignThings:
 class TestTornTails:
     @pytest.mark.parametrize("left", [1, 60, 61, 100])
     async def test_half_a_batch_is_cut_and_kept(
-        self, place: Place, left: int, caplog: pytest.LogCaptureFixture
+        self, place: StoreDirectory, left: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         log = place.open()
         values = await fill(log, 10)
@@ -142,7 +144,7 @@ class TestTornTails:
         assert place.set_aside() == kept
         assert not kept or f"cut a torn tail of {left} bytes after the last valid batch" in caplog.text
 
-    async def test_zeros_are_cut_and_not_worth_keeping(self, place: Place) -> None:
+    async def test_zeros_are_cut_and_not_worth_keeping(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 10)
         segment = Path(log.segments[-1].path)
@@ -152,7 +154,7 @@ class TestTornTails:
         assert place.set_aside() == {}
         assert place.store is not None and place.store.cut_bytes == 5000
 
-    async def test_a_large_tail_is_set_aside_in_pieces(self, place: Place) -> None:
+    async def test_a_large_tail_is_set_aside_in_pieces(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 10)
         segment = Path(log.segments[-1].path)
@@ -169,7 +171,7 @@ class TestTornTails:
         (kept,) = (place.directory / "set-aside").iterdir()
         assert kept.name == f"orders-0.00000000000000000000.log.from-{size}" and kept.read_bytes() == tail
 
-    async def test_segments_behind_a_cut_are_kept_aside(self, place: Place) -> None:
+    async def test_segments_behind_a_cut_are_kept_aside(self, place: StoreDirectory) -> None:
         config = LogConfig(segment_bytes=1000, retention_ms=-1)
         log = place.open(config)
         await fill(log, 2)
@@ -187,7 +189,7 @@ class TestTornTails:
         offsets = [record.offset for record in read_all(log)]
         assert offsets == list(range(log.end)) and log.end > 2
 
-    async def test_the_next_start_finds_nothing_to_do(self, place: Place) -> None:
+    async def test_the_next_start_finds_nothing_to_do(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 10)
         segment = Path(log.segments[-1].path)
@@ -235,7 +237,9 @@ def empty(path: Path) -> None:
 
 class TestBrokenIndexes:
     @pytest.mark.parametrize("damage", [flip, flip_one, shorten, tear, zero, scramble, empty, os.remove])
-    async def test_reads_find_everything_all_the_same(self, place: Place, damage: Callable[[Path], None]) -> None:
+    async def test_reads_find_everything_all_the_same(
+        self, place: StoreDirectory, damage: Callable[[Path], None]
+    ) -> None:
         log = place.open()
         values = await fill(log, 400)
         await place.close()
@@ -252,7 +256,7 @@ class TestBrokenIndexes:
         assert log.find_max_time().value() == (399, NOW + 399)
 
     @pytest.mark.parametrize("damage", [flip, scramble, tear, os.remove])
-    async def test_appends_go_on_behind_it(self, place: Place, damage: Callable[[Path], None]) -> None:
+    async def test_appends_go_on_behind_it(self, place: StoreDirectory, damage: Callable[[Path], None]) -> None:
         log = place.open()
         values = await fill(log, 30)
         await place.close()
@@ -265,7 +269,9 @@ class TestBrokenIndexes:
         log = await place.reopen()
         assert [record.value for record in read_all(log, bytes_max=300)] == values
 
-    async def test_a_rebuilt_index_is_as_good_as_before(self, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_rebuilt_index_is_as_good_as_before(
+        self, place: StoreDirectory, caplog: pytest.LogCaptureFixture
+    ) -> None:
         log = place.open(LogConfig(index_interval_bytes=4096))
         await fill(log, 300)
         await place.close()
@@ -278,7 +284,7 @@ class TestBrokenIndexes:
         await place.close()
         assert index.read_bytes() == before
 
-    async def test_an_index_without_its_segment_does_not_mislead_the_next_one(self, place: Place) -> None:
+    async def test_an_index_without_its_segment_does_not_mislead_the_next_one(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 60)
         await place.close()
@@ -300,13 +306,13 @@ class TestBrokenIndexes:
 
 
 class TestCheckpoints:
-    async def test_a_clean_restart_scans_nothing(self, place: Place) -> None:
+    async def test_a_clean_restart_scans_nothing(self, place: StoreDirectory) -> None:
         await fill(place.open(), 500)
         log = await place.reopen()
         assert place.store is not None and place.store.scanned_bytes == 0
         assert (log.end, len(read_all(log))) == (500, 500)
 
-    async def test_after_a_kill_only_what_came_behind_the_checkpoint_is_scanned(self, place: Place) -> None:
+    async def test_after_a_kill_only_what_came_behind_the_checkpoint_is_scanned(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 300)
         log.write_checkpoint()
@@ -317,7 +323,7 @@ class TestCheckpoints:
         assert place.open().end == 305
         assert place.store.scanned_bytes == behind
 
-    async def test_opening_takes_no_longer_for_ten_gigabytes(self, place: Place) -> None:
+    async def test_opening_takes_no_longer_for_ten_gigabytes(self, place: StoreDirectory) -> None:
         """Sparse files stand in for the bytes: recovery must not look at them at all."""
         log = place.open()
         await fill(log, 10)
@@ -338,7 +344,7 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("damage", [b"", b"garbage", b"00000000 []\n", b"\0" * 100])
     async def test_a_damaged_one_is_set_aside_and_the_log_scanned(
-        self, place: Place, damage: bytes, caplog: pytest.LogCaptureFixture
+        self, place: StoreDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
     ) -> None:
         log = place.open()
         values = await fill(log, 300)
@@ -357,7 +363,7 @@ class TestCheckpoints:
         await place.reopen()
         assert place.store.scanned_bytes == 0
 
-    async def test_a_flipped_bit_is_noticed(self, place: Place) -> None:
+    async def test_a_flipped_bit_is_noticed(self, place: StoreDirectory) -> None:
         await fill(place.open(), 3)
         await place.close()
         checkpoint = place.partition / "checkpoint"
@@ -367,14 +373,14 @@ class TestCheckpoints:
         assert place.open().end == 3
         assert list(place.set_aside()) == ["orders-0.checkpoint"]
 
-    async def test_a_missing_one_costs_a_scan_and_nothing_else(self, place: Place) -> None:
+    async def test_a_missing_one_costs_a_scan_and_nothing_else(self, place: StoreDirectory) -> None:
         values = await fill(place.open(), 300)
         await place.close()
         (place.partition / "checkpoint").unlink()
         log = place.open()
         assert [record.value for record in read_all(log)] == values
 
-    async def test_a_compacted_log_survives_the_loss_of_it(self, place: Place) -> None:
+    async def test_a_compacted_log_survives_the_loss_of_it(self, place: StoreDirectory) -> None:
         """Without a checkpoint the gaps that compaction left between segments are not taken for holes."""
         config = LogConfig(segment_bytes=600, delete=False, compact=True, min_cleanable_dirty_ratio=0.01)
         log = place.open(config)
@@ -415,11 +421,11 @@ class TestNamesThatAKilledBrokerDidNotSync:
     """They are durable before the next one acknowledges anything under them."""
 
     @pytest.fixture
-    def disk(self, place: Place, tmp_path: Path) -> ForgetfulDisk:
+    def disk(self, place: StoreDirectory, tmp_path: Path) -> ForgetfulDisk:
         place.disk = disk = ForgetfulDisk(str(tmp_path))
         return disk
 
-    async def test_of_a_segment(self, place: Place, disk: ForgetfulDisk) -> None:
+    async def test_of_a_segment(self, place: StoreDirectory, disk: ForgetfulDisk) -> None:
         log = place.open()
         await fill(log, 3)
         log.roll()
@@ -430,7 +436,7 @@ class TestNamesThatAKilledBrokerDidNotSync:
         assert place.open().end == 4
 
     @pytest.mark.parametrize("name", [".", "logs", "logs/orders-01234567", "logs/orders-01234567/0"])
-    async def test_of_a_directory(self, place: Place, disk: ForgetfulDisk, name: str) -> None:
+    async def test_of_a_directory(self, place: StoreDirectory, disk: ForgetfulDisk, name: str) -> None:
         directory = place.directory / name
         disk.make_directory(str(directory.parent))
         disk.make_unsynced_directory(str(directory))  # and is killed in the middle of `make_directory`

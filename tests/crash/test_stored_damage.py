@@ -17,8 +17,8 @@ from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec
 from tests.batches import NOW, append, append_run, batch, fill, read_all
-from tests.crash.place import SMALL, Place
 from tests.crash.reading import read_around
+from tests.crash.store_directory import SMALL, StoreDirectory
 
 FIELDS = {
     "base offset, too low": (6, 1 << 6),
@@ -38,8 +38,8 @@ FIELDS = {
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "data")
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
     yield place
     await place.close()
 
@@ -63,7 +63,7 @@ class TestOneDamagedBatch:
     @pytest.mark.parametrize("victim", [0, 57, 260, 399], ids=["first", "of a closed segment", "later", "last"])
     @pytest.mark.parametrize("bytes_max", [300, 1 << 20])
     async def test_is_refused_and_its_neighbours_are_served(
-        self, place: Place, field: str, victim: int, bytes_max: int, caplog: pytest.LogCaptureFixture
+        self, place: StoreDirectory, field: str, victim: int, bytes_max: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         log = place.open()
         values = dict(enumerate(await fill(log, 400)))
@@ -88,7 +88,7 @@ class TestOneDamagedBatch:
                 assert next(codec.iterate(answer.value().to_bytes())).offset == offset
         assert (log.start, log.end) == (0, 400)
 
-    async def test_found_while_the_broker_runs_is_refused_from_then_on(self, place: Place) -> None:
+    async def test_found_while_the_broker_runs_is_refused_from_then_on(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 50)
         segment = log.segments[0]
@@ -101,7 +101,7 @@ class TestOneDamagedBatch:
         assert isinstance(log.read(20, 1).error, RequestError)
         assert log.read(21, 1).value().next_offset == 22
 
-    async def test_an_idle_segment_is_checked_again(self, place: Place) -> None:
+    async def test_an_idle_segment_is_checked_again(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 400)
         segment = log.segments[0]
@@ -114,7 +114,7 @@ class TestOneDamagedBatch:
         with pytest.raises(RequestError):
             await log.read(20, 1)
 
-    async def test_sound_bytes_are_checked_once(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_sound_bytes_are_checked_once(self, place: StoreDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
         await fill(place.open(), 400)
         log = await place.reopen()
         await read_around(log)
@@ -122,7 +122,7 @@ class TestOneDamagedBatch:
         await read_around(log)
 
     @pytest.mark.parametrize("field", ["magic", "value"])
-    async def test_a_time_is_not_looked_up_over_it(self, place: Place, field: str) -> None:
+    async def test_a_time_is_not_looked_up_over_it(self, place: StoreDirectory, field: str) -> None:
         log = place.open()
         await fill(log, 400)
         segment = log.segments[0]
@@ -138,7 +138,7 @@ class TestOneDamagedBatch:
         assert await log.find_time(NOW + 60) == (60, NOW + 60)
         assert await log.find_max_time() == (399, NOW + 399)
 
-    async def test_does_not_keep_retention_from_its_segment(self, place: Place) -> None:
+    async def test_does_not_keep_retention_from_its_segment(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 400)
         first, last = log.segments[0], log.segments[-2]
@@ -154,7 +154,7 @@ class TestOneDamagedBatch:
         assert log.start >= log.segments[-1].base_offset > last.base_offset
         assert not log.damage.ranges
 
-    async def test_does_not_stop_appends(self, place: Place) -> None:
+    async def test_does_not_stop_appends(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 30)
         segment = log.segments[0]
@@ -175,7 +175,7 @@ class TestAFailedAppend:
         return append if request.param == "append" else append_run
 
     async def test_of_which_a_part_is_in_the_books_is_taken_back(
-        self, place: Place, send: Callable[..., Promise[Appended]], monkeypatch: pytest.MonkeyPatch
+        self, place: StoreDirectory, send: Callable[..., Promise[Appended]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = place.open()
         values = await fill(log, 5)
@@ -198,7 +198,7 @@ class TestAFailedAppend:
             log = await place.reopen()
 
     async def test_behind_a_damaged_header_the_next_one_succeeds(
-        self, place: Place, send: Callable[..., Promise[Appended]]
+        self, place: StoreDirectory, send: Callable[..., Promise[Appended]]
     ) -> None:
         log = place.open()
         await fill(log, 30)
@@ -219,7 +219,7 @@ class TestAFailedAppend:
         assert log.end == end and [got[0][offset] for offset in range(30, end)][-1] == b"3"
 
 
-async def test_a_damaged_header_below_the_checkpoint_does_not_stop_the_start(place: Place) -> None:
+async def test_a_damaged_header_below_the_checkpoint_does_not_stop_the_start(place: StoreDirectory) -> None:
     """The tail is walked and taken in, and the other logs of the store open as well."""
     log = place.open()
     await fill(log, 30)

@@ -23,15 +23,15 @@ from millstream.log.segment import Segment
 from millstream.records import codec
 from millstream.records.batch import read_header
 from tests.batches import NOW, append, append_run, batch, fill
-from tests.crash.place import SMALL, Place
+from tests.crash.store_directory import SMALL, StoreDirectory
 
 BARELY_INDEXED = LogConfig(segment_bytes=1 << 30, index_interval_bytes=1 << 20, retention_ms=-1)
 SIZE = len(batch(b"0:" + bytes(100)))
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    place = Place(tmp_path / "data")
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
     yield place
     await place.close()
 
@@ -62,7 +62,7 @@ class TestADamagedHeaderInTheLastIndexedBatch:
     """After a clean restart the newest timestamp is looked up from there."""
 
     @pytest.fixture(params=["magic", "base offset"])
-    async def log(self, request: pytest.FixtureRequest, place: Place) -> Log:
+    async def log(self, request: pytest.FixtureRequest, place: StoreDirectory) -> Log:
         log = place.open()
         await fill(log, 30)
         active = log.segments[-1]
@@ -80,13 +80,13 @@ class TestADamagedHeaderInTheLastIndexedBatch:
             piece = (await log.read(30 + number, 1)).to_bytes()
             assert read_header(piece).base_offset == 30 + number and b"after-%d" % number in piece
 
-    async def test_does_not_keep_a_segment_from_expiring(self, log: Log, place: Place) -> None:
+    async def test_does_not_keep_a_segment_from_expiring(self, log: Log, place: StoreDirectory) -> None:
         segment = log.segments[0]
         assert NOW <= segment.newest_ms(NOW + 10**12) <= os.stat(segment.path).st_mtime_ns // 1_000_000
 
 
 class TestABaseOffsetThatIsTooLow:
-    async def test_is_damage_where_a_reader_goes_on(self, place: Place) -> None:
+    async def test_is_damage_where_a_reader_goes_on(self, place: StoreDirectory) -> None:
         await fill(place.open(), 30)
         log = await place.reopen()
         at = (await log.read(0, 5 * SIZE)).next_offset
@@ -95,7 +95,7 @@ class TestABaseOffsetThatIsTooLow:
         assert (error.first, error.next_offset) == (at, at + 1)
         assert (await log.read(at + 1, 1)).next_offset == at + 2
 
-    async def test_is_damage_for_readers_that_decode(self, place: Place) -> None:
+    async def test_is_damage_for_readers_that_decode(self, place: StoreDirectory) -> None:
         """Of bytes that this process wrote, which the log itself does not check."""
         log = place.open()
         await fill(log, 30)
@@ -105,7 +105,7 @@ class TestABaseOffsetThatIsTooLow:
             await read_batches(log, at, 1 << 20)
         assert (caught.value.first, caught.value.next_offset) == (at, at + 1)
 
-    async def test_is_damage_for_a_verification(self, place: Place) -> None:
+    async def test_is_damage_for_a_verification(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 30)
         at = (await log.read(0, 5 * SIZE)).next_offset
@@ -118,7 +118,7 @@ class TestARangeWithoutAPlaceInItsSegment:
     """Compaction replaced the segment, or there are no bytes at all."""
 
     @pytest.mark.parametrize("first", [20, 60, 95])
-    async def test_ends_the_reads_before_it_and_nothing_else(self, place: Place, first: int) -> None:
+    async def test_ends_the_reads_before_it_and_nothing_else(self, place: StoreDirectory, first: int) -> None:
         await fill(place.open(BARELY_INDEXED), 100)
         log = await place.reopen(BARELY_INDEXED)
         log.damage.add(first, first + 3, Cause.CHECKSUM, "a segment that was replaced")
@@ -132,7 +132,7 @@ class TestARangeWithoutAPlaceInItsSegment:
         assert (await log.read(first + 3, 1 << 20)).next_offset == 100
         assert log.damage.found == 1
 
-    async def test_lies_before_another_range_that_has_one(self, place: Place) -> None:
+    async def test_lies_before_another_range_that_has_one(self, place: StoreDirectory) -> None:
         await fill(place.open(BARELY_INDEXED), 100)
         log = await place.reopen(BARELY_INDEXED)
         overwrite(log.segments[0].path, position_of(log.segments[0], 50) + 80, b"?")
@@ -142,7 +142,7 @@ class TestARangeWithoutAPlaceInItsSegment:
         assert (await log.read(22, 1 << 20)).next_offset == 50
         assert (await log.read(51, 1 << 20)).next_offset == 100
 
-    async def test_between_two_segments_is_not_passed_over(self, place: Place) -> None:
+    async def test_between_two_segments_is_not_passed_over(self, place: StoreDirectory) -> None:
         """The first segment ends with a batch that compaction would have left there; the hole follows."""
         log = place.open()
         await fill(log, 400)
@@ -156,7 +156,7 @@ class TestARangeWithoutAPlaceInItsSegment:
             assert (await refused(log, offset)).next_offset == second.base_offset
         assert (await log.read(second.base_offset, 1)).size
 
-    async def test_behind_the_last_batch_is_not_passed_over(self, place: Place) -> None:
+    async def test_behind_the_last_batch_is_not_passed_over(self, place: StoreDirectory) -> None:
         log = place.open()
         await fill(log, 40)
         log.damage.add(40, 60, Cause.MISSING, "a hole")
@@ -165,7 +165,9 @@ class TestARangeWithoutAPlaceInItsSegment:
         assert (await refused(log, 45)).next_offset == 60
         assert await log.inspect(45) is not None, "there is nothing that would have healed"
 
-    async def test_heals_when_it_is_looked_at_again(self, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_heals_when_it_is_looked_at_again(
+        self, place: StoreDirectory, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO)
         await fill(place.open(BARELY_INDEXED), 100)
         log = await place.reopen(BARELY_INDEXED)
@@ -177,7 +179,9 @@ class TestARangeWithoutAPlaceInItsSegment:
 
 class TestWithoutAnIndex:
     @pytest.mark.parametrize("damage", ["length", "zeros"])
-    async def test_reading_goes_on_at_the_next_batch_behind_a_broken_header(self, place: Place, damage: str) -> None:
+    async def test_reading_goes_on_at_the_next_batch_behind_a_broken_header(
+        self, place: StoreDirectory, damage: str
+    ) -> None:
         log = place.open(BARELY_INDEXED)
         await fill(log, 300)
         segment = log.segments[0]
@@ -193,7 +197,7 @@ class TestWithoutAnIndex:
         assert (await refused(log, 100)).next_offset == 101
         assert (await log.read(101, 1 << 20)).next_offset == 300
 
-    async def test_a_record_that_looks_like_a_batch_is_not_taken_for_one(self, place: Place) -> None:
+    async def test_a_record_that_looks_like_a_batch_is_not_taken_for_one(self, place: StoreDirectory) -> None:
         log = place.open(BARELY_INDEXED)
         await fill(log, 100)
         inner = batch(b"a batch inside a record")
@@ -210,7 +214,7 @@ class TestWithoutAnIndex:
         assert read_header((await log.read(101, 1)).to_bytes()).base_offset == 101
 
     async def test_what_lies_behind_the_damage_is_indexed_again(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
+        self, place: StoreDirectory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(segments, "SPARSE_BYTES", 8000)
         log = place.open(BARELY_INDEXED)
@@ -229,7 +233,9 @@ class TestWithoutAnIndex:
         with pytest.raises(RequestError):  # it may have been in the damaged batch
             await log.find_time(NOW + 100)
 
-    async def test_a_large_segment_gets_one_in_a_thread(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_large_segment_gets_one_in_a_thread(
+        self, place: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(segments, "REBUILD_BYTES_MAX", 1000)
         log = place.open(BARELY_INDEXED)
         await fill(log, 300)
@@ -243,7 +249,7 @@ class TestWithoutAnIndex:
 
 
 class TestALogThatIsDeleted:
-    async def test_is_unknown_and_not_damaged(self, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_is_unknown_and_not_damaged(self, place: StoreDirectory, caplog: pytest.LogCaptureFixture) -> None:
         log = place.open()
         await fill(log, 400)
         assert len(log.segments) > 2
@@ -257,7 +263,9 @@ class TestALogThatIsDeleted:
             await log.inspect(0)
         assert not log.damage.ranges and "damaged" not in caplog.text
 
-    async def test_a_segment_that_is_removed_is_damage_and_heals_when_it_is_put_back(self, place: Place) -> None:
+    async def test_a_segment_that_is_removed_is_damage_and_heals_when_it_is_put_back(
+        self, place: StoreDirectory
+    ) -> None:
         await fill(place.open(), 400)
         log = await place.reopen()
         path = log.segments[1].path
@@ -270,7 +278,9 @@ class TestALogThatIsDeleted:
         assert (await log.read(first, 1)).next_offset == first + 1
 
 
-async def test_readers_that_meet_one_damage_wait_for_one_look(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readers_that_meet_one_damage_wait_for_one_look(
+    place: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(place.open(SMALL), 100)
     log = await place.reopen()
     overwrite(log.segments[0].path, position_of(log.segments[0], 50) + 80, b"?")

@@ -16,7 +16,7 @@ TOPIC, TOPIC_ID = "orders", "0123456789abcdef"
 SMALL = LogConfig(segment_bytes=20_000, index_interval_bytes=200, retention_ms=-1)
 
 
-class Place:
+class StoreDirectory:
     """A directory that stores are opened on, one after the other."""
 
     def __init__(self, directory: Path) -> None:
