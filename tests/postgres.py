@@ -107,7 +107,8 @@ class PrivatePostgres:
         self._serve()
 
     def _serve(self) -> None:
-        command = [f"{self._binaries}/postgres", "-D", self._home / "data", "-p", str(self.port), "-k", self._home]
+        home = str(self._home)
+        command = [f"{self._binaries}/postgres", "-D", f"{home}/data", "-p", str(self.port), "-k", home]
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
         with open(self._home / "log", "ab") as log:
             self._process = subprocess.Popen([*self._as_user, *command, *settings], stdout=log, stderr=log, cwd="/")
