@@ -19,6 +19,7 @@ import millstream as package
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue
 from millstream.client import remote_reading
+from millstream.client.iterators import QueueOptions, StreamOptions
 from millstream.client.records import Job
 from millstream.client.remote import Remote
 from millstream.client.remote_jobs import LeasedJobs
@@ -128,7 +129,7 @@ class Consumer:
 
 
 async def test_a_commit_that_waits_behind_a_poll_leaves_out_what_the_poll_gave_up() -> None:
-    stream: RemoteStream[bytes] = RemoteStream(Remote(), ("orders",), "g", "earliest", 1000.0, None)
+    stream: RemoteStream[bytes] = RemoteStream(Remote(), StreamOptions(("orders",), "g", "earliest", 1000.0, None))
     consumer = Consumer(stream)
     stream._consumer = consumer  # type: ignore[assignment]
     stream._is_open = True
@@ -163,7 +164,7 @@ class Answered(dict[Any, Any]):
 async def test_leases_are_let_go_while_the_last_job_is_answered() -> None:
     committed: list[float] = []
     remote: Any = SimpleNamespace(timeout=1.0)
-    jobs: SharedJobs[bytes] = SharedJobs(remote, ("jobs",), "g", 1, None)
+    jobs: SharedJobs[bytes] = SharedJobs(remote, QueueOptions(("jobs",), "g", 1, {}, None))
     jobs._consumer = SimpleNamespace(commit_sync=committed.append)  # type: ignore[assignment]
     jobs._unanswered = Answered({("jobs", 0, 0): Message(topic="jobs", partition=0, offset=0)})
     jobs._let_go()
@@ -439,7 +440,7 @@ async def test_a_server_that_cannot_say_now_that_it_is_ours_gets_no_lesser_worke
 async def test_a_worker_whose_thread_cannot_be_started_is_shut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a process has as many threads as it may have."""
     owner: Any = SimpleNamespace(bootstrap="127.0.0.1:1")
-    jobs: LeasedJobs[bytes] = LeasedJobs(owner, ("jobs",), "workers", 1, None)
+    jobs: LeasedJobs[bytes] = LeasedJobs(owner, QueueOptions(("jobs",), "workers", 1, {}, None))
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -44,7 +44,17 @@ from millstream.client.arguments import (
 )
 from millstream.client.closing import Once, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder
-from millstream.client.iterators import Exclusive, Queue, Reading, Stream, Streams
+from millstream.client.iterators import (
+    Exclusive,
+    ExclusiveOptions,
+    Queue,
+    QueueOptions,
+    Reading,
+    ReadOptions,
+    Stream,
+    StreamOptions,
+    Streams,
+)
 from millstream.client.partitioners import Partitioner
 from millstream.client.records import Message, Sent
 from millstream.client.sending import Sender
@@ -317,7 +327,7 @@ class Millstream(abc.ABC):
         check_topic(topic)
         time = checked_time(time, offset)
         check_partition(partition)
-        return self._reading(topic, partition, offset, time, follow, decode)
+        return self._reading(ReadOptions(topic, partition, offset, time, follow, decode))
 
     @overload
     def stream(
@@ -357,7 +367,8 @@ class Millstream(abc.ABC):
 
         `start` applies to partitions without a committed offset.
         """
-        return self._stream(checked_topics(topics), checked_group(group), checked_start(start), commit_every, decode)
+        names, group, start = checked_topics(topics), checked_group(group), checked_start(start)
+        return self._stream(StreamOptions(names, group, start, commit_every, decode))
 
     def streams(
         self,
@@ -372,13 +383,9 @@ class Millstream(abc.ABC):
         for topic, count in counts.items():
             if count < 1:
                 raise MillstreamError(f"{topic} needs at least one stream, not {count}")
-        group = checked_group(group)
-        return Streams(
-            {
-                topic: [self._stream((topic,), group, checked_start(start), commit_every, decode) for _ in range(count)]
-                for topic, count in counts.items()
-            }
-        )
+        group, start = checked_group(group), checked_start(start)
+        made = {topic: StreamOptions((topic,), group, start, commit_every, decode) for topic in counts}
+        return Streams({topic: [self._stream(made[topic]) for _ in range(count)] for topic, count in counts.items()})
 
     @overload
     def queue(
@@ -432,7 +439,7 @@ class Millstream(abc.ABC):
             raise MillstreamError(f"a worker takes at least one job at a time, not {prefetch}")
         reset = {"share.auto.offset.reset": checked_start(start)}
         texts = {**reset, **setting_texts(settings)}
-        return self._queue(checked_topics(topics), checked_group(group), prefetch, texts, decode)
+        return self._queue(QueueOptions(checked_topics(topics), checked_group(group), prefetch, texts, decode))
 
     @overload
     def exclusive(
@@ -484,8 +491,8 @@ class Millstream(abc.ABC):
         if not 0 < first < last:
             raise MillstreamError(f"the heartbeat ({first:g} s) must be shorter than the takeover ({last:g} s)")
         check_topic(topic)
-        start = checked_start(start)
-        return self._exclusive(topic, checked_group(group), start, heartbeat, takeover, on_change, decode)
+        start, group = checked_start(start), checked_group(group)
+        return self._exclusive(ExclusiveOptions(topic, group, start, heartbeat, takeover, on_change, decode))
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -527,36 +534,16 @@ class Millstream(abc.ABC):
         """Stores records of one partition in order, each on its own: its offset, or its error."""
 
     @abc.abstractmethod
-    def _reading(
-        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
-    ) -> Reading[Any]: ...
+    def _reading(self, options: ReadOptions) -> Reading[Any]: ...
 
     @abc.abstractmethod
-    def _stream(
-        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
-    ) -> Stream[Any]: ...
+    def _stream(self, options: StreamOptions) -> Stream[Any]: ...
 
     @abc.abstractmethod
-    def _queue(
-        self,
-        topics: tuple[str, ...],
-        group: str,
-        prefetch: int,
-        settings: Mapping[str, str],
-        decode: Decoder[Any] | None,
-    ) -> Queue[Any]: ...
+    def _queue(self, options: QueueOptions) -> Queue[Any]: ...
 
     @abc.abstractmethod
-    def _exclusive(
-        self,
-        topic: str,
-        group: str,
-        start: Start,
-        heartbeat: float | None,
-        takeover: float | None,
-        on_change: Callable[[bool], None] | None,
-        decode: Decoder[Any] | None,
-    ) -> Exclusive[Any]: ...
+    def _exclusive(self, options: ExclusiveOptions) -> Exclusive[Any]: ...
 
 
 def encoded(encode: Encoder[Any] | None, value: Any) -> Any:

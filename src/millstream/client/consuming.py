@@ -25,7 +25,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from millstream.client.closing import Once, close_after, look
 from millstream.core.clock import Clock
-from millstream.core.errors import Closed, Undecodable
+from millstream.core.errors import Closed
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -181,14 +181,3 @@ class Consuming(abc.ABC, Generic[T]):
     @abc.abstractmethod
     async def _shut(self, clean: bool) -> None:
         """Undoes all that `_start` has completed, which may be a part. Wakes the caller of `_next`."""
-
-
-def decoded(decode: Decoder[V] | None, value: bytes | None, record: Callable[[], object]) -> V | None:
-    """The decoded value. An error shows `record`."""
-    if decode is None or value is None:
-        return value  # type: ignore[return-value]  # without a decoder V is bytes
-    try:
-        return decode(value)
-    except Exception as error:
-        text = f"the decoder refused a value of {len(value)} bytes: {type(error).__name__}: {error}"
-        raise Undecodable(record(), text) from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,13 +21,13 @@ from millstream.broker.record_rules import check_time
 from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topic
 from millstream.client.api import Batch, Millstream, Row
-from millstream.client.arguments import Start, check_topic, setting_texts
-from millstream.client.consuming import Consuming, Decoder
+from millstream.client.arguments import check_topic, setting_texts
+from millstream.client.consuming import Consuming
 from millstream.client.embedded_exclusive import EmbeddedExclusive
 from millstream.client.embedded_queue import ELSEWHERE, EmbeddedQueue
 from millstream.client.embedded_reading import EmbeddedReading
 from millstream.client.embedded_stream import EmbeddedStream
-from millstream.client.iterators import Reading
+from millstream.client.iterators import ExclusiveOptions, QueueOptions, ReadOptions, StreamOptions
 from millstream.client.partitioners import Partitioner
 from millstream.cluster.base import Cluster, Solo
 from millstream.cluster.shared import SharedCluster
@@ -272,37 +272,17 @@ class Embedded(Millstream):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _reading(
-        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
-    ) -> Reading[Any]:
-        return EmbeddedReading(self, topic, partition, offset, time, follow, decode)
+    def _reading(self, options: ReadOptions) -> EmbeddedReading[Any]:
+        return EmbeddedReading(self, options)
 
-    def _stream(
-        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
-    ) -> EmbeddedStream[Any]:
-        return EmbeddedStream(self, topics, group, start, commit_every, decode)
+    def _stream(self, options: StreamOptions) -> EmbeddedStream[Any]:
+        return EmbeddedStream(self, options)
 
-    def _queue(
-        self,
-        topics: tuple[str, ...],
-        group: str,
-        prefetch: int,
-        settings: Mapping[str, str],
-        decode: Decoder[Any] | None,
-    ) -> EmbeddedQueue[Any]:
-        return EmbeddedQueue(self, topics, group, prefetch, settings, decode)
+    def _queue(self, options: QueueOptions) -> EmbeddedQueue[Any]:
+        return EmbeddedQueue(self, options)
 
-    def _exclusive(
-        self,
-        topic: str,
-        group: str,
-        start: Start,
-        heartbeat: float | None,
-        takeover: float | None,
-        on_change: Callable[[bool], None] | None,
-        decode: Decoder[Any] | None,
-    ) -> EmbeddedExclusive[Any]:
-        return EmbeddedExclusive(self, topic, group, start, heartbeat, takeover, on_change, decode)
+    def _exclusive(self, options: ExclusiveOptions) -> EmbeddedExclusive[Any]:
+        return EmbeddedExclusive(self, options)
 
 
 @asynccontextmanager

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.client.api import HEARTBEAT_SECONDS, TAKEOVER_SECONDS
-from millstream.client.arguments import Start
-from millstream.client.consuming import Decoder
-from millstream.client.embedded_reading import Cursor, user_record
-from millstream.client.iterators import Exclusive
-from millstream.client.records import Event
+from millstream.client.embedded_reading import Cursor
+from millstream.client.iterators import Exclusive, ExclusiveOptions
+from millstream.client.records import Event, fields_of, user_record
 from millstream.client.signal import Signal
 from millstream.core.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
 
@@ -26,28 +24,16 @@ V = TypeVar("V")
 
 
 class EmbeddedExclusive(Exclusive[V]):
-    def __init__(
-        self,
-        owner: Embedded,
-        topic: str,
-        group: str,
-        start: Start,
-        heartbeat: float | None,
-        takeover: float | None,
-        on_change: Callable[[bool], None] | None,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner, on_change)
-        self._embedded = owner
-        self._topic = topic
-        self._group = group
+    _owner: Embedded
+
+    def __init__(self, owner: Embedded, options: ExclusiveOptions) -> None:
+        super().__init__(owner, options)
         self._settings = ExclusiveSettings(
-            round((HEARTBEAT_SECONDS if heartbeat is None else heartbeat) * 1000),
-            round((TAKEOVER_SECONDS if takeover is None else takeover) * 1000),
-            start == "latest",
+            round((HEARTBEAT_SECONDS if options.heartbeat is None else options.heartbeat) * 1000),
+            round((TAKEOVER_SECONDS if options.takeover is None else options.takeover) * 1000),
+            options.start == "latest",
         )
         self._settings.check()
-        self._decode = decode
         self._member: ExclusiveMember | None = None
         self._cursors: list[Cursor[V]] = []
         self._turn = 0
@@ -61,16 +47,16 @@ class EmbeddedExclusive(Exclusive[V]):
         return self._member is not None and self._member.is_active
 
     async def _start(self) -> None:
-        topic = await self._embedded.topic(self._topic)
+        topic = await self._owner.topic(self._topic)
         self._check_group()
-        member = self._embedded.broker.exclusive(self._group, topic, self._settings)
+        member = self._owner.broker.exclusive(self._group, topic, self._settings)
         member.watch(self._changed)
         self._member = member
         await member.open()
 
     def _check_group(self) -> None:
         """A group name belongs to one kind of group."""
-        broker = self._embedded.broker
+        broker = self._owner.broker
         if broker.groups.is_stream(self._group) or broker.queues.get(self._group) is not None:
             detail = f"group {self._group} is not exclusive; choose another name, or delete it"
             raise refusal(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
@@ -91,7 +77,7 @@ class EmbeddedExclusive(Exclusive[V]):
         """Opens every partition that exists now."""
         member = self._member
         assert member is not None
-        topics = self._embedded.broker.topics
+        topics = self._owner.broker.topics
         for partition in member.topic.partitions[len(self._cursors) :]:
             self._cursors.append(Cursor(topics.get, member.topic, partition.index, member.position(partition.index)))
             self._wakes.append(partition.log.wake(self._signal.set))
@@ -136,21 +122,12 @@ class EmbeddedExclusive(Exclusive[V]):
                 found = cursor.take()
             if found is not None:
                 self._turn = (self._turn + step + (not cursor.is_inside_batch)) % len(cursors)
-                record = user_record(cursor, found, self._decode)
+                record = user_record(*cursor.place, found, self._decode)
 
                 async def commit(event: Event[V]) -> None:
                     await self._commit(event, term)
 
-                return Event(
-                    record.topic,
-                    record.partition,
-                    record.offset,
-                    record.timestamp,
-                    record.key,
-                    record.value,
-                    record.headers,
-                    commit,
-                )
+                return Event(*fields_of(record), commit)
         return None
 
     async def _commit(self, event: Event[V], term: int) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.queue import Queue as BrokerQueue
 from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
-from millstream.client.consuming import Decoder, decoded
-from millstream.client.iterators import Queue
-from millstream.client.records import Desk, Job
+from millstream.client.iterators import Queue, QueueOptions
+from millstream.client.records import Desk, Job, user_job
 from millstream.client.signal import Signal
 from millstream.core.errors import Closed, Code, LeaseLost, LogLost, RequestError, UnknownTopic, refusal
 
@@ -27,22 +26,10 @@ STANDBY_SECONDS = 1.0
 
 
 class EmbeddedQueue(Queue[V], Desk[V]):
-    def __init__(
-        self,
-        owner: Embedded,
-        topics: tuple[str, ...],
-        group: str,
-        prefetch: int,
-        settings: Mapping[str, str],
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._embedded = owner
-        self._topics = topics
-        self._group = group
-        self._prefetch = prefetch
-        self._settings = settings
-        self._decode = decode
+    _owner: Embedded
+
+    def __init__(self, owner: Embedded, options: QueueOptions) -> None:
+        super().__init__(owner, options)
         self._queue: BrokerQueue | None = None
         self._member: Member | None = None
         self._partitions: dict[tuple[str, int], QueuePartition] = {}
@@ -55,15 +42,15 @@ class EmbeddedQueue(Queue[V], Desk[V]):
 
     async def _start(self) -> None:
         for name in self._topics:
-            await self._embedded.topic(name)
+            await self._owner.topic(name)
         if not self._cancels:
-            self._cancels.append(self._embedded.broker.topics.watch(self._signal.set))
+            self._cancels.append(self._owner.broker.topics.watch(self._signal.set))
         await self._join()
 
     async def _join(self) -> bool:
         """Whether this process coordinates the group; if not, another does."""
-        broker = self._embedded.broker
-        if not await self._embedded.is_coordinator(self._group):
+        broker = self._owner.broker
+        if not await self._owner.is_coordinator(self._group):
             return False
         try:
             if self.is_closed:  # meanwhile, as below: it would never leave
@@ -82,14 +69,14 @@ class EmbeddedQueue(Queue[V], Desk[V]):
     @property
     def _is_joined(self) -> bool:
         """Whether this process still coordinates the queue."""
-        return self._member is not None and self._embedded.broker.queues.get(self._group) is self._queue
+        return self._member is not None and self._owner.broker.queues.get(self._group) is self._queue
 
     async def _open_partitions(self) -> None:
         """Those of new and of grown topics."""
         queue = self._queue
         assert queue is not None
         for name in self._topics:
-            topic = self._embedded.broker.topics.get(name)
+            topic = self._owner.broker.topics.get(name)
             if topic is None:
                 raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name} any more")
             for index in range(topic.partition_count):
@@ -117,7 +104,8 @@ class EmbeddedQueue(Queue[V], Desk[V]):
                 partition, taken = self._ready.popleft()
                 assert self._member is not None
                 if partition.has_leased(self._member, taken.record.offset, taken.attempt):
-                    return self._job(partition, taken)
+                    place = partition.topic.name, partition.index
+                    return user_job(*place, taken.record, self._decode, taken.attempt, self, partition)
                 # The lease ended before a task asked: another worker may have the record.
             taking = self._taking
             if taking is None:
@@ -159,24 +147,6 @@ class EmbeddedQueue(Queue[V], Desk[V]):
             if type(error) is not RequestError:
                 raise
             raise refusal(error.code, error.detail) from None
-
-    def _job(self, partition: QueuePartition, taken: TakenRecord) -> Job[V]:
-        offset, timestamp, key, value, headers = taken.record
-        job: Job[V] = Job(
-            partition.topic.name,
-            partition.index,
-            offset,
-            timestamp,
-            key,
-            value,  # type: ignore[arg-type]  # until it is decoded
-            headers,
-            taken.attempt,
-            self,
-            partition,
-        )
-        if self._decode is not None:
-            job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
-        return job
 
     async def accept(self, job: Job[V]) -> None:
         await self._answer(job, Answer(job.offset, job.offset, Verb.ACCEPT))

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from millstream.broker.batches import decode, read_batches
 from millstream.broker.topics import Topic
-from millstream.client.consuming import Decoder, decoded
-from millstream.client.iterators import Reading
-from millstream.client.records import Record
+from millstream.client.iterators import Reading, ReadOptions
+from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
 from millstream.core.errors import Code, LogLost, OutOfRange, RequestError, UnknownTopic, refusal
 from millstream.records.aside import Aside
@@ -45,6 +44,10 @@ class Cursor(Generic[V]):
         self._records: list[StoredRecord] = []
         self._at = 0
         self._aside = Aside()
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.topic.name, self.index
 
     @property
     def has_more(self) -> bool:
@@ -132,32 +135,16 @@ class Cursor(Generic[V]):
 
 
 class EmbeddedReading(Reading[V]):
-    def __init__(
-        self,
-        owner: Embedded,
-        topic: str,
-        partition: int,
-        offset: int | str,
-        time: int | None,
-        follow: bool,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._embedded = owner
-        self._topic = topic
-        self._partition = partition
-        self._offset = offset
-        self._time = time
-        self._follow = follow
-        self._decode = decode
+    _owner: Embedded
+
+    def __init__(self, owner: Embedded, options: ReadOptions) -> None:
+        super().__init__(owner, options)
         self._cursor: Cursor[V] | None = None
-        self._limit: int | None = None
         self._signal = Signal(owner.clock)
         self._unwake: Callable[[], None] | None = None
-        self.is_over = False
 
     async def _start(self) -> None:
-        topics = self._embedded.broker.topics
+        topics = self._owner.broker.topics
         topic = topics.get(self._topic)
         if topic is None or self._partition >= topic.partition_count:
             topic = await topics.follow(self._topic)  # another process may have created or extended it
@@ -218,7 +205,7 @@ class EmbeddedReading(Reading[V]):
                 return None
             found = cursor.take()
             if found is not None:
-                return user_record(cursor, found, self._decode)
+                return user_record(self._topic, self._partition, found, self._decode)
             if await cursor.load(self._limit):
                 continue
             if self._limit is not None and cursor.next >= self._limit:
@@ -232,12 +219,3 @@ class EmbeddedReading(Reading[V]):
         if self._unwake is not None:
             self._unwake()
         self._signal.set()
-
-
-def user_record(cursor: Cursor[V], found: StoredRecord, decode: Decoder[V] | None) -> Record[V]:
-    offset, timestamp, key, value, headers = found
-    topic, index = cursor.topic.name, cursor.index
-    if decode is not None:
-        made = decoded(decode, value, lambda: Record(topic, index, offset, timestamp, key, value, headers))
-        return Record(topic, index, offset, timestamp, key, made, headers)  # type: ignore[arg-type]  # None has no type
-    return Record(topic, index, offset, timestamp, key, value, headers)  # type: ignore[arg-type]  # V is bytes here

@@ -22,12 +22,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
-from millstream.client.arguments import Start
-from millstream.client.consuming import Decoder
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
-from millstream.client.embedded_reading import Cursor, user_record
-from millstream.client.iterators import Stream
-from millstream.client.records import Record
+from millstream.client.embedded_reading import Cursor
+from millstream.client.iterators import Stream, StreamOptions
+from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
 from millstream.core.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
 
@@ -51,22 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedStream(Stream[V]):
-    def __init__(
-        self,
-        owner: Embedded,
-        topics: tuple[str, ...],
-        group: str,
-        start: Start,
-        commit_every: float,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._embedded = owner
-        self._topics = topics
-        self._group = group
-        self._from_start = start == "earliest"
-        self._commit_every = commit_every
-        self._decode = decode
+    _owner: Embedded
+
+    def __init__(self, owner: Embedded, options: StreamOptions) -> None:
+        super().__init__(owner, options)
         self._id = uuid.uuid4().hex
         self._epoch = JOINING
         self._cursors: dict[Place, Cursor[V]] = {}
@@ -86,7 +72,6 @@ class EmbeddedStream(Stream[V]):
         self._beats: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._is_stopped = False
         self._is_leaving = False
 
     @property
@@ -101,10 +86,10 @@ class EmbeddedStream(Stream[V]):
 
     async def _start(self) -> None:
         for name in self._topics:
-            await self._embedded.topic(name)
+            await self._owner.topic(name)
         self._epoch, self._is_leaving = JOINING, False
-        self._unwatch = self._embedded.broker.topics.watch(self._poke.set)
-        self._embedded.streams_of.setdefault(self._group, set()).add(self)
+        self._unwatch = self._owner.broker.topics.watch(self._poke.set)
+        self._owner.streams_of.setdefault(self._group, set()).add(self)
         self._committed_at = self._owner.clock.monotonic()
         self._beats = asyncio.ensure_future(self._beat_on())
         self._beats.add_done_callback(self._beats_ended)
@@ -140,7 +125,7 @@ class EmbeddedStream(Stream[V]):
                 try:
                     await cursor.load()
                 except OutOfRange:  # retention deleted the records
-                    cursor.seek(cursor.log.start if self._from_start else cursor.log.high_watermark)
+                    cursor.seek(cursor.log.start if self._reset == "earliest" else cursor.log.high_watermark)
                     self._signal.set()  # the remaining records are old and wake no reader
                 except RequestError:  # the next call serves the other partitions
                     self._turn = at + 1
@@ -151,7 +136,7 @@ class EmbeddedStream(Stream[V]):
             if found is not None:
                 self._turn = at if cursor.is_inside_batch else at + 1
                 self._last = cursor
-                return user_record(cursor, found, self._decode)
+                return user_record(*cursor.place, found, self._decode)
         return None
 
     def _process_last(self) -> None:
@@ -207,7 +192,7 @@ class EmbeddedStream(Stream[V]):
         for (topic, partition), offset in progress.items():
             by_topic.setdefault(topic, []).append(PartitionCommit(partition, offset))
         commits = [TopicCommit(topic, partitions) for topic, partitions in by_topic.items()]
-        groups = self._embedded.broker.groups
+        groups = self._owner.broker.groups
         for attempt in range(COMMIT_TRIES):
             try:
                 codes = await groups.commit(self._group, self._id, None, self._epoch, commits)
@@ -252,12 +237,12 @@ class EmbeddedStream(Stream[V]):
         told: tuple[object, ...] = ()
         while not self._is_leaving:
             try:
-                if not await self._embedded.is_coordinator(self._group):
+                if not await self._owner.is_coordinator(self._group):
                     raise RequestError(Code.NOT_COORDINATOR, "another process coordinates the group")
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
-                if self._embedded.broker.groups.consumer_describe(self._group).state != "Stable":
+                if self._owner.broker.groups.consumer_describe(self._group).state != "Stable":
                     wait = min(wait, UNSETTLED_SECONDS)
             except RequestError as error:
                 self._drop_all()
@@ -276,7 +261,7 @@ class EmbeddedStream(Stream[V]):
             await self._poke.wait(wait)
 
     async def _beat(self) -> BeatAnswer:
-        topics = self._embedded.broker.topics
+        topics = self._owner.broker.topics
         found = {name: topics.get(name) for name in self._topics}
         owned = frozenset((topic.id, partition) for name, partition in self._cursors if (topic := found.get(name)))
         beat = Beat(
@@ -289,14 +274,14 @@ class EmbeddedStream(Stream[V]):
             client_id="python",
             client_host="embedded",
         )
-        answer = await self._embedded.broker.groups.consumer_heartbeat(beat)
+        answer = await self._owner.broker.groups.consumer_heartbeat(beat)
         self._epoch = answer.epoch
         return answer
 
     async def _follow(self, answer: BeatAnswer) -> None:
         if answer.assignment is None:
             return
-        topics = self._embedded.broker.topics
+        topics = self._owner.broker.topics
         named = {topic.id: topic.name for name in self._topics if (topic := topics.get(name)) is not None}
         wanted = {
             (named[topic_id], number)
@@ -305,7 +290,7 @@ class EmbeddedStream(Stream[V]):
             for number in numbers
         }
         self._losing = self._cursors.keys() - wanted
-        last = (self._last.topic.name, self._last.index) if self._last is not None else None
+        last = self._last.place if self._last is not None else None
         free = {place for place in self._losing if place != last}
         if free:
             progress = {place: offset for place, offset in self._progress().items() if place in free}
@@ -323,12 +308,12 @@ class EmbeddedStream(Stream[V]):
         commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
         if commits:
             try:
-                await self._embedded.broker.groups.commit(self._group, self._id, None, self._epoch, commits)
+                await self._owner.broker.groups.commit(self._group, self._id, None, self._epoch, commits)
             except RequestError as error:
                 logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
     async def _begin(self, place: Place) -> None:
-        broker = self._embedded.broker
+        broker = self._owner.broker
         name, number = place
         topic = broker.topics.get(name)
         if topic is None or number >= topic.partition_count:
@@ -344,7 +329,7 @@ class EmbeddedStream(Stream[V]):
             return
         if committed is not None and committed.offset > log.high_watermark:
             await log.refresh()  # other processes' appends may be known late here; their commits are not
-        offset = log.start if self._from_start else log.high_watermark
+        offset = log.start if self._reset == "earliest" else log.high_watermark
         if committed is not None and log.start <= committed.offset <= log.high_watermark:
             offset = self._committed[place] = committed.offset
         cursor: Cursor[V] = Cursor(broker.topics.get, topic, number, offset)
@@ -366,7 +351,7 @@ class EmbeddedStream(Stream[V]):
             self._drop(place)
 
     def _tell_the_others(self) -> None:
-        for other in self._embedded.streams_of.get(self._group, ()):
+        for other in self._owner.streams_of.get(self._group, ()):
             if other is not self:
                 other._poke.set()
 
@@ -386,17 +371,17 @@ class EmbeddedStream(Stream[V]):
     async def _leave(self) -> None:
         self._is_leaving = True
         self._poke.set()
-        members = self._embedded.streams_of.get(self._group, set())
+        members = self._owner.streams_of.get(self._group, set())
         members.discard(self)
         if not members:
-            self._embedded.streams_of.pop(self._group, None)
+            self._owner.streams_of.pop(self._group, None)
         try:
             for task in (self._beats, self._committing):
                 if task is not None and not task.done():
                     await asyncio.wait([task])
             self._drop_all()
             if self._epoch > JOINING:
-                await self._embedded.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
+                await self._owner.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
         except RequestError as error:
             logger.debug("cannot leave group %s: %s", self._group, error)
         finally:

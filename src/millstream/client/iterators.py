@@ -1,4 +1,4 @@
-"""The results of the reading verbs: one class each, the same for embedded and remote brokers."""
+"""The results of the reading verbs, and their options: the same for embedded and remote brokers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from millstream.client.arguments import Start
 from millstream.client.closing import close_after, close_all
-from millstream.client.consuming import Consuming, Owner
+from millstream.client.consuming import Consuming, Decoder, Owner
 from millstream.client.records import Event, Job, Record
 from millstream.client.signal import Signal
 
@@ -19,8 +20,50 @@ V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 
+class ReadOptions(NamedTuple):
+    topic: str
+    partition: int
+    offset: int | str
+    time: int | None
+    follow: bool
+    decode: Decoder[Any] | None
+
+
+class StreamOptions(NamedTuple):
+    topics: tuple[str, ...]
+    group: str
+    start: Start
+    commit_every: float
+    decode: Decoder[Any] | None
+
+
+class QueueOptions(NamedTuple):
+    topics: tuple[str, ...]
+    group: str
+    prefetch: int
+    settings: Mapping[str, str]
+    decode: Decoder[Any] | None
+
+
+class ExclusiveOptions(NamedTuple):
+    topic: str
+    group: str
+    start: Start
+    heartbeat: float | None
+    takeover: float | None
+    on_change: Callable[[bool], None] | None
+    decode: Decoder[Any] | None
+
+
 class Reading(Consuming[Record[V]]):
     """From `Millstream.read`: records of one partition in order."""
+
+    def __init__(self, owner: Owner, options: ReadOptions) -> None:
+        super().__init__(owner)
+        self._topic, self._partition, self._offset, self._time, self._follow, self._decode = options
+        self._limit: int | None = None
+        """Without `follow`: the end at opening."""
+        self.is_over = False
 
 
 class Stream(Consuming[Record[V]]):
@@ -30,6 +73,11 @@ class Stream(Consuming[Record[V]]):
     Progress is committed every `commit_every` seconds, when the member is idle, when a partition goes to another
     member, and at the end. After a crash, uncommitted records are read again.
     """
+
+    def __init__(self, owner: Owner, options: StreamOptions) -> None:
+        super().__init__(owner)
+        self._topics, self._group, self._reset, self._commit_every, self._decode = options
+        self._is_stopped = False
 
     @property
     @abc.abstractmethod
@@ -90,6 +138,10 @@ class Streams(Generic[V]):
 class Queue(Consuming[Job[V]]):
     """From `Millstream.queue`: leased jobs. Closing releases unacknowledged ones."""
 
+    def __init__(self, owner: Owner, options: QueueOptions) -> None:
+        super().__init__(owner)
+        self._topics, self._group, self._prefetch, self._settings, self._decode = options
+
 
 class Exclusive(Consuming[Event[V]]):
     """From `Millstream.exclusive`: all of a topic in order, while this member is active.
@@ -97,9 +149,9 @@ class Exclusive(Consuming[Event[V]]):
     `receive(timeout)` returns None in standby and at the end of the topic: the caller regains control in both.
     """
 
-    def __init__(self, owner: Owner, on_change: Callable[[bool], None] | None) -> None:
+    def __init__(self, owner: Owner, options: ExclusiveOptions) -> None:
         super().__init__(owner)
-        self._on_change = on_change
+        self._topic, self._group, self._reset, _, _, self._on_change, self._decode = options
         self._was_active = False
         self._changes = 0
         self._change = Signal(owner.clock)

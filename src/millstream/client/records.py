@@ -10,10 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from millstream.client.arguments import checked_delay, checked_reason
-from millstream.core.errors import MillstreamError
+from millstream.client.consuming import Decoder
+from millstream.core.errors import MillstreamError, Undecodable
 from millstream.records.record import Headers
+from millstream.records.record import Record as StoredRecord
 
 V = TypeVar("V")
+R = TypeVar("R", bound="Record[Any]")
 
 
 class Message(NamedTuple):
@@ -134,3 +137,41 @@ class Desk(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     async def renew(self, job: Job[V]) -> None: ...
+
+
+def user_record(topic: str, partition: int, stored: StoredRecord, decode: Decoder[V] | None) -> Record[V]:
+    offset, timestamp, key, value, headers = stored
+    record: Record[Any] = Record(topic, partition, offset, timestamp, key, value, headers)
+    return record if decode is None else decoded(record, decode)
+
+
+def user_job(
+    topic: str, partition: int, stored: StoredRecord, decode: Decoder[V] | None, attempt: int, desk: Desk[V], lease: Any
+) -> Job[V]:
+    offset, timestamp, key, value, headers = stored
+    job: Job[Any] = Job(topic, partition, offset, timestamp, key, value, headers, attempt, desk, lease)
+    return job if decode is None else decoded(job, decode)
+
+
+def decoded(record: R, decode: Decoder[Any]) -> R:
+    """The record, with its value decoded. An error shows the record as it was."""
+    value = record.value
+    if value is not None:
+        try:
+            record.value = decode(value)
+        except Exception as error:
+            text = f"the decoder refused a value of {len(value)} bytes: {type(error).__name__}: {error}"
+            raise Undecodable(record, text) from error
+    return record
+
+
+def fields_of(record: Record[V]) -> tuple[str, int, int, int, bytes | None, V, Headers]:
+    return (
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        record.headers,
+    )

@@ -19,9 +19,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millstream.client.addresses import check_addresses
 from millstream.client.api import Batch, Millstream, Row
-from millstream.client.arguments import Start, check_topic, setting_texts
-from millstream.client.consuming import Decoder
-from millstream.client.iterators import Exclusive, Queue, Reading, Stream
+from millstream.client.arguments import check_topic, setting_texts
+from millstream.client.iterators import (
+    Exclusive,
+    ExclusiveOptions,
+    Queue,
+    QueueOptions,
+    Reading,
+    ReadOptions,
+    Stream,
+    StreamOptions,
+)
 from millstream.client.partitioners import Partitioner
 from millstream.client.remote_worker import Worker, failure
 from millstream.core.errors import BufferFull, Code, UnknownTopic, Unreachable, Unsupported
@@ -273,49 +281,29 @@ class Remote(Millstream):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _reading(
-        self, topic: str, partition: int, offset: int | str, time: int | None, follow: bool, decode: Decoder[Any] | None
-    ) -> Reading[Any]:
+    def _reading(self, options: ReadOptions) -> Reading[Any]:
         from millstream.client.remote_reading import RemoteReading
 
-        return RemoteReading(self, topic, partition, offset, time, follow, decode)
+        return RemoteReading(self, options)
 
-    def _stream(
-        self, topics: tuple[str, ...], group: str, start: Start, commit_every: float, decode: Decoder[Any] | None
-    ) -> Stream[Any]:
+    def _stream(self, options: StreamOptions) -> Stream[Any]:
         from millstream.client.remote_stream import RemoteStream
 
-        return RemoteStream(self, topics, group, start, commit_every, decode)
+        return RemoteStream(self, options)
 
-    def _queue(
-        self,
-        topics: tuple[str, ...],
-        group: str,
-        prefetch: int,
-        settings: Mapping[str, str],
-        decode: Decoder[Any] | None,
-    ) -> Queue[Any]:
+    def _queue(self, options: QueueOptions) -> Queue[Any]:
         from millstream.client.remote_queue import RemoteQueue
 
-        return RemoteQueue(self, topics, group, prefetch, settings, decode)
+        return RemoteQueue(self, options)
 
-    def _exclusive(
-        self,
-        topic: str,
-        group: str,
-        start: Start,
-        heartbeat: float | None,
-        takeover: float | None,
-        on_change: Callable[[bool], None] | None,
-        decode: Decoder[Any] | None,
-    ) -> Exclusive[Any]:
+    def _exclusive(self, options: ExclusiveOptions) -> Exclusive[Any]:
         from millstream.client.remote_exclusive import RemoteExclusive
 
-        if heartbeat is not None or takeover is not None:
+        if options.heartbeat is not None or options.takeover is not None:
             raise Unsupported(
                 "a server's session timeout decides when a standby takes over: leave out heartbeat and takeover"
             )
-        return RemoteExclusive(self, topic, group, start, on_change, decode)
+        return RemoteExclusive(self, options)
 
     def name(self) -> str:
         """A group name for a consumer without a group: librdkafka needs one."""

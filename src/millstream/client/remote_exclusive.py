@@ -15,18 +15,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.arguments import Start
-from millstream.client.consuming import Decoder
-from millstream.client.iterators import Exclusive
-from millstream.client.records import Event
-from millstream.client.remote_reading import closing, poll, raise_for, user_record
-from millstream.client.remote_stream import LOST
-from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
+from millstream.client.iterators import Exclusive, ExclusiveOptions
+from millstream.client.records import Event, fields_of, user_record
+from millstream.client.remote_member import LOST, RemoteMember
+from millstream.client.remote_reading import place_of, poll, raise_for, stored
+from millstream.client.remote_worker import POLL_SECONDS
 from millstream.core.errors import Closed, Code, MillstreamError, NotActive, refusal
 
 if TYPE_CHECKING:
@@ -40,47 +37,31 @@ ANOTHER_KIND = "group id does not exist"
 KEEP_UP_SECONDS = 0.1
 STALE_PAUSES = 0.01, 0.05, 0.2, 0.5, 1.0
 """Pauses before a commit is retried: a new group epoch does not imply another active member."""
-JOIN_SECONDS = 1.0
-"""librdkafka does not leave a group while its first heartbeat is in flight: an early close waits for it."""
 HOLD_SECONDS = 1.0
 """Records that wait this long have a slow reader: later ones are dropped and fetched again."""
 
 logger = logging.getLogger(__name__)
 
 
-class RemoteExclusive(Exclusive[V]):
-    def __init__(
-        self,
-        owner: Remote,
-        topic: str,
-        group: str,
-        start: Start,
-        on_change: Callable[[bool], None] | None,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner, on_change)
-        self._remote = owner
-        self._topic = topic
-        self._group = group
-        self._reset = start
-        self._decode = decode
+class RemoteExclusive(Exclusive[V], RemoteMember[Taken]):
+    _owner: Remote
+    _thread_name = "millstream-exclusive"
+
+    def __init__(self, owner: Remote, options: ExclusiveOptions) -> None:
+        super().__init__(owner, options)
         self._keeping_up: asyncio.Task[None] | None = None
         self._owned: set[int] = set()
         """Changed on the worker's thread, like those below."""
         self._terms = 0
         self._committed: dict[int, int] = {}
         self._is_paused = False
-        self._joined_by = 0.0
         self._taken_at = 0.0
         self._begin()
 
     def _begin(self) -> None:
-        self._has_been_active = False
+        super()._begin()
         self._untold: deque[bool] = deque()
         """This member's changes to active or standby, in order."""
-        self._consumer: Consumer | None = None
-        self._worker = Worker("millstream-exclusive")
-        self._polling: Polling[Taken] = Polling(self._worker, self._poll)
 
     @property
     def is_active(self) -> bool:
@@ -91,24 +72,17 @@ class RemoteExclusive(Exclusive[V]):
             self._note(self._untold.popleft())
 
     async def _start(self) -> None:
-        self._remote.check_open()
+        self._owner.check_open()
         self._begin()
-        await self._remote.partition_count(self._topic)
+        await self._owner.partition_count(self._topic)
         settings = {
             "group.protocol": "consumer",
             "group.remote.assignor": "exclusive",
             "auto.offset.reset": self._reset,
         }
-        self._consumer = Consumer(self._remote.consumer_settings(self._group, **settings))
-        await self._worker.call(
-            self._consumer.subscribe,
-            [self._topic],
-            on_assign=self._assigned,
-            on_revoke=self._revoked,
-            on_lost=self._revoked,
-        )
+        settings = self._owner.consumer_settings(self._group, **settings)
+        await self._subscribe(settings, [self._topic], self._assigned, self._revoked, self._revoked)
         self._taken_at = time.monotonic()
-        self._joined_by = self._taken_at + JOIN_SECONDS
         self._keeping_up = asyncio.ensure_future(self._keep_up())
 
     # On the worker's thread
@@ -130,7 +104,7 @@ class RemoteExclusive(Exclusive[V]):
         self._polling.ready.extend((self._terms, message) for message in messages)  # one may have been in flight
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._has_been_active = True
+        self._has_joined = True
         if not self._owned:
             self._terms += 1
             self._untold.append(True)
@@ -146,20 +120,15 @@ class RemoteExclusive(Exclusive[V]):
             self._untold.append(False)
         self._owned = left
 
-    def _let_join(self) -> None:
-        while self._consumer is not None and not self._has_been_active and time.monotonic() < self._joined_by:
-            poll(self._consumer, KEEP_UP_SECONDS)
-
     def _commit_one(self, place: TopicPartition, term: int) -> None:
         """Skips offsets below the one committed in this term: a commit never moves a position back."""
-        assert self._consumer is not None
         if term != self._terms or place.partition not in self._owned:
             raise NotActive(self._group, self._topic)
         if place.offset <= self._committed.get(place.partition, 0):
             return
         for pause in (*STALE_PAUSES, None):
             try:
-                self._say_committed(place)
+                self._commit_places([place])
                 break
             except KafkaException as error:
                 code = error.args[0].code()
@@ -171,12 +140,6 @@ class RemoteExclusive(Exclusive[V]):
                 else:
                     raise
         self._committed[place.partition] = place.offset
-
-    def _say_committed(self, place: TopicPartition) -> None:
-        assert self._consumer is not None
-        for committed in self._consumer.commit(offsets=[place], asynchronous=False) or ():
-            if committed.error is not None:
-                raise KafkaException(committed.error)
 
     # On the event loop's thread
 
@@ -216,21 +179,12 @@ class RemoteExclusive(Exclusive[V]):
         raise_for(error)
 
     def _event(self, term: int, message: Message) -> Event[V]:
-        record = user_record(message, self._decode)
+        record = user_record(*place_of(message), stored(message), self._decode)
 
         async def commit(event: Event[V]) -> None:
             await self._commit(event, term)
 
-        return Event(
-            record.topic,
-            record.partition,
-            record.offset,
-            record.timestamp,
-            record.key,
-            record.value,
-            record.headers,
-            commit,
-        )
+        return Event(*fields_of(record), commit)
 
     async def _commit(self, event: Event[V], term: int) -> None:
         if self.is_closed or self._consumer is None:
@@ -252,6 +206,6 @@ class RemoteExclusive(Exclusive[V]):
         self._change.set()
         await self._polling.stop()
         try:
-            await self._worker.end(self._let_join, *closing(self._consumer))
+            await self._end(self._let_join)
         finally:
             self._owned = set()

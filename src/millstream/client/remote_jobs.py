@@ -24,9 +24,9 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from millstream.client.cluster import Cluster, ClusterError
-from millstream.client.consuming import Decoder, decoded
+from millstream.client.iterators import QueueOptions
 from millstream.client.link import Link, LinkBroken
-from millstream.client.records import Desk, Job
+from millstream.client.records import Desk, Job, user_job
 from millstream.client.share import (
     ACCEPT,
     REJECT,
@@ -72,14 +72,9 @@ class Saying(NamedTuple):
 class LeasedJobs(Desk[V]):
     """Implements `remote_queue.Jobs`."""
 
-    def __init__(
-        self, remote: Remote, topics: tuple[str, ...], group: str, prefetch: int, decode: Decoder[V] | None
-    ) -> None:
+    def __init__(self, remote: Remote, options: QueueOptions) -> None:
         self._remote = remote
-        self._topics = topics
-        self._group = group
-        self._prefetch = prefetch
-        self._decode = decode
+        self._topics, self._group, self._prefetch, _, self._decode = options
         self._member_id = str(uuid.uuid4())
         self._loop = asyncio.get_running_loop()
         self._running: asyncio.Future[None] | None = None
@@ -140,22 +135,8 @@ class LeasedJobs(Desk[V]):
         return None
 
     def _job(self, delivery: Delivery) -> Job[V]:
-        offset, timestamp, key, value, headers = delivery.record
-        job: Job[V] = Job(
-            delivery.topic,
-            delivery.partition,
-            offset,
-            timestamp,
-            key,
-            value,  # type: ignore[arg-type]  # until it is decoded
-            headers,
-            delivery.attempt,
-            self,
-            delivery.lease,
-        )
-        if self._decode is not None:
-            job.value = decoded(self._decode, value, lambda: job)  # type: ignore[assignment]
-        return job
+        topic, partition, record, attempt, _ = delivery
+        return user_job(topic, partition, record, self._decode, attempt, self, delivery.lease)
 
     async def accept(self, job: Job[V]) -> None:
         await self._say(job, Reply(ACCEPT))

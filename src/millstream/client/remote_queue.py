@@ -7,15 +7,13 @@ Kafka's protocol (`remote_share.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource, ResourceType
 
 from millstream.client.cluster import Cluster, ClusterError
-from millstream.client.consuming import Decoder
-from millstream.client.iterators import Queue
+from millstream.client.iterators import Queue, QueueOptions
 from millstream.client.link import LinkBroken
 from millstream.client.records import Job
 from millstream.client.remote_jobs import LeasedJobs
@@ -42,39 +40,28 @@ class Jobs(Protocol[V]):
 
 
 class RemoteQueue(Queue[V]):
-    def __init__(
-        self,
-        owner: Remote,
-        topics: tuple[str, ...],
-        group: str,
-        prefetch: int,
-        settings: Mapping[str, str],
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._remote = owner
-        self._topics = topics
-        self._group = group
-        self._prefetch = prefetch
-        self._settings = settings
-        self._decode = decode
+    _owner: Remote
+
+    def __init__(self, owner: Remote, options: QueueOptions) -> None:
+        super().__init__(owner, options)
+        self._options = options
         self._jobs: Jobs[V] | None = None
 
     async def _start(self) -> None:
-        self._remote.check_open()
+        self._owner.check_open()
         for topic in self._topics:
-            await self._remote.partition_count(topic)
-        is_ours = not self._remote.is_secured and await self._remote.worker.call(self._is_ours)
-        await self._remote.worker.call(self._configure, is_ours)
+            await self._owner.partition_count(topic)
+        is_ours = not self._owner.is_secured and await self._owner.worker.call(self._is_ours)
+        await self._owner.worker.call(self._configure, is_ours)
         kind: type[LeasedJobs[V]] | type[SharedJobs[V]] = SharedJobs
         if is_ours:
             kind = LeasedJobs
-        self._jobs = kind(self._remote, self._topics, self._group, self._prefetch, self._decode)
+        self._jobs = kind(self._owner, self._options)
         await self._jobs.start()
 
     def _configure(self, is_ours: bool) -> None:
         """Settings apply to a new group only; an existing group keeps its own."""
-        admin, timeout = self._remote.admin, self._remote.timeout
+        admin, timeout = self._owner.admin, self._owner.timeout
         listed = admin.list_consumer_groups(request_timeout=timeout).result()
         if any(group.group_id == self._group for group in listed.valid):
             return
@@ -89,7 +76,7 @@ class RemoteQueue(Queue[V]):
             future.result()
 
     def _is_listed(self) -> bool:
-        cluster = Cluster(self._remote.bootstrap, "millstream", self._remote.timeout)
+        cluster = Cluster(self._owner.bootstrap, "millstream", self._owner.timeout)
         try:
             return self._group in cluster.share_groups(self._group)
         except (LinkBroken, ClusterError) as error:
@@ -98,14 +85,14 @@ class RemoteQueue(Queue[V]):
             cluster.close()
 
     def _has_settings(self) -> bool:
-        admin, timeout = self._remote.admin, self._remote.timeout
+        admin, timeout = self._owner.admin, self._owner.timeout
         resource = ConfigResource(ResourceType.GROUP, self._group)
         entries = admin.describe_configs([resource], request_timeout=timeout)[resource].result()
         return any(entry.source == ConfigSource.GROUP_CONFIG.value for entry in entries.values())
 
     def _is_ours(self) -> bool:
         """Whether the server is a Millstream server."""
-        admin, timeout = self._remote.admin, self._remote.timeout
+        admin, timeout = self._owner.admin, self._owner.timeout
         node = admin.list_topics(timeout=timeout).orig_broker_id
         resource = ConfigResource(ResourceType.BROKER, str(node))
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -13,15 +12,14 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    ShareConsumer,
     TopicPartition,
 )
 
-from millstream.client.consuming import Decoder, decoded
-from millstream.client.iterators import Reading
-from millstream.client.records import Record
-from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
+from millstream.client.iterators import Reading, ReadOptions
+from millstream.client.records import Record, user_record
+from millstream.client.remote_worker import POLL_SECONDS, Polled, failure
 from millstream.core.errors import Code, OutOfRange, UnknownTopic, Unreachable, code_of
+from millstream.records.record import Record as StoredRecord
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
@@ -33,40 +31,20 @@ RETRY_SECONDS = 0.1
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
 
-class RemoteReading(Reading[V]):
-    def __init__(
-        self,
-        owner: Remote,
-        topic: str,
-        partition: int,
-        offset: int | str,
-        time: int | None,
-        follow: bool,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._remote = owner
-        self._topic = topic
-        self._partition = partition
-        self._offset = offset
-        self._time = time
-        self._follow = follow
-        self._decode = decode
-        self._begin()
-        self._limit: int | None = None
-        self._next_offset = 0
-        self.is_over = False
+class RemoteReading(Reading[V], Polled[Consumer, Message]):
+    _owner: Remote
+    _thread_name = "millstream-read"
 
-    def _begin(self) -> None:
-        self._consumer: Consumer | None = None
-        self._worker = Worker("millstream-read")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+    def __init__(self, owner: Remote, options: ReadOptions) -> None:
+        super().__init__(owner, options)
+        self._begin()
+        self._next_offset = 0
 
     async def _start(self) -> None:
-        self._remote.check_open()
+        self._owner.check_open()
         self._begin()
-        settings = self._remote.consumer_settings(
-            self._remote.name(), **{"auto.offset.reset": "error", "enable.partition.eof": True}
+        settings = self._owner.consumer_settings(
+            self._owner.name(), **{"auto.offset.reset": "error", "enable.partition.eof": True}
         )
         self._consumer = Consumer(settings)
         await self._worker.call(self._seek)
@@ -74,7 +52,7 @@ class RemoteReading(Reading[V]):
     def _seek(self) -> None:
         """On the worker's thread. Retriable errors restart the search: the topic may have been deleted meanwhile."""
         assert self._consumer is not None
-        deadline = clock.monotonic() + self._remote.timeout
+        deadline = clock.monotonic() + self._owner.timeout
         while True:
             try:
                 high, offset = self._find(deadline)
@@ -137,7 +115,7 @@ class RemoteReading(Reading[V]):
                 error = message.error()
                 if error is None:
                     self._next_offset = (message.offset() or 0) + 1
-                    return user_record(message, self._decode)
+                    return user_record(*place_of(message), stored(message), self._decode)
                 if error.code() == KafkaError._PARTITION_EOF:
                     self._next_offset = max(self._next_offset, message.offset() or 0)
                 elif error.code() in _OUT_OF_RANGE:
@@ -150,7 +128,7 @@ class RemoteReading(Reading[V]):
 
     async def _shut(self, clean: bool) -> None:
         await self._polling.stop()
-        await self._worker.end(*closing(self._consumer))
+        await self._end()
 
 
 def _left(deadline: float) -> float:
@@ -164,11 +142,6 @@ def _may_pass(error: KafkaException) -> bool:
     return number in PASSING or number in _LOST_TRACK or (code is not None and code.retriable)
 
 
-def closing(consumer: Consumer | ShareConsumer | None) -> list[Callable[[], None]]:
-    """The closing steps of a client, if there is one."""
-    return [] if consumer is None else [consumer.close]
-
-
 def poll(consumer: Consumer | None, seconds: float) -> list[Message]:
     """Waits for the first message, and takes the others that are there. On the worker's thread."""
     assert consumer is not None
@@ -178,8 +151,6 @@ def poll(consumer: Consumer | None, seconds: float) -> list[Message]:
 
 def raise_for(error: Any) -> None:
     """Raises an error among the messages, except those that librdkafka retries by itself."""
-    from millstream.client.remote_worker import failure
-
     if error.fatal() or not (error.retriable() or error.code() in PASSING):
         raise failure(error)
 
@@ -190,17 +161,10 @@ _LOST_TRACK = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._DESTROY_BROK
 """librdkafka's errors when a partition's leader has just gone; they do not mean that there is no partition."""
 
 
-def user_record(message: Message, decode: Decoder[V] | None) -> Record[V]:
-    value: Any = message.value()
-    record = Record(
-        message.topic() or "",
-        message.partition() or 0,
-        message.offset() or 0,
-        message.timestamp()[1],
-        message.key(),  # type: ignore[arg-type, unused-ignore]  # bytes: no deserializer is configured
-        value,
-        tuple(message.headers() or ()),  # type: ignore[arg-type, unused-ignore]  # pairs of str and bytes
-    )
-    if decode is not None:
-        record.value = decoded(decode, value, lambda: record)
-    return record
+def place_of(message: Message) -> tuple[str, int]:
+    return message.topic() or "", message.partition() or 0
+
+
+def stored(message: Message) -> StoredRecord:
+    key, value, headers = cast(tuple[Any, Any, Any], (message.key(), message.value(), tuple(message.headers() or ())))
+    return StoredRecord(message.offset() or 0, message.timestamp()[1], key, value, headers)

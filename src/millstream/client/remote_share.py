@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaException, Message, ShareConsumer
 
-from millstream.client.consuming import Decoder, decoded
-from millstream.client.records import Desk, Job, Record
-from millstream.client.remote_reading import closing, raise_for, user_record
-from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
+from millstream.client.iterators import QueueOptions
+from millstream.client.records import Desk, Job, user_job
+from millstream.client.remote_reading import place_of, raise_for, stored
+from millstream.client.remote_worker import POLL_SECONDS, Polled
 from millstream.core.errors import Closed, Code, LeaseLost, Unsupported
 
 if TYPE_CHECKING:
@@ -30,21 +30,16 @@ LEASE_SECONDS = 30.0
 Place = tuple[str, int, int]
 
 
-class SharedJobs(Desk[V]):
+class SharedJobs(Desk[V], Polled[ShareConsumer, Message]):
     """Implements `remote_queue.Jobs`."""
 
-    def __init__(
-        self, remote: Remote, topics: tuple[str, ...], group: str, prefetch: int, decode: Decoder[V] | None
-    ) -> None:
+    _thread_name = "millstream-queue"
+
+    def __init__(self, remote: Remote, options: QueueOptions) -> None:
         self._remote = remote
-        self._topics = topics
-        self._group = group
-        self._prefetch = prefetch
-        self._decode = decode
+        self._topics, self._group, self._prefetch, _, self._decode = options
         self._is_over = False
-        self._consumer: ShareConsumer | None = None
-        self._worker = Worker("millstream-queue")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+        self._begin()
         self._unanswered: dict[Place, Message] = {}
         self._polled_at = 0.0
         self._answered = asyncio.Event()
@@ -105,22 +100,8 @@ class SharedJobs(Desk[V]):
         self._consumer.commit_sync(self._remote.timeout)
 
     def _job(self, message: Message) -> Job[V]:
-        record: Record[Any] = user_record(message, None)
         attempt: Any = getattr(message, "delivery_count", lambda: None)()
-        job: Job[V] = Job(
-            record.topic,
-            record.partition,
-            record.offset,
-            record.timestamp,
-            record.key,
-            record.value,
-            record.headers,
-            attempt or 1,
-            self,
-        )
-        if self._decode is not None:
-            job.value = decoded(self._decode, record.value, lambda: job)  # type: ignore[assignment]
-        return job
+        return user_job(*place_of(message), stored(message), self._decode, attempt or 1, self, None)
 
     async def accept(self, job: Job[V]) -> None:
         await self._answer(job, AcknowledgeType.ACCEPT)
@@ -165,7 +146,7 @@ class SharedJobs(Desk[V]):
         self._is_over = True
         self._answered.set()
         await self._polling.stop()
-        await self._worker.end(self._give_back, *closing(self._consumer))
+        await self._end(self._give_back)
 
     def _give_back(self) -> None:
         if self._unanswered:
@@ -174,7 +155,7 @@ class SharedJobs(Desk[V]):
 
 
 def _place(message: Message) -> Place:
-    return message.topic() or "", message.partition() or 0, message.offset() or 0
+    return *place_of(message), message.offset() or 0
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -12,63 +12,34 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from millstream.client.arguments import Start
-from millstream.client.consuming import Decoder
-from millstream.client.iterators import Stream
-from millstream.client.records import Record
-from millstream.client.remote_reading import closing, poll, raise_for, user_record
-from millstream.client.remote_worker import POLL_SECONDS, Polling, Worker
-from millstream.core.errors import Code, NotMember, RequestError
+from millstream.client.iterators import Stream, StreamOptions
+from millstream.client.records import Record, user_record
+from millstream.client.remote_member import LOST, RemoteMember
+from millstream.client.remote_reading import place_of, poll, raise_for, stored
+from millstream.client.remote_worker import POLL_SECONDS
+from millstream.core.errors import NotMember, RequestError
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
 
 V = TypeVar("V")
 Place = tuple[str, int]
-LOST = frozenset(
-    {
-        Code.FENCED_INSTANCE_ID,
-        Code.FENCED_MEMBER_EPOCH,
-        Code.ILLEGAL_GENERATION,
-        Code.REBALANCE_IN_PROGRESS,
-        Code.STALE_MEMBER_EPOCH,
-        Code.UNKNOWN_MEMBER_ID,
-    }
-)
-
-JOIN_SECONDS = 1.0
-
 logger = logging.getLogger(__name__)
 
 
-class RemoteStream(Stream[V]):
-    def __init__(
-        self,
-        owner: Remote,
-        topics: tuple[str, ...],
-        group: str,
-        start: Start,
-        commit_every: float,
-        decode: Decoder[V] | None,
-    ) -> None:
-        super().__init__(owner)
-        self._remote = owner
-        self._topics = topics
-        self._group = group
-        self._reset = start
-        self._commit_every = commit_every
-        self._decode = decode
-        self._consumer: Consumer | None = None
-        self._worker = Worker("millstream-stream")
-        self._polling: Polling[Message] = Polling(self._worker, self._poll)
+class RemoteStream(Stream[V], RemoteMember[Message]):
+    _owner: Remote
+    _thread_name = "millstream-stream"
+
+    def __init__(self, owner: Remote, options: StreamOptions) -> None:
+        super().__init__(owner, options)
+        self._begin()
         self._owned: set[Place] = set()
         """Changed on the worker's thread only, like those below."""
         self._processed: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
         self._committed_at = time.monotonic()
         self._last: Message | None = None
-        self._is_stopped = False
-        self._has_joined, self._joined_by = False, 0.0
 
     @property
     def assignment(self) -> list[Place]:
@@ -78,19 +49,12 @@ class RemoteStream(Stream[V]):
         self._is_stopped = True
 
     async def _start(self) -> None:
-        self._remote.check_open()
-        self._worker = Worker("millstream-stream")
-        self._polling = Polling(self._worker, self._poll)
-        self._has_joined, self._joined_by = False, time.monotonic() + JOIN_SECONDS
+        self._owner.check_open()
+        self._begin()
         for topic in self._topics:
-            await self._remote.partition_count(topic)  # creates it, so that no member waits for old metadata to expire
-        self._consumer = Consumer(
-            self._remote.consumer_settings(self._group, **{"auto.offset.reset": self._reset, **self._settings()})
-        )
-        subscribe = self._consumer.subscribe
-        await self._worker.call(
-            subscribe, list(self._topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
+            await self._owner.partition_count(topic)  # creates it, so that no member waits for old metadata to expire
+        settings = self._owner.consumer_settings(self._group, **{"auto.offset.reset": self._reset, **self._settings()})
+        await self._subscribe(settings, self._topics, self._assigned, self._revoked, self._lost)
 
     def _settings(self) -> dict[str, object]:
         return {}
@@ -146,11 +110,7 @@ class RemoteStream(Stream[V]):
 
     def _commit(self, progress: dict[Place, int]) -> None:
         if progress:
-            assert self._consumer is not None
-            offsets = [TopicPartition(*place, offset) for place, offset in progress.items()]
-            for committed in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
-                if committed.error is not None:
-                    raise KafkaException(committed.error)
+            self._commit_places([TopicPartition(*place, offset) for place, offset in progress.items()])
             self._committed.update(progress)
 
     # On the event loop's thread
@@ -163,9 +123,9 @@ class RemoteStream(Stream[V]):
                 message = self._polling.ready.popleft()
                 if message.error() is not None:
                     raise_for(message.error())
-                elif (message.topic(), message.partition()) in self._owned:
+                elif place_of(message) in self._owned:
                     self._last = message
-                    return user_record(message, self._decode)
+                    return user_record(*place_of(message), stored(message), self._decode)
             if self._is_stopped:
                 await self.close()
                 return None
@@ -177,8 +137,7 @@ class RemoteStream(Stream[V]):
 
     def _process_last(self) -> None:
         if self._last is not None:
-            place = (self._last.topic() or "", self._last.partition() or 0)
-            self._processed[place] = (self._last.offset() or 0) + 1
+            self._processed[place_of(self._last)] = (self._last.offset() or 0) + 1
             self._last = None
 
     async def commit(self) -> None:
@@ -203,9 +162,4 @@ class RemoteStream(Stream[V]):
         except NotMember as error:
             logger.warning("%s", error)
         finally:
-            await self._worker.end(self._let_join, *closing(self._consumer))
-
-    def _let_join(self) -> None:
-        """librdkafka does not leave a group that it is joining: an early close waits a moment for it."""
-        while self._consumer is not None and not self._has_joined and time.monotonic() < self._joined_by:
-            self._consumer.poll(0.1)
+            await self._end(self._let_join)

@@ -7,17 +7,19 @@ and the next caller gets its result (`Polling`).
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, ShareConsumer
 
 from millstream.client.closing import close_all, look
 from millstream.core.errors import Code, MillstreamError, UnknownTopic, Unreachable, Unsupported, code_of, refusal
 
 T = TypeVar("T")
+C = TypeVar("C", Consumer, ShareConsumer)
 POLL_SECONDS = 0.25
 """The longest wait of one poll: closing may wait as long."""
 
@@ -114,3 +116,22 @@ class Polling(Generic[T]):
             if not running.cancelled():
                 running.exception()
         self.ready.clear()
+
+
+class Polled(Generic[C, T]):
+    """The consumer of an iterator, with its thread and its polls: new ones for each opening."""
+
+    _thread_name: str
+
+    def _begin(self) -> None:
+        self._consumer: C | None = None
+        self._worker = Worker(self._thread_name)
+        self._polling: Polling[T] = Polling(self._worker, self._poll)
+
+    @abstractmethod
+    def _poll(self, seconds: float) -> list[T]:
+        """Runs on the thread."""
+
+    async def _end(self, *last: Callable[[], None]) -> None:
+        """Runs the last calls, closes the consumer, and ends the thread."""
+        await self._worker.end(*last, *([] if self._consumer is None else [self._consumer.close]))

@@ -30,7 +30,7 @@ from millstream.client.closing import close_after
 from millstream.client.consuming import Consuming
 from millstream.client.records import Event as AsyncEvent
 from millstream.client.records import Job as AsyncJob
-from millstream.client.records import Message, Record, Sent
+from millstream.client.records import Message, Record, Sent, fields_of
 from millstream.client.sending import Sender as AsyncSender
 from millstream.core.errors import Closed, MillstreamError, Undecodable
 
@@ -364,7 +364,7 @@ class Exclusive(Items[AsyncEvent[V], Event[V]]):
         self._exclusive = exclusive
 
     def _event(self, event: AsyncEvent[V]) -> Event[V]:
-        return Event(*_fields(event), event, self._loop)
+        return Event(*fields_of(event), event, self._loop)
 
     @property
     def is_active(self) -> bool:
@@ -452,7 +452,7 @@ class Millstream:
 
     def queue(self, topics: str | Sequence[str], *, group: str, **options: Any) -> Items[AsyncJob[Any], Job[Any]]:
         queue = self._made(lambda: self._ms.queue(topics, group=group, **options))
-        return Items(self._loop, queue, lambda job: Job(*_fields(job), job.attempt, job, self._loop))
+        return Items(self._loop, queue, lambda job: Job(*fields_of(job), job.attempt, job, self._loop))
 
     def exclusive(self, topic: str, *, group: str, **options: Any) -> Exclusive[Any]:
         return Exclusive(self._loop, self._made(lambda: self._ms.exclusive(topic, group=group, **options)))
@@ -493,15 +493,3 @@ def connect(bootstrap: str = "127.0.0.1:9092", **options: Any) -> Millstream:
         return Remote(bootstrap, **options)
 
     return Millstream(make)
-
-
-def _fields(record: Record[V]) -> tuple[str, int, int, int, bytes | None, V, Any]:
-    return (
-        record.topic,
-        record.partition,
-        record.offset,
-        record.timestamp,
-        record.key,
-        record.value,
-        record.headers,
-    )
