@@ -26,7 +26,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 from millstream.client import partitioners
@@ -42,7 +41,7 @@ from millstream.client.arguments import (
     checked_topics,
     setting_texts,
 )
-from millstream.client.closing import Once, close_after, close_all
+from millstream.client.closing import Closable, Once, close_all
 from millstream.client.consuming import Consuming, Decoder
 from millstream.client.iterators import (
     Exclusive,
@@ -80,7 +79,7 @@ class Batch(NamedTuple):
     rows: list[Row]
 
 
-class Millstream(abc.ABC):
+class Millstream(Closable):
     atomic_across = False
     """Whether one `send_many` is atomic across partitions and topics."""
 
@@ -109,11 +108,6 @@ class Millstream(abc.ABC):
         self._closing = Once(self._close)
         self._is_open = True
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
         """Ends all iterators, flushes the senders and disconnects from the broker."""

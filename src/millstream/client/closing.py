@@ -10,9 +10,11 @@ Rules
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,18 @@ class Once:
     async def done(self) -> None:
         """Raises the work's error to every caller."""
         await asyncio.shield(self.begin())
+
+
+class Closable(abc.ABC):
+    """Closed at the end of an `async with`."""
+
+    @abc.abstractmethod
+    async def close(self, *, clean: bool = True) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await close_after(error, self.close(clean=kind is None))
 
 
 def look(task: asyncio.Future[Any]) -> None:

@@ -20,10 +20,9 @@ import abc
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from millstream.client.closing import Once, close_after, look
+from millstream.client.closing import Closable, Once, look
 from millstream.core.clock import Clock
 from millstream.core.errors import Closed
 
@@ -44,7 +43,7 @@ class Owner(Protocol):
     def closed(self, consuming: Consuming[object]) -> None: ...
 
 
-class Consuming(abc.ABC, Generic[T]):
+class Consuming(Closable, Generic[T]):
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._is_held = False
@@ -72,11 +71,6 @@ class Consuming(abc.ABC, Generic[T]):
             self._begin_to_close(clean=False)  # without `__aexit__`, nothing else closes it
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await close_after(error, self.close(clean=kind is None))
 
     async def receive(self, timeout: float | None = None) -> T | None:
         """The next item; None after `timeout` seconds, or at the end (`is_closed`, `is_over`)."""

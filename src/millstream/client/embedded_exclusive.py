@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.client.api import HEARTBEAT_SECONDS, TAKEOVER_SECONDS
-from millstream.client.embedded_reading import Cursor
+from millstream.client.embedded_reading import Cursor, Rotation
 from millstream.client.iterators import Exclusive, ExclusiveOptions
 from millstream.client.records import Event, fields_of, user_record
 from millstream.client.signal import Signal
-from millstream.core.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.core.errors import Closed, Code, NotActive, OutOfRange, UnknownTopic, refusal
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -36,7 +36,7 @@ class EmbeddedExclusive(Exclusive[V]):
         self._settings.check()
         self._member: ExclusiveMember | None = None
         self._cursors: list[Cursor[V]] = []
-        self._turn = 0
+        self._rotation: Rotation[V] = Rotation(self._may_take, self._skip)
         self._terms = 0
         """How often this member has become active."""
         self._signal = Signal(owner.clock)
@@ -96,39 +96,32 @@ class EmbeddedExclusive(Exclusive[V]):
         return None
 
     async def _event(self) -> Event[V] | None:
-        """From the partitions in turn, batch by batch. None: no event, or this member is a standby."""
+        """None: no event, or this member is a standby."""
         member = self._member
         assert member is not None
         term = self._terms
         if member.is_active and len(self._cursors) < member.topic.partition_count:
             self._read_on()
-        cursors = self._cursors
-        for step in range(len(cursors)):
-            cursor = cursors[(self._turn + step) % len(cursors)]
-            found = cursor.take()
-            if found is None and cursor.has_more:
-                try:
-                    await cursor.load()
-                except OutOfRange:
-                    if cursor.next >= cursor.log.start:
-                        raise
-                    cursor.seek(cursor.log.start)  # retention deleted the records
-                    self._signal.set()
-                except RequestError:  # the next call serves the other partitions
-                    self._turn = (self._turn + step + 1) % len(cursors)
-                    raise
-                if term != self._terms or not member.is_active:
-                    return await self._event()  # the term changed during the read: discard it
-                found = cursor.take()
-            if found is not None:
-                self._turn = (self._turn + step + (not cursor.is_inside_batch)) % len(cursors)
-                record = user_record(*cursor.place, found, self._decode)
+        taken = await self._rotation.take(self._cursors)
+        if taken is None:
+            return None if term == self._terms else await self._event()  # the term changed during the read
+        cursor, found = taken
 
-                async def commit(event: Event[V]) -> None:
-                    await self._commit(event, term)
+        async def commit(event: Event[V]) -> None:
+            await self._commit(event, term)
 
-                return Event(*fields_of(record), commit)
-        return None
+        return Event(*fields_of(user_record(*cursor.place, found, self._decode)), commit)
+
+    def _may_take(self, cursor: Cursor[V]) -> bool:
+        """Each term has cursors of its own."""
+        index = cursor.place[1]
+        return self.is_active and index < len(self._cursors) and self._cursors[index] is cursor
+
+    def _skip(self, cursor: Cursor[V], error: OutOfRange) -> None:
+        if cursor.next >= cursor.log.start:
+            raise error
+        cursor.seek(cursor.log.start)  # retention deleted the records
+        self._signal.set()
 
     async def _commit(self, event: Event[V], term: int) -> None:
         member = self._member

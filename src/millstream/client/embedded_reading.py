@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from millstream.broker.batches import decode, read_batches
@@ -27,13 +27,13 @@ class Cursor(Generic[V]):
     """A position in one partition, and the records of the batch there."""
 
     __slots__ = (
-        "_aside", "_at", "_batches", "_records", "_topics", "given", "index", "log", "next", "processed", "topic",
+        "_aside", "_at", "_batches", "_records", "_topics", "given", "log", "next", "place", "processed", "topic",
     )  # fmt: skip
 
     def __init__(self, topics: Callable[[str], Topic | None], topic: Topic, index: int, offset: int) -> None:
         self._topics = topics
         self.topic = topic
-        self.index = index
+        self.place = topic.name, index
         self.log = topic.partitions[index].log
         self.next = offset
         """The first offset not yet given to the caller."""
@@ -44,10 +44,6 @@ class Cursor(Generic[V]):
         self._records: list[StoredRecord] = []
         self._at = 0
         self._aside = Aside()
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return self.topic.name, self.index
 
     @property
     def has_more(self) -> bool:
@@ -62,7 +58,7 @@ class Cursor(Generic[V]):
         if self._topics(self.topic.name) is not self.topic:
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name} any more")
         if self.log.failure is not None:
-            raise refusal(Code.KAFKA_STORAGE_ERROR, f"{self.topic.name}-{self.index} failed: {self.log.failure}")
+            raise refusal(Code.KAFKA_STORAGE_ERROR, f"{self.place[0]}-{self.place[1]} failed: {self.log.failure}")
 
     def _check_lost(self) -> None:
         if self.log.damage.lost is not None:
@@ -126,12 +122,49 @@ class Cursor(Generic[V]):
             return await decode(header, batch, self._aside)
         except RequestError as error:
             self._batches = iter(())  # the next call finds the same batch
-            raise refusal(error.code, f"{self.topic.name}-{self.index}: {error.detail}") from None
+            raise refusal(error.code, f"{self.place[0]}-{self.place[1]}: {error.detail}") from None
 
     def seek(self, offset: int) -> None:
         self._batches = iter(())
         self._records, self._at = [], 0
         self.next = self.processed = offset
+
+
+class Rotation(Generic[V]):
+    """Takes records from the cursors of one member, a batch from each in turn."""
+
+    def __init__(self, may_take: Callable[[Cursor[V]], bool], skip: Callable[[Cursor[V], OutOfRange], None]) -> None:
+        """`may_take` is asked again after a read; `skip` moves a cursor, or raises the error."""
+        self._may_take = may_take
+        self._skip = skip
+        self._turn = 0
+        self._last: Cursor[V] | None = None
+
+    async def take(self, cursors: Iterable[Cursor[V]]) -> tuple[Cursor[V], StoredRecord] | None:
+        last = self._last
+        if last is not None and self._may_take(last) and (found := last.take()) is not None:
+            return last, found
+        ring = list(cursors)
+        for at in [(self._turn + step) % len(ring) for step in range(len(ring))]:
+            cursor = ring[at]
+            if not self._may_take(cursor):
+                continue
+            found = cursor.take()
+            if found is None and cursor.has_more:
+                try:
+                    await cursor.load()
+                except OutOfRange as error:
+                    self._skip(cursor, error)
+                except RequestError:  # the next call serves the other partitions
+                    self._turn = at + 1
+                    raise
+                if not self._may_take(cursor):
+                    continue
+                found = cursor.take()
+            if found is not None:
+                self._turn, self._last = at + 1, cursor
+                return cursor, found
+        return None
 
 
 class EmbeddedReading(Reading[V]):
@@ -182,7 +215,7 @@ class EmbeddedReading(Reading[V]):
                 yield first
                 cursor = self._cursor
                 assert cursor is not None
-                topic, index = cursor.topic.name, cursor.index
+                topic, index = cursor.place
                 if self._decode is not None or self._limit is not None:
                     continue
                 for offset, timestamp, key, value, headers in cursor.left():

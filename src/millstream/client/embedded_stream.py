@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
-from millstream.client.embedded_reading import Cursor
+from millstream.client.embedded_reading import Cursor, Rotation
 from millstream.client.iterators import Stream, StreamOptions
 from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
@@ -60,7 +60,7 @@ class EmbeddedStream(Stream[V]):
         self._losing: set[Place] = set()
         """Given up as soon as the current record is processed."""
         self._last: Cursor[V] | None = None
-        self._turn = 0
+        self._rotation: Rotation[V] = Rotation(self._may_take, self._skip)
         self._committed: dict[Place, int] = {}
         self._committed_at = 0.0
         self._committing: asyncio.Task[None] | None = None
@@ -112,32 +112,21 @@ class EmbeddedStream(Stream[V]):
         return None
 
     async def _take(self) -> Record[V] | None:
-        """From the partitions in turn, a batch at a time."""
-        places = list(self._cursors)
-        turn = self._turn
-        for step in range(len(places)):
-            at = (turn + step) % len(places)
-            cursor = self._cursors.get(places[at])
-            if cursor is None or places[at] in self._losing:
-                continue
-            found = cursor.take()
-            if found is None and cursor.has_more and not self._is_stopped:
-                try:
-                    await cursor.load()
-                except OutOfRange:  # retention deleted the records
-                    cursor.seek(cursor.log.start if self._reset == "earliest" else cursor.log.high_watermark)
-                    self._signal.set()  # the remaining records are old and wake no reader
-                except RequestError:  # the next call serves the other partitions
-                    self._turn = at + 1
-                    raise
-                if self._cursors.get(places[at]) is not cursor or places[at] in self._losing:
-                    continue
-                found = cursor.take()
-            if found is not None:
-                self._turn = at if cursor.is_inside_batch else at + 1
-                self._last = cursor
-                return user_record(*cursor.place, found, self._decode)
-        return None
+        taken = await self._rotation.take(self._cursors.values())
+        if taken is None:
+            return None
+        self._last, found = taken
+        return user_record(*self._last.place, found, self._decode)
+
+    def _may_take(self, cursor: Cursor[V]) -> bool:
+        place = cursor.place
+        is_mine = self._cursors.get(place) is cursor and place not in self._losing
+        return is_mine and (cursor.is_inside_batch or not self._is_stopped)
+
+    def _skip(self, cursor: Cursor[V], error: OutOfRange) -> None:
+        """Retention deleted the records."""
+        cursor.seek(cursor.log.start if self._reset == "earliest" else cursor.log.high_watermark)
+        self._signal.set()  # the remaining records are old and wake no reader
 
     def _process_last(self) -> None:
         if self._last is not None:

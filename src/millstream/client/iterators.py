@@ -6,11 +6,10 @@ import abc
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from millstream.client.arguments import Start
-from millstream.client.closing import close_after, close_all
+from millstream.client.closing import Closable, close_after, close_all
 from millstream.client.consuming import Consuming, Decoder, Owner
 from millstream.client.records import Event, Job, Record
 from millstream.client.signal import Signal
@@ -93,7 +92,7 @@ class Stream(Consuming[Record[V]]):
         """Fetches nothing more: iteration ends after the fetched records."""
 
 
-class Streams(Generic[V]):
+class Streams(Closable, Generic[V]):
     """From `Millstream.streams`: several iterators over one group, by topic.
 
     async with ms.streams({"clicks": 4}, group="counters") as streams:
@@ -125,11 +124,6 @@ class Streams(Generic[V]):
             await close_after(error, self.close(clean=False))
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await close_after(error, self.close(clean=kind is None))
 
     async def close(self, *, clean: bool = True) -> None:
         await close_all(stream.close(clean=clean) for stream in self)

@@ -160,7 +160,31 @@ class Job(Record[V]):
         self._loop.call(answer(self._job))
 
 
-class Items(Generic[A, T]):
+class Held:
+    """An object of the API that a `with` opens and closes."""
+
+    def __init__(self, loop: Loop, held: Consuming[Any] | iterators.Streams[Any]) -> None:
+        self._loop = loop
+        self._held = held
+
+    def __enter__(self) -> Self:
+        try:
+            self._loop.call(self._held.__aenter__())
+        except BaseException as error:  # also an interrupt, after which no `with` would close it
+            self._loop.call_last(self._give_up(error))
+            raise
+        return self
+
+    async def _give_up(self, error: BaseException) -> None:
+        await close_after(error, self._held.close(clean=False))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_last(self._held.__aexit__(kind, error, trace))
+
+
+class Items(Held, Generic[A, T]):
     """An iterator of the API, for a thread. Used without `with`, it closes when the loop over it ends.
 
     A thread that is interrupted (Ctrl-C) while it waits loses nothing: the next call gets the item taken for it, and
@@ -168,7 +192,7 @@ class Items(Generic[A, T]):
     """
 
     def __init__(self, loop: Loop, items: Consuming[A], made: Callable[[A], T]) -> None:
-        self._loop = loop
+        super().__init__(loop, items)
         self._items = items
         self._made = made
         self._is_held = False
@@ -177,20 +201,7 @@ class Items(Generic[A, T]):
 
     def __enter__(self) -> Self:
         self._is_held = True
-        try:
-            self._loop.call(self._items.__aenter__())
-        except BaseException as error:  # also an interrupt, after which no `with` would close it
-            self._loop.call_last(self._give_up(error))
-            raise
-        return self
-
-    async def _give_up(self, error: BaseException) -> None:
-        await close_after(error, self._items.close(clean=False))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_last(self._items.__aexit__(kind, error, trace))
+        return super().__enter__()
 
     def receive(self, timeout: float | None = None) -> T | None:
         """The next item, or None after the timeout."""
@@ -320,12 +331,11 @@ class Stream(Items[Record[V], Record[V]]):
         self._loop.call(stop())
 
 
-class Streams(Generic[V]):
+class Streams(Held, Generic[V]):
     """Several iterators over one group: one for each thread."""
 
     def __init__(self, loop: Loop, streams: iterators.Streams[V], counts: Mapping[str, int]) -> None:
-        self._loop = loop
-        self._streams = streams
+        super().__init__(loop, streams)
         self._by_topic = {topic: [Stream(loop, each) for each in streams[topic]] for topic in counts}
 
     def __getitem__(self, topic: str) -> list[Stream[V]]:
@@ -336,22 +346,10 @@ class Streams(Generic[V]):
             yield from streams
 
     def __enter__(self) -> Self:
-        try:
-            self._loop.call(self._streams.__aenter__())
-        except BaseException as error:  # as above
-            self._loop.call_last(self._give_up(error))
-            raise
+        super().__enter__()
         for stream in self:
             stream._is_held = True
         return self
-
-    async def _give_up(self, error: BaseException) -> None:
-        await close_after(error, self._streams.close(clean=False))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_last(self._streams.__aexit__(kind, error, trace))
 
     def stop(self) -> None:
         for stream in self:
