@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from millstream.client.link import Link, LinkBroken
+from millstream.client.link import Dial, Link, LinkBroken, plain
 from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.wire.kafka import requests
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS
@@ -41,12 +41,15 @@ class _Retry(Exception):
 
 
 class Cluster:
-    def __init__(self, bootstrap: str, client_id: str = "millstream", timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, bootstrap: str, client_id: str = "millstream", timeout_seconds: float = 30.0, dial: Dial = plain
+    ) -> None:
         self._bootstrap = [_parse(address) for address in bootstrap.split(",") if address.strip()]
         if not self._bootstrap:
             raise ClusterError("bootstrap.servers names no broker; it takes HOST:PORT, several with commas")
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
+        self._dial = dial
         self._links: dict[tuple[str, int], Link] = {}
         self._metadata: Metadata | None = None
         self._known: set[str] = set()
@@ -161,11 +164,7 @@ class Cluster:
     def coordinator(self, group: str) -> Link:
         """A new link to the coordinator of a group; the caller closes it."""
 
-        def ask() -> Link:
-            node = self._find_coordinator(group)
-            return Link(node.host, node.port, self._client_id, self._timeout_seconds)
-
-        return self._persist(f"find the coordinator of {group}", ask)
+        return self._persist(f"find the coordinator of {group}", lambda: self._open(self._find_coordinator(group)))
 
     def share_groups(self, group: str) -> set[str]:
         """The share groups that the coordinator of `group` lists."""
@@ -263,8 +262,11 @@ class Cluster:
         address = (node.host, node.port)
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(node.host, node.port, self._client_id, self._timeout_seconds)
+            link = self._links[address] = self._open(node)
         return link
+
+    def _open(self, node: Node) -> Link:
+        return Link(node.host, node.port, self._client_id, self._timeout_seconds, self._dial)
 
 
 def _name(place: Place) -> str:

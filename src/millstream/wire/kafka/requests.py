@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+from millstream.wire.kafka.header import fixed
 from millstream.wire.kafka.primitives import Reader, string
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
@@ -32,7 +33,6 @@ VERSIONS: Mapping[int, tuple[int, int]] = {
 TopicPartition = tuple[str, int]
 """A topic and a partition."""
 
-_HEADER = Struct(">hhi")
 _I16 = Struct(">h")
 _I32 = Struct(">i")
 _I64 = Struct(">q")
@@ -40,7 +40,7 @@ _PARTITION_AND_TIME = Struct(">iq")
 
 
 def header(key: int, version: int, correlation_id: int, client_id: str) -> bytes:
-    return _HEADER.pack(key, version, correlation_id) + string(client_id, compact=False)
+    return fixed(key, version, correlation_id) + string(client_id, compact=False)
 
 
 def _array(items: Sequence[bytes]) -> bytes:
