@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from millstream.config import Config
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code
 from millstream.core.metrics import Metrics
 from millstream.doors.connections import Connections
 from millstream.doors.kafka import connection as kafka_connection
 from millstream.doors.keepalive import KEEPALIVE
-from millstream.log.disk import Disk
-from millstream.log.slice import OpenFile
 from millstream.server import Server
 from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.testing.clock import VirtualClock

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 import millstream as package
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code, LeaseLost, RequestError
-from millstream.log.disk import Disk
-from millstream.log.slice import OpenFile
 from millstream.stores.local import LocalLogStore
 from millstream.stores.sqlite_meta import SqliteMeta
 from tests.compat import raw

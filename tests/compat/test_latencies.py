@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.core.disk import Disk, OpenFile
 from millstream.doors.kafka import api_01_fetch, connection
-from millstream.log.disk import Disk
-from millstream.log.slice import OpenFile
 from millstream.server import Server
 from tests.compat import raw
 from tests.compat.clients import wait_for

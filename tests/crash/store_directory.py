@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from millstream.core.disk import Disk
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
 from millstream.stores.local import LocalLogStore

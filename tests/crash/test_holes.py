@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from millstream.core.disk import Disk
 from millstream.core.errors import Code, RequestError
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause
-from millstream.log.disk import Disk
 from millstream.log.log import Log
 from millstream.log.segment import Segment
 from millstream.records import codec

@@ -14,10 +14,10 @@ from random import Random
 import pytest
 from confluent_kafka import Producer
 
+from millstream.core.disk import Disk
 from millstream.core.errors import StoreInUse
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.records.batch import read_header
 from millstream.stores.local import LocalLogStore

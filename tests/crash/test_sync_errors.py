@@ -12,13 +12,13 @@ from random import Random
 
 import pytest
 
+from millstream.core.disk import OpenFile
 from millstream.core.errors import Code, LogReadOnly, MillstreamError, RequestError, StartupError
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
-from millstream.log.slice import OpenFile
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.pipeline import lake_delta
 from millstream.pipeline.files import FileEntry, FilesTooOld, write_files
 from millstream.pipeline.lake import Lake, LakeError, create_lake, open_lake

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.core.disk import Disk
 from millstream.log.checkpoint import FILE_NAME, Checkpoint
-from millstream.log.disk import Disk
 
 POINT = Checkpoint(3, 40, 5000, 77, [[9, 0, 123, [[0, 4, 60], [5, 9, 65]]]], [[0, 4000], [20, 4100]])
 

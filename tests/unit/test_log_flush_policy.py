@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.core.disk import Disk
 from millstream.core.errors import StartupError
 from millstream.log.config import FlushPolicy, LogConfig
-from millstream.log.disk import Disk
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch

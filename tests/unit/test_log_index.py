@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.log.index import ENTRY_BYTES, NO_TIME, Index
 
 NOTHING = (0, 0, NO_TIME)

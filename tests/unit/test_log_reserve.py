@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from millstream.core.disk import Disk
 from millstream.core.errors import RequestError
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
 from millstream.log.reserve import RESERVE_BYTES, ReservingDisk
 from millstream.stores.base import Delete, Put, Versioned

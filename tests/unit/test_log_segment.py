@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.log.index import NO_TIME
 from millstream.log.segment import BrokenSegment, Segment, file_name
 from millstream.records.batch import patch_offset, read_header

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import RequestError, StartupError, StoreInUse
 from millstream.core.promise import begin
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
 from millstream.log.flusher import Flusher
-from millstream.log.slice import OpenFile
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch, fill, read_all

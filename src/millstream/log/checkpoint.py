@@ -20,7 +20,7 @@ import os
 import zlib
 from dataclasses import dataclass, field
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 
 FILE_NAME = "checkpoint"
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.log.log import Log
 from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec

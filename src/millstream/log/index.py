@@ -23,8 +23,7 @@ from collections.abc import Iterator
 from mmap import mmap
 from struct import Struct
 
-from millstream.log.disk import Disk
-from millstream.log.slice import OpenFile
+from millstream.core.disk import Disk, OpenFile
 
 _ENTRY = Struct(">IIq")
 ENTRY_BYTES = _ENTRY.size

@@ -34,19 +34,18 @@ from typing import NamedTuple
 
 from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code, Diverged, LogReadOnly, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
-from millstream.log.disk import Disk
 from millstream.log.epochs import Epochs
 from millstream.log.flusher import Flusher
 from millstream.log.producers import Producers
 from millstream.log.readable import ReadableLog
 from millstream.log.segment import RELATIVE_OFFSET_MAX, BrokenSegment, Segment
-from millstream.log.slice import OpenFile
 from millstream.records.batch import NO_PRODUCER, BatchHeader, patch_offset
 from millstream.records.run import BatchRun
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
+from millstream.core.disk import OpenFile
 from millstream.core.errors import Code, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise, begin
@@ -27,7 +28,7 @@ from millstream.log.checked import CHECK_BYTES_MAX
 from millstream.log.damage import Cause, Damage, DamagedOffset, DamagedRange
 from millstream.log.index import NO_TIME
 from millstream.log.segment import BrokenSegment, Segment, Unindexed
-from millstream.log.slice import OpenFile, Slice
+from millstream.log.slice import Slice
 from millstream.log.soundness import Examined, Extent, Finding
 from millstream.records import codec
 from millstream.records.aside import Aside

@@ -27,10 +27,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from millstream.core.disk import Disk
 from millstream.log import checkpoint as checkpoints
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.damage import Cause
-from millstream.log.disk import Disk
 from millstream.log.epochs import Epochs
 from millstream.log.log import Log, Lost
 from millstream.log.producers import Producers

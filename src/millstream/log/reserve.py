@@ -13,7 +13,7 @@ import contextlib
 import os
 import shutil
 
-from millstream.log.disk import FILE_MODE, Disk
+from millstream.core.disk import FILE_MODE, Disk
 
 RESERVE_BYTES = 4 << 20
 SHARE_OF_DISK = 16

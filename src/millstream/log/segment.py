@@ -16,10 +16,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from millstream.core.disk import Disk, OpenFile
 from millstream.log.checked import Checked
-from millstream.log.disk import Disk
 from millstream.log.index import NO_TIME, Entry, Index, pack
-from millstream.log.slice import OpenFile
 from millstream.log.soundness import Extent
 from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, BatchHeader, CorruptBatch, is_sound, read_header
 from millstream.records.run import BatchRun, split

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import os
 
-
-class OpenFile:
-    """A file descriptor that closes when the last reader drops it.
-
-    Retention may remove a segment while a door still sends from it. The range keeps this object, so the descriptor
-    stays valid (and is not reused for another file) until the send is done.
-    """
-
-    __slots__ = ("fd", "path")
-
-    def __init__(self, path: str, fd: int) -> None:
-        self.path = path
-        self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)
+from millstream.core.disk import OpenFile
 
 
 class Slice:

@@ -21,10 +21,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from millstream.core.disk import OpenFile
 from millstream.log.damage import Cause
 from millstream.log.index import ENTRY_BYTES, Entry, entry_at
 from millstream.log.inspection import next_batch
-from millstream.log.slice import OpenFile
 from millstream.records.batch import HEADER_BYTES, BatchHeader, is_sound, read_header
 
 NEARBY_BYTES = 1 << 20

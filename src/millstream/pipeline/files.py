@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from millstream.core.disk import Disk
 from millstream.core.errors import MillstreamError
-from millstream.log.disk import Disk
 from millstream.pipeline.parquet import ParquetFile
 
 ROW_GROUP_BYTES = 64 << 20

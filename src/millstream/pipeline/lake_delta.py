@@ -31,7 +31,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.pipeline.files import ORPHAN_SECONDS, OWN_NAME, PARTITIONS, FileEntry, check_fresh, write_partition
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, new_columns, partitioned_by, with_partition

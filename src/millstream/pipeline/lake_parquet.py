@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 from millstream.pipeline.files import ORPHAN_SECONDS, OWN_NAME, PARTITIONS, FileEntry, check_fresh
 from millstream.pipeline.lake_rows import LakeRows
 from millstream.pipeline.lake_schema import LakeError, new_columns, with_partition

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millstream.log.disk import Disk
+from millstream.core.disk import Disk
 
 SAMPLE_ROWS = 8_192
 WORTH_COMPRESSING = 0.9

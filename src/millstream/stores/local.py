@@ -28,12 +28,12 @@ import shutil
 from functools import partial
 
 from millstream.core.clock import Clock
+from millstream.core.disk import DIRECTORY_MODE, FILE_MODE, Disk, restrict, restrict_tree
 from millstream.core.errors import Code, RequestError, StartupError, StoreInUse
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
 from millstream.log.compaction import compact
 from millstream.log.config import LogConfig
-from millstream.log.disk import DIRECTORY_MODE, FILE_MODE, Disk, restrict, restrict_tree
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
 from millstream.log.lost import LostLog

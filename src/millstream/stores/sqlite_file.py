@@ -17,8 +17,8 @@ import sqlite3
 import stat
 import time
 
+from millstream.core.disk import FILE_MODE, restrict
 from millstream.core.errors import StartupError
-from millstream.log.disk import FILE_MODE, restrict
 from millstream.stores import queries
 
 logger = logging.getLogger(__name__)

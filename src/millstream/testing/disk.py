@@ -32,8 +32,7 @@ import threading
 from dataclasses import dataclass, field
 from random import Random
 
-from millstream.log.disk import Disk
-from millstream.log.slice import OpenFile
+from millstream.core.disk import Disk, OpenFile
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096

@@ -21,8 +21,6 @@ import os
 import shutil
 from collections.abc import Iterable
 
-from millstream.log.slice import OpenFile
-
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
@@ -47,6 +45,23 @@ def restrict_tree(path: str) -> None:
         for name in files:
             restrict(os.path.join(parent, name), FILE_MODE)
     restrict(path, DIRECTORY_MODE)
+
+
+class OpenFile:
+    """A file descriptor that closes when the last reader drops it.
+
+    Retention may remove a segment while a door still sends from it. The range keeps this object, so the descriptor
+    stays valid (and is not reused for another file) until the send is done.
+    """
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class Disk:
