@@ -102,7 +102,7 @@ def test_a_handshake_may_have_more_steps(broker: BrokerThread, monkeypatch: pyte
     [
         (b"HTTP/1.1 400 Bad Request", r"announced an answer of \d+ bytes; is it a Kafka broker"),
         (struct.pack(">ii", 4, 7), "answered request 7, not 1"),
-        (struct.pack(">iih", 6, 1, 0), "does not answer as a broker does"),
+        (struct.pack(">iih", 6, 1, 0), "sent an invalid answer"),
         (b"", "the broker closed it"),
     ],
 )

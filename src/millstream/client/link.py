@@ -92,7 +92,7 @@ class Link:
             raise LinkBroken(f"the connection to {self._address} broke: {error}") from error
         except ProtocolError as error:
             self.close()
-            raise LinkBroken(f"{self._address} does not answer as a broker does: {error}") from error
+            raise LinkBroken(f"{self._address} sent an invalid answer: {error}") from error
 
     def _receive(self, size: int) -> memoryview:
         view = memoryview(bytearray(size))

@@ -49,7 +49,7 @@ class Conversation:
         version = min(high, served_high)
         if version < max(low, served_low):
             served = f"in versions {served_low} to {served_high}" if served_high >= 0 else "not"
-            raise ProtocolError(f"it serves API {key} {served}, but {low} to {high} are spoken here")
+            raise ProtocolError(f"it serves API {key} {served}, but {low} to {high} are supported here")
         return version
 
     def request(self, request: Request, payload_bytes: int = 0) -> bytes:
