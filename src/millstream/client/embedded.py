@@ -18,6 +18,7 @@ from typing import Any
 
 from millstream.broker.broker import Broker
 from millstream.broker.record_rules import check_time
+from millstream.broker.session import Session
 from millstream.broker.setting import LONG_MAX
 from millstream.broker.topics import Topic
 from millstream.client.api import Batch, Millstream, Row
@@ -39,6 +40,7 @@ from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.records import codec as codecs
 from millstream.records.compression import Codec
+from millstream.security.principal import EMBEDDED
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import is_shared, open_store
 
@@ -84,6 +86,10 @@ class Embedded(Millstream):
             self.check_open()
         assert self._broker is not None
         return self._broker
+
+    @property
+    def session(self) -> Session:
+        return Session(self.broker, "embedded", "embedded", principal=EMBEDDED, client_id="python")
 
     @property
     def atomic_across(self) -> bool:  # type: ignore[override]  # the class attribute; here it depends on the store

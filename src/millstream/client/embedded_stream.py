@@ -181,10 +181,10 @@ class EmbeddedStream(Stream[V]):
         for (topic, partition), offset in progress.items():
             by_topic.setdefault(topic, []).append(PartitionCommit(partition, offset))
         commits = [TopicCommit(topic, partitions) for topic, partitions in by_topic.items()]
-        groups = self._owner.broker.groups
+        session = self._owner.session
         for attempt in range(COMMIT_TRIES):
             try:
-                codes = await groups.commit(self._group, self._id, None, self._epoch, commits)
+                codes = await session.commit(self._group, self._id, None, self._epoch, commits)
                 break
             except RequestError as error:
                 if error.code == Code.STALE_MEMBER_EPOCH and attempt + 1 < COMMIT_TRIES:
@@ -231,7 +231,7 @@ class EmbeddedStream(Stream[V]):
                 answer = await self._beat()
                 wait = answer.heartbeat_interval_ms / 1000
                 await self._follow(answer)
-                if self._owner.broker.groups.consumer_describe(self._group).state != "Stable":
+                if self._owner.session.describe_consumer(self._group).state != "Stable":
                     wait = min(wait, UNSETTLED_SECONDS)
             except RequestError as error:
                 self._drop_all()
@@ -260,10 +260,8 @@ class EmbeddedStream(Stream[V]):
             rebalance_ms=REBALANCE_MS,
             topics=frozenset(self._topics),
             owned=owned,
-            client_id="python",
-            client_host="embedded",
         )
-        answer = await self._owner.broker.groups.consumer_heartbeat(beat)
+        answer = await self._owner.session.consumer_heartbeat(beat)
         self._epoch = answer.epoch
         return answer
 
@@ -297,7 +295,7 @@ class EmbeddedStream(Stream[V]):
         commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
         if commits:
             try:
-                await self._owner.broker.groups.commit(self._group, self._id, None, self._epoch, commits)
+                await self._owner.session.commit(self._group, self._id, None, self._epoch, commits)
             except RequestError as error:
                 logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
@@ -308,7 +306,7 @@ class EmbeddedStream(Stream[V]):
         if topic is None or number >= topic.partition_count:
             return
         log = topic.partitions[number].log
-        [fetched] = broker.groups.fetch(self._group, [(name, [number])])
+        [fetched] = self._owner.session.committed(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
         if log.damage.lost is not None:  # commit nothing until the log is restored
             offset = committed.offset if committed is not None else 0
@@ -370,7 +368,7 @@ class EmbeddedStream(Stream[V]):
                     await asyncio.wait([task])
             self._drop_all()
             if self._epoch > JOINING:
-                await self._owner.broker.groups.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
+                await self._owner.session.consumer_heartbeat(Beat(self._group, self._id, LEAVING))
         except RequestError as error:
             logger.debug("cannot leave group %s: %s", self._group, error)
         finally:
