@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import uuid
 
+from millstream.core.disk import Disk
 from millstream.core.errors import RevisionConflict, StartupError
-from millstream.log.disk import Disk
 from millstream.stores.base import Check, MetaStore, Put
 
 KEY = "store/logs"
