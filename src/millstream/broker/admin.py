@@ -29,7 +29,7 @@ class Admin:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._broker = session.broker
+        self._broker = session._broker
 
     def check_create(self, name: str) -> None:
         """CREATE on the cluster is the right to create any topic."""

@@ -41,7 +41,7 @@ class Configs:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._broker = session.broker
+        self._broker = session._broker
 
     def check(self, operation: Operation, resource: int, name: str) -> None:
         """Brokers, their loggers and client metrics belong to the cluster."""

@@ -19,7 +19,7 @@ class Health:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._broker = session.broker
+        self._broker = session._broker
 
     def check_cluster(self, operation: Operation) -> None:
         self._session.check(operation, Kind.CLUSTER, CLUSTER_NAME)

@@ -23,7 +23,7 @@ class Peers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._cluster = session.broker.cluster
+        self._cluster = session._broker.cluster
 
     def is_elsewhere(self, group_id: str) -> bool:
         """Whether another broker coordinates the group."""

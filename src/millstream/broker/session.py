@@ -59,13 +59,13 @@ _ALL = {kind: sum(1 << each for each in operations) for kind, operations in OPER
 
 class Session:
     __slots__ = (
-        "_authorizer", "_topics", "broker", "client_id", "clock", "config", "door", "host", "metrics", "principal",
+        "_authorizer", "_broker", "_topics", "client_id", "clock", "config", "door", "host", "metrics", "principal",
     )  # fmt: skip
 
     def __init__(
         self, broker: Broker, door: str, host: str, *, principal: Principal = ANONYMOUS, client_id: str = ""
     ) -> None:
-        self.broker = broker
+        self._broker = broker
         self.door = door
         self.host = host
         self.principal = principal
@@ -115,7 +115,7 @@ class Session:
         if self._authorizer.is_open:
             return False
         if isinstance(topic, UUID):
-            found = self.broker.topics.by_id(topic)
+            found = self._broker.topics.by_id(topic)
             return found is not None and not self.allows(operation, Kind.TOPIC, found.name)
         return not self.allows(operation, Kind.TOPIC, topic)
 
@@ -131,7 +131,7 @@ class Session:
         """The topic with this name or id."""
         if isinstance(key, str):
             self.check(operation, Kind.TOPIC, key)
-        topic = self.broker.topics.find(key)
+        topic = self._broker.topics.find(key)
         if topic is None:
             code = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(key, str) else Code.UNKNOWN_TOPIC_ID
             raise RequestError(code, f"there is no topic {key}")
@@ -147,14 +147,14 @@ class Session:
 
     def topics(self) -> list[Topic]:
         """The topics that the principal may describe."""
-        topics = list(self.broker.topics)
+        topics = list(self._broker.topics)
         if self._authorizer.is_open:
             return topics
         return [topic for topic in topics if self.allows(Operation.DESCRIBE, Kind.TOPIC, topic.name)]
 
     def missing_topics(self, names: Iterable[str]) -> list[str]:
         """The names among these that `ensure_topic` would create."""
-        topics = self.broker.topics
+        topics = self._broker.topics
         if not topics.auto_create:
             return []
         return [name for name in names if topics.get(name) is None and not self._denies(Operation.DESCRIBE, name)]
@@ -196,13 +196,13 @@ class Session:
         """A new id for an idempotent producer (KIP-679: whoever may write to a topic may be idempotent)."""
         if not self._authorizer.allows_any(self.principal, self.host, Operation.WRITE, Kind.TOPIC):
             self.check(Operation.IDEMPOTENT_WRITE, Kind.CLUSTER, CLUSTER_NAME)
-        return await self.broker.producer_ids.take()
+        return await self._broker.producer_ids.take()
 
     # Members of groups
 
     async def join(self, request: Join) -> Joined:
         self._group(Operation.READ, request.group_id)
-        return await self.broker.groups.join(
+        return await self._broker.groups.join(
             request._replace(principal=self.principal, client_id=self.client_id, client_host=self.host)
         )
 
@@ -216,42 +216,42 @@ class Session:
         assignments: Mapping[str, bytes],
     ) -> Synced:
         self._group(Operation.READ, group_id)
-        return await self.broker.groups.sync(
+        return await self._broker.groups.sync(
             group_id, member_id, instance_id, generation, protocol, assignments, self.principal
         )
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
         self._group(Operation.READ, group_id)
-        self.broker.groups.heartbeat(group_id, member_id, instance_id, generation, self.principal)
+        self._broker.groups.heartbeat(group_id, member_id, instance_id, generation, self.principal)
 
     def leave(self, group_id: str, members: Iterable[tuple[str, str | None]]) -> list[Code]:
         self._group(Operation.READ, group_id)
-        return self.broker.groups.leave(group_id, members)
+        return self._broker.groups.leave(group_id, members)
 
     async def consumer_heartbeat(self, beat: Beat) -> BeatAnswer:
         self._group(Operation.READ, beat.group_id)
         self._check_described(beat.topics or ())
         beat = replace(beat, principal=self.principal, client_id=self.client_id, client_host=self.host)
-        return await self.broker.groups.consumer_heartbeat(beat)
+        return await self._broker.groups.consumer_heartbeat(beat)
 
     async def share_heartbeat(self, beat: ShareBeat) -> BeatAnswer:
         self._group(Operation.READ, beat.group_id)
         self._check_described(beat.topics or ())
         beat = replace(beat, principal=self.principal, client_id=self.client_id, client_host=self.host)
-        return await self.broker.groups.share_heartbeat(beat)
+        return await self._broker.groups.share_heartbeat(beat)
 
     # Records of share groups
 
     def share_group(self, group_id: str, member_id: str) -> ShareGroup:
         """The group of a member's new share session."""
         self._group(Operation.READ, group_id)
-        return self.broker.groups.share_for(group_id, member_id, self.principal)
+        return self._broker.groups.share_for(group_id, member_id, self.principal)
 
     def check_share(self, group_id: str) -> None:
         """For every request of a share session: raises if the group is read elsewhere by now, or may not be read."""
         self._group(Operation.READ, group_id)
         try:
-            self.broker.cluster.check(group_id)
+            self._broker.cluster.check(group_id)
         except RequestError as error:  # share consumers know this code, and start over
             raise RequestError(Code.SHARE_SESSION_NOT_FOUND, f"{error.detail}; open another session") from error
 
@@ -273,11 +273,11 @@ class Session:
 
     def lease_ms(self, queue: Queue, topics: Iterable[UUID]) -> int:
         """The shortest lease of these topics."""
-        found = (self.broker.topics.by_id(each) for each in topics)
+        found = (self._broker.topics.by_id(each) for each in topics)
         return lease_ms(queue.overrides, (topic.settings for topic in found if topic is not None))
 
     def _readable(self) -> TopicsById:
-        return self.broker.topics if self._authorizer.is_open else _Readable(self)
+        return self._broker.topics if self._authorizer.is_open else _Readable(self)
 
     # Offsets
 
@@ -294,7 +294,7 @@ class Session:
         self._group(Operation.READ, group_id)
 
         def store(commits: Sequence[TopicCommit]) -> Awaitable[list[list[Code]]]:
-            return self.broker.groups.commit(
+            return self._broker.groups.commit(
                 group_id,
                 member_id,
                 instance_id,
@@ -323,7 +323,7 @@ class Session:
         epoch: int = -1,
     ) -> list[Fetched]:
         self._group(Operation.DESCRIBE, group_id)
-        fetched = self.broker.groups.fetch(group_id, topics, member_id, epoch)
+        fetched = self._broker.groups.fetch(group_id, topics, member_id, epoch)
         if self._authorizer.is_open:
             return fetched
         denied = [self._denies(Operation.DESCRIBE, each.topic) for each in fetched]
@@ -340,7 +340,7 @@ class Session:
         self._group(Operation.DELETE, group_id)
         denied = [self._denies(Operation.READ, name) for name, _ in topics]
         allowed = [each for each, is_denied in zip(topics, denied, strict=True) if not is_denied]
-        codes = iter(await self.broker.groups.delete_offsets(group_id, allowed))
+        codes = iter(await self._broker.groups.delete_offsets(group_id, allowed))
         refusal = Kind.TOPIC.refusal
         return [
             [refusal] * len(partitions) if is_denied else next(codes)
@@ -351,17 +351,17 @@ class Session:
 
     def describe_classic(self, group_id: str) -> ClassicView:
         self._group(Operation.DESCRIBE, group_id)
-        return self.broker.groups.describe(group_id)
+        return self._broker.groups.describe(group_id)
 
     def describe_consumer(self, group_id: str) -> ConsumerView:
         self._group(Operation.DESCRIBE, group_id)
-        view = self.broker.groups.consumer_describe(group_id)
+        view = self._broker.groups.consumer_describe(group_id)
         self._check_assigned(topic_id for each in view.members for topic_id, _ in each.assigned | each.target)
         return view
 
     def describe_share(self, group_id: str) -> ShareView:
         self._group(Operation.DESCRIBE, group_id)
-        view = self.broker.groups.share(group_id).describe()
+        view = self._broker.groups.share(group_id).describe()
         self._check_assigned(topic_id for each in view.members for topic_id in each.assigned)
         return view
 
@@ -371,30 +371,30 @@ class Session:
 
     def topic_name(self, topic_id: UUID) -> str | None:
         """Of a topic that a member is assigned."""
-        return self.broker.groups.topic_name(topic_id)
+        return self._broker.groups.topic_name(topic_id)
 
     def list_groups(self, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[Listed]:
-        listed = self.broker.groups.list(states, types)
+        listed = self._broker.groups.list(states, types)
         return [each for each in listed if self.allows(Operation.DESCRIBE, Kind.GROUP, each.group_id)]
 
     async def delete_group(self, group_id: str) -> None:
         self._group(Operation.DELETE, group_id)
-        await self.broker.groups.delete(group_id)
+        await self._broker.groups.delete(group_id)
 
     def share_progress(self, group_id: str) -> Queue | None:
         """The queue of a share group; None: the group has read nothing."""
         self._group(Operation.DESCRIBE, group_id)
         try:
-            self.broker.groups.share(group_id)
+            self._broker.groups.share(group_id)
         except RequestError as error:
             if error.code != Code.GROUP_ID_NOT_FOUND:
                 raise
-        return self.broker.queues.get(group_id)
+        return self._broker.queues.get(group_id)
 
     def idle_share(self, group_id: str, operation: Operation) -> ShareGroup:
         """A share group without members: its progress may be changed."""
         self._group(operation, group_id)
-        group = self.broker.groups.share(group_id)
+        group = self._broker.groups.share(group_id)
         if group.members:
             raise RequestError(Code.NON_EMPTY_GROUP)
         return group
@@ -402,24 +402,24 @@ class Session:
     async def forget_share(self, group_id: str, topic: str) -> None:
         """Deletes a share group's progress through a topic."""
         self._group(Operation.DELETE, group_id)
-        await self.broker.queues.forget(group_id, self.topic(topic, Operation.READ).name)
+        await self._broker.queues.forget(group_id, self.topic(topic, Operation.READ).name)
 
     # Single records
 
     def inlet(self, partition: Partition) -> Inlet:
         """Takes records into a partition that the session may write."""
-        return self.broker.inlet(partition)
+        return self._broker.inlet(partition)
 
     def read(
         self, partition: Partition, offset: int, bytes_max: int, *, head_bytes: int = 0, count_max: int | None = None
     ) -> Awaitable[Taken]:
         """Records of a partition that the session may read; see `Outlet.take`."""
-        return self.broker.outlet.take(partition.log, offset, bytes_max, head_bytes=head_bytes, count_max=count_max)
+        return self._broker.outlet.take(partition.log, offset, bytes_max, head_bytes=head_bytes, count_max=count_max)
 
     async def coordinate(self, group_id: str, operation: Operation = Operation.READ) -> None:
         """Raises `RequestError` unless this broker coordinates the group, or fanout id, from now on."""
         self._group(operation, group_id)
-        await coordinate(self.broker.cluster, group_id)
+        await coordinate(self._broker.cluster, group_id)
 
     # Queues
 
@@ -429,7 +429,7 @@ class Session:
         """Finds or creates a group with the `queue` discipline. A private one (not `durable`) needs no right."""
         if durable:
             self._group(Operation.READ, group_id)
-        return self.broker.queues.open(
+        return self._broker.queues.open(
             group_id, durable=durable, settings=settings, door_defaults=door_defaults, client_host=self.host
         )
 
@@ -445,36 +445,36 @@ class Session:
 
     def cursor_position(self, fanout_id: str, topic: Topic) -> int:
         self._group(Operation.DESCRIBE, fanout_id)
-        return self.broker.cursors.position(fanout_id, topic)
+        return self._broker.cursors.position(fanout_id, topic)
 
     def read_cursor(
         self, fanout_id: str, topic: Topic, bytes_max: int, count_max: int | None = None
     ) -> Promise[list[Record]]:
         """The next records of a topic that the session may read; see `Cursors.read`."""
         self._group(Operation.READ, fanout_id)
-        return self.broker.cursors.read(fanout_id, topic, bytes_max, count_max, self.host)
+        return self._broker.cursors.read(fanout_id, topic, bytes_max, count_max, self.host)
 
     # The cluster
 
     @property
     def node_id(self) -> int:
-        return self.broker.node_id
+        return self._broker.node_id
 
     @property
     def cluster_id(self) -> str:
-        return self.broker.cluster_id
+        return self._broker.cluster_id
 
     def advertised(self, local_host: str, local_port: int) -> tuple[str, int]:
         """This broker's address for clients; the arguments are the one that this client used."""
-        return self.broker.advertised(local_host, local_port)
+        return self._broker.advertised(local_host, local_port)
 
     def nodes(self, local_host: str, local_port: int) -> list[Node]:
         """All live brokers by node id."""
-        return self.broker.nodes(local_host, local_port)
+        return self._broker.nodes(local_host, local_port)
 
     def leaderships(self, topic_id: UUID = NO_TOPIC) -> Sequence[Leadership]:
         """Of a topic's partitions, in their order; a shorter list repeats."""
-        return self.broker.cluster.leaderships(topic_id)
+        return self._broker.cluster.leaderships(topic_id)
 
     async def find_coordinator(self, kind: Kind, key: str) -> Node | None:
         """Of a group, a transactional id, or (CLUSTER) a share partition; None: this broker."""

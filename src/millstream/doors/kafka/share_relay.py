@@ -99,7 +99,7 @@ class Relay:
         assert self._streams is not None
         reader, writer = self._streams
         if self.is_closed:
-            raise ConnectionAbortedError("the client has gone")
+            raise ConnectionAbortedError("the client disconnected")
         writer.write(b"".join(_SIZE.pack(len(frame)) + frame for frame in frames))
         await writer.drain()
         answer = b""
