@@ -11,6 +11,7 @@ import random
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from millstream.core.errors import Code
 from millstream.core.loop_watch import BEAT_SECONDS, BUSY_SECONDS_MAX
 from millstream.records.batch import read_header
 from millstream.records.compression import Codec
+from millstream.wire.flowmq import Command, frame
 from tests import stores
 from tests.bombs import empty_headers, empty_records
-from tests.compat import raw
+from tests.compat import client_flume, raw
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import Flume
 from tests.compat.client_luxun import Luxun, generate
@@ -135,6 +137,46 @@ def test_doors_that_give_out_records_are_not_held_up_by_a_bomb(
         with FlowmqClient(files.address("flowmq")) as flowmq:
             flowmq.subscribe("orders", "workers")
             assert flowmq.ping(b"still here") == b"still here"
+
+
+def kafka_heartbeat() -> bytes:
+    return raw.request(12, 1, {"group_id": "g", "generation_id": 1, "member_id": "m"})
+
+
+def kafka_committed() -> bytes:
+    return raw.request(9, 1, {"group_id": "g", "topics": [{"name": "warm", "partition_indexes": [0]}]})
+
+
+PIPELINED = {
+    "kafka api versions": ("kafka", lambda: raw.request(18, 0, {})),
+    "kafka heartbeat": ("kafka", kafka_heartbeat),
+    "kafka offset fetch": ("kafka", kafka_committed),
+    "flume heartbeat": (
+        "flume",
+        lambda: client_flume.request(4, 1, client_flume.string("g") + bytes(4) + client_flume.string("m")),
+    ),
+    "flume fetch": ("flume", lambda: client_flume.request(1, 1, client_flume.fetch_payload("warm", 0, 0))),
+    "flowmq ack": ("flowmq", lambda: frame(Command.ACK, b"x")),
+    "flowmq list": ("flowmq", lambda: frame(Command.LIST_TOPICS)),
+}
+
+
+@pytest.mark.parametrize(("door", "make"), PIPELINED.values(), ids=PIPELINED)
+def test_thousands_of_small_requests_in_one_piece_leave_turns_to_others(
+    files: BrokerInThread, door: str, make: Callable[[], bytes]
+) -> None:
+    """As much as fits into the door's receive buffer, and the answers to all of it."""
+    one = make()
+    count = (256 << 10) // len(one)
+    with Raw(files.address(door)) as client:
+        client.socket.settimeout(60)
+        client.send(one)
+        left = len(client.socket.recv(1 << 16)) * count
+        with responsive(files), ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(client.send, one * count)
+            while left > 0:
+                left -= len(client.socket.recv(1 << 16))
+            sent.result()
 
 
 def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThread, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ reference counts free them. Yet their number makes Python repeatedly search all 
 each search holds the GIL for 50 to 100 ms. Younger generations are collected as usual.
 
 Call `postpone` at every step of such a request. Full collections resume `QUIET_SECONDS` after the last call, or
-`POSTPONED_SECONDS_MAX` after the first, so that garbage does not pile up if clients send only large requests.
+`POSTPONED_SECONDS_MAX` after the first, so that garbage does not pile up if clients send only large requests. That
+bound is long: a collection that it lets through searches the objects of the request at hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import gc
 
 QUIET_SECONDS = 1.0
-POSTPONED_SECONDS_MAX = 30.0
+POSTPONED_SECONDS_MAX = 600.0
 NEVER = 1_000_000
 
 

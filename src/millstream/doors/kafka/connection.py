@@ -11,6 +11,9 @@ If a client hangs up while its connection is parked (`hangup.py`), the wait ends
 a join closes the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of
 stream that is read closes the connection, as in Kafka.
 
+A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks until the next
+turn of the event loop, so that other clients get theirs.
+
 Backpressure also stops reading while answers accumulate in the outbox or behind a produce request, while too many
 requests are in flight, while the produced partitions have too many unsynced bytes, and while the door is out of memory.
 """
@@ -52,6 +55,8 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
 """No request is handled while more bytes are unsent: a short request can ask for a long answer."""
+TURN_SECONDS = 0.02
+"""For the requests of one client in one turn of the event loop; runs of small produce requests do not count."""
 COPIED_BYTES_MAX = 4096
 """Up to this size a lone produce request is handled as a run of one: to copy its batch is cheaper than to check it in
 place.
@@ -149,6 +154,7 @@ class Connection(Receiving):
         """Handles every whole frame in `data`, and keeps the rest."""
         position, end, door = 0, len(data), self._door
         self.last_used = door.now
+        since = 0.0
         while end - position >= 4:
             if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
                 self._backlog += bytes(data[position:])
@@ -169,6 +175,10 @@ class Connection(Receiving):
                     continue
             self._handle(data[position + 4 : after])
             position = after
+            since = since or self._context.began
+            if end - position >= 4 and self._context.began - since > TURN_SECONDS and not self._is_parked:
+                self._park()
+                door.loop.call_soon(self._next_turn)
         if self.closed or position == end:
             return
         if self._is_parked:
@@ -498,6 +508,10 @@ class Connection(Receiving):
                 self._go_on()
 
     # -- parking -----------------------------------------------------------------------------------------------------
+
+    def _next_turn(self) -> None:
+        if self._is_parked and not self._in_line and self._leave_line is None:
+            self._unpark()
 
     def _unpark(self) -> None:
         self._is_parked = False
