@@ -47,7 +47,7 @@ async def context(server: Server) -> Context:
 
 
 def partition_of(context: Context, index: int) -> Partition:
-    topic = context.session.broker.topics.get("orders")
+    topic = context.session._broker.topics.get("orders")
     assert topic is not None
     return topic.partitions[index]
 
@@ -55,7 +55,7 @@ def partition_of(context: Context, index: int) -> Partition:
 def taught(context: Context, version: int = 9) -> KnownProduces:
     """What a door knows after one request for each partition."""
     known = KnownProduces(
-        context.session.broker.topics, context.session.broker.clock, context.session.broker.authorizer
+        context.session._broker.topics, context.session._broker.clock, context.session._broker.authorizer
     )
     context.version = version
     for index in range(3):
@@ -124,7 +124,7 @@ async def test_partitions_in_turn_are_answered_in_the_order_of_the_requests(cont
     assert read_answers(run, version) == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (2, 0, 0), (1, 0, 1), (0, 0, 2)]
     values = [[record.value for record in read_all(partition_of(context, index).log)] for index in range(3)]
     assert values == [[b"0", b"2", b"5"], [b"1", b"4"], [b"3"]]
-    assert context.session.broker.metrics.batches_in == context.session.broker.metrics.records_in == 6
+    assert context.session._broker.metrics.batches_in == context.session._broker.metrics.records_in == 6
 
 
 async def test_an_append_that_wakes_a_reader_which_appends_elsewhere_does_not_disturb_the_run(context: Context) -> None:
@@ -148,7 +148,7 @@ async def test_one_partition_that_fails_costs_its_own_requests_only(context: Con
 
 
 async def test_answers_wait_for_every_sync_while_the_buffer_is_used_again(context: Context) -> None:
-    safe = await context.session.broker.topics.create("safe", 1, {"flush": "always"})
+    safe = await context.session._broker.topics.create("safe", 1, {"flush": "always"})
     known = taught(context)
     records = raw.batch(b"x")
     frame = raw.produce("safe", records)
@@ -169,9 +169,9 @@ async def test_answers_wait_for_every_sync_while_the_buffer_is_used_again(contex
     ids=["stamped by the broker", "compacted"],
 )
 async def test_topics_that_look_into_batches_take_no_runs(context: Context, settings: dict[str, str]) -> None:
-    await context.session.broker.topics.create("careful", 1, settings)
+    await context.session._broker.topics.create("careful", 1, settings)
     known = KnownProduces(
-        context.session.broker.topics, context.session.broker.clock, context.session.broker.authorizer
+        context.session._broker.topics, context.session._broker.clock, context.session._broker.authorizer
     )
     records = raw.batch(b"x", key=b"k")
     frame = raw.produce("careful", records)
@@ -185,6 +185,6 @@ async def test_all_is_forgotten_when_topics_change(context: Context) -> None:
     known = taught(context)
     frame = raw.produce("orders", raw.batch(b"x"))
     assert known.find(memoryview(frame)[4:], 9) is not None
-    await context.session.broker.topics.create("another", 1, {})
+    await context.session._broker.topics.create("another", 1, {})
     assert known.find(memoryview(frame)[4:], 9) is None
     assert known.take(memoryview(bytearray(frame)), 0, []) == 0

@@ -54,6 +54,7 @@ class Door:
         self.topic_id = topic.id
         self.broker: Any = types.SimpleNamespace(
             groups=self.bench.groups,
+            topics=self.bench.topics,
             node_id=7,
             advertised=lambda host, port: (host, port),
             cluster=Solo(7),
