@@ -21,8 +21,8 @@ from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code
 from millstream.core.metrics import Metrics
 from millstream.doors.connections import Connections
-from millstream.doors.kafka import connection as kafka_connection
-from millstream.doors.keepalive import KEEPALIVE
+from millstream.doors.kafka import protocol as kafka_protocol
+from millstream.doors.listener import KEEPALIVE
 from millstream.server import Server
 from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.testing.clock import VirtualClock
@@ -82,7 +82,7 @@ def waiting(broker: BrokerInThread, door: str = "kafka") -> int:
     def count(server: Server) -> int:
         doors = [server._kafka, *server._doors]
         found = next(each for each in doors if type(each).__name__.lower() == f"{door}door")
-        return sum(bool(each._in_line) for each in found._connections)  # type: ignore[union-attr]
+        return sum(bool(getattr(each, "protocol", each)._in_line) for each in found._connections)  # type: ignore[union-attr]
 
     return broker.ask(count)
 
@@ -337,7 +337,7 @@ def producing(
 ) -> Iterator[tuple[BrokerInThread, Raw]]:
     """A producer whose connection is parked while its records wait for their sync."""
     if why == "too many in line":
-        monkeypatch.setattr(kafka_connection, "IN_LINE_MAX", 0)
+        monkeypatch.setattr(kafka_protocol, "IN_LINE_MAX", 0)
     with BrokerInThread(tmp_path, **HELD_BACK[why], **settings) as broker:
         raw.create_topic(broker.address("kafka"), "written")
         until_open(broker, 0)
@@ -353,7 +353,7 @@ def producing(
 
 
 def parked(server: Server) -> int:
-    return sum(each._is_parked for each in server._kafka._connections)  # type: ignore[union-attr]
+    return sum(each.is_parked for each in server._kafka._connections)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("why", HELD_BACK)
@@ -409,8 +409,8 @@ def test_kafka_clients_that_are_gone_without_a_word_are_detected(broker: BrokerI
     def options(server: Server) -> list[list[int]]:
         assert server._kafka is not None
         return [
-            [each._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
-            + [each._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
+            [each.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+            + [each.transport._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
             for each in server._kafka._connections
         ]
 

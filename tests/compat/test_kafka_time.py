@@ -39,7 +39,7 @@ def produce(address: str) -> int:
 def free(broker: BrokerInThread) -> int:
     def look(server: Server) -> int:
         assert server._kafka is not None
-        return server._kafka.budget.free
+        return server._kafka.frames.free
 
     return broker.ask(look)
 
@@ -106,7 +106,7 @@ def test_who_has_just_begun_a_frame_keeps_its_memory_although_others_wait(broker
 
 def waiters(server: Server) -> int:
     assert server._kafka is not None
-    return len(server._kafka.budget._waiting)
+    return len(server._kafka.frames._waiting)
 
 
 def stored(address: str) -> None:
@@ -138,7 +138,7 @@ def test_readers_who_take_nothing_share_a_bounded_memory(tmp_path: Path) -> None
 
         def held(server: Server) -> int:
             assert server._kafka is not None
-            boxes = [connection._outbox for connection in server._kafka._connections]
+            boxes = [connection.outbox for connection in server._kafka._connections]
             return sum(len(chunk) for box in boxes for chunk in box._chunks if not isinstance(chunk, Slice))
 
         for _ in range(40):
@@ -157,7 +157,7 @@ def test_a_reader_who_takes_nothing_for_ten_minutes_goes(tmp_path: Path) -> None
 
             def unread(server: Server) -> int:
                 assert server._kafka is not None
-                return sum(bool(each._outbox) for each in server._kafka._connections)
+                return sum(bool(each.outbox) for each in server._kafka._connections)
 
             for _ in range(2000):
                 if broker.ask(unread):

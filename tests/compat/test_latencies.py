@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream.core.disk import Disk, OpenFile
-from millstream.doors.kafka import api_01_fetch, connection
+from millstream.doors.kafka import api_01_fetch, protocol
 from millstream.server import Server
 from tests.compat import raw
 from tests.compat.clients import wait_for
@@ -26,7 +26,7 @@ class Now:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        monkeypatch.setattr(connection, "monotonic", lambda: self.seconds)
+        monkeypatch.setattr(protocol, "monotonic", lambda: self.seconds)
         monkeypatch.setattr(api_01_fetch, "monotonic", lambda: self.seconds)
 
 
@@ -92,7 +92,7 @@ def test_a_produce_request_counts_until_its_records_are_synced(
 
 def in_line(server: Server) -> bool:
     assert server._kafka is not None
-    return any(each._in_line for each in server._kafka._connections)
+    return any(each.protocol._in_line for each in server._kafka._connections)
 
 
 def log_of(topic: str) -> Callable[[Server], int]:

@@ -131,7 +131,7 @@ def waiting(broker: BrokerInThread) -> int:
 
     def count(server: Server) -> int:
         [door] = [each for each in server._doors if each.name == "luxun"]
-        return sum(bool(each._in_line) and not each._creates for each in door._connections)  # type: ignore[union-attr]
+        return sum(bool(each.protocol._in_line) and not each.protocol.creates for each in door._connections)  # type: ignore[union-attr]
 
     return broker.ask(count)
 

@@ -119,10 +119,10 @@ async def test_what_is_processed_while_a_commit_is_under_way_is_committed_behind
         groups, commit, gate = ms.broker.groups, ms.broker.groups.commit, asyncio.Event()
         begun: list[bool] = []
 
-        async def slow(*args: Any) -> Any:
+        async def slow(*args: Any, **terms: Any) -> Any:
             begun.append(True)
             await gate.wait()
-            return await _settled(commit(*args))
+            return await _settled(commit(*args, **terms))
 
         monkeypatch.setattr(groups, "commit", slow)
         seen: list[int] = []

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,23 +16,26 @@ from millstream.config import Address, Config
 from millstream.core.errors import ProtocolError, StartupError
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
+from millstream.doors.engine import door as engine_door
+from millstream.doors.engine.connection import Connection
 from millstream.doors.framed import door as framed_door
-from millstream.doors.framed.connection import Answer, FramedConnection, Large
 from millstream.doors.framed.door import FramedDoor
-from millstream.doors.keepalive import KEEPALIVE
+from millstream.doors.framed.protocol import Answer, FramedProtocol, Large
+from millstream.doors.listener import KEEPALIVE
+from millstream.doors.transport import Transport
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 
 
-class Toy(FramedConnection):
+class Toy(FramedProtocol):
     """Frames as FlowMQ has them: a command, a length, a payload.
 
     e echoes, w waits for the test to say so (and overlaps with its kind), j waits too (and overlaps with nothing), l
     echoes as a large answer, m answers with many bytes, x is an error of the protocol, b is a mistake of ours.
     """
 
-    LENGTH_AT = 1
+    HEAD_BYTES = 5
 
     def overlaps(self, frame: memoryview) -> bool:
         return frame[0] == ord("w")
@@ -69,8 +73,8 @@ class ToyDoor(FramedDoor):
         self.waiting: list[Promise[None]] = []
         self.joining: list[Promise[bytes]] = []
 
-    def welcome(self, connected: socket.socket, peer: str) -> Toy:
-        return Toy(self, connected, peer)
+    def welcome(self, transport: Transport, peer: str) -> Connection:
+        return Connection(self, transport, peer, partial(Toy, self))
 
 
 def frame(command: str, payload: bytes = b"") -> bytes:
@@ -270,9 +274,9 @@ async def test_idle_connections_stay_open_and_are_kept_alive(bench: Bench) -> No
     writer.write(frame("e", b"still here"))
     assert await asyncio.wait_for(reader.readexactly(10), 20) == b"still here"
     [connection] = bench.door._connections
-    assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert connection.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     for option, value in KEEPALIVE:
-        assert connection._socket.getsockopt(socket.IPPROTO_TCP, option) == value
+        assert connection.transport._socket.getsockopt(socket.IPPROTO_TCP, option) == value
 
 
 async def test_a_full_door_closes_the_connection_that_is_idle_longest_and_no_other() -> None:
@@ -347,7 +351,8 @@ async def test_a_client_that_is_gone_before_its_answers_gives_its_memory_back(be
 @pytest.fixture
 async def narrow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """With memory for eight small buffers, and a sweep that is as late as those of real clocks."""
-    monkeypatch.setattr(framed_door, "SWEEP_SECONDS", 10.01)
+    for module in (engine_door, framed_door):
+        monkeypatch.setattr(module, "SWEEP_SECONDS", 10.01)
     narrow = Bench(inflight_bytes_max=1 << 20)
     yield narrow
     for writer in narrow.writers:

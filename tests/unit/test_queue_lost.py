@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from millstream.config import Config
 from millstream.core.errors import Code, RequestError
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise, begin
+from millstream.doors.engine.connection import Connection
 from millstream.doors.kafka import share_relay
-from millstream.doors.kafka.connection import Connection
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.door import KafkaDoor
+from millstream.doors.kafka.protocol import KafkaProtocol
 from millstream.doors.kafka.sessions import FetchSessions
+from millstream.doors.transport import PlainTransport
 from millstream.stores.base import Versioned
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
@@ -326,7 +329,8 @@ async def test_no_relay_is_opened_for_a_client_whose_connection_closed_while_the
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     context = context_of(kit.broker)
-    Connection(door, ours, context).close()
+    transport = PlainTransport(ours, door._listener.hang_ups)
+    Connection(door, transport, "here", partial(KafkaProtocol, door, context)).close()
     theirs.close()
     with pytest.raises(ConnectionError):
         share_relay._relay_to(Node(2, "127.0.0.1", 1), context)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import socket
 from collections.abc import Callable
 
 EVENTS_PER_TURN = 256
@@ -32,23 +31,23 @@ class HangUps:
     """The hang-ups of one door."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._epoll = select.epoll()
         self._watched: dict[int, Noticed] = {}
         loop.add_reader(self._epoll.fileno(), self._notice)
 
-    def watch(self, connected: socket.socket, noticed: Noticed) -> None:
-        self._watched[connected.fileno()] = noticed
-        self._epoll.register(connected.fileno(), select.EPOLLRDHUP | select.EPOLLONESHOT)
+    def watch(self, descriptor: int, noticed: Noticed) -> None:
+        self._watched[descriptor] = noticed
+        self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
-    def forget(self, connected: socket.socket) -> None:
+    def forget(self, descriptor: int) -> None:
         """Call before the socket closes: the next connection may get its descriptor."""
-        if self._watched.pop(connected.fileno(), None) is not None:
-            self._epoll.unregister(connected.fileno())
+        if self._watched.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
 
     def close(self) -> None:
         if not self._epoll.closed:
-            self._loop.remove_reader(self._epoll.fileno())
+            self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
             self._watched.clear()
 

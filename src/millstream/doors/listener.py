@@ -1,7 +1,13 @@
 """A listening socket for doors that serve plain non-blocking connections on the event loop's readers.
 
-It binds and accepts; the door creates and limits the connections. Without free descriptors it makes the door evict a
-connection for the new one. If the door evicts none, it pauses instead of spinning.
+It binds, accepts and makes transports; the door creates the connections, within the limits of `connections.py`. Without
+free descriptors it evicts a connection for the new one. If there is none to evict, it pauses instead of spinning.
+
+TCP keep-alive (RFC 9293) detects dead clients. Producers of Luxun and Flume keep one connection for their whole life.
+If Luxun's producer sends a oneway item over a connection that the broker has closed, the item is lost without an error.
+So these doors close no idle connection. Only a full door evicts a quiet connection for a new client (`connections.py`).
+Kafka's clients reconnect, so that door closes idle connections. But a dead client may have a request that waits for
+minutes, and only keep-alive detects that. Subscribers of FlowMQ may be silent for days.
 """
 
 from __future__ import annotations
@@ -10,33 +16,44 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from millstream.config import Address
 from millstream.core.errors import StartupError
 from millstream.core.logs import Damped
+from millstream.doors.connections import Connections
+from millstream.doors.hangup import HangUps
+from millstream.doors.transport import Transport, TransportFactory
 
 failures = Damped(__name__)
 
 BACKLOG = 1024
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 0.1
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""Detects a silently dead client within two minutes."""
 
-Welcome = Callable[[socket.socket, str], bool]
-"""Takes a connected socket and its peer's address; returns whether there was room. If not, the listener closes the
-socket.
-"""
+Welcome = Callable[[Transport, str], None]
+"""Takes a client's transport and address."""
 
 
 class Listener:
-    def __init__(self, door: str, clients: str, welcome: Welcome, make_room: Callable[[], bool]) -> None:
-        """`door` is the name of its flag, `clients` names its clients in errors. `make_room` evicts a connection and
-        returns whether it could.
-        """
+    def __init__(
+        self,
+        door: str,
+        clients: str,
+        connections: Connections[Any],
+        transport: TransportFactory,
+        welcome: Welcome,
+    ) -> None:
+        """`door` is the name of its flag, `clients` names its clients in errors."""
         self._door = door
         self._clients = clients
+        self._connections = connections
+        self._transport = transport
         self._welcome = welcome
-        self._make_room = make_room
         self._loop = asyncio.get_running_loop()
+        self.hang_ups = HangUps(self._loop)
         self._socket: socket.socket | None = None
 
     def start(self, address: Address) -> Address:
@@ -77,15 +94,20 @@ class Listener:
                 return
             except OSError as error:
                 failures.error("cannot accept a connection: %s", error)
-                if error.errno in (errno.EMFILE, errno.ENFILE) and self._make_room():
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._connections.make_room():
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause()
                 return
+            if not self._connections.have_room(peer[0]):
+                connected.close()
+                continue
             connected.setblocking(False)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self._welcome(connected, peer[0]):
-                connected.close()
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE:
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._welcome(self._transport(connected, self.hang_ups), peer[0])
 
     def _pause(self) -> None:
         """Stops accepting for `ACCEPT_PAUSE_SECONDS`."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import deque
 
+from millstream.doors.transport import Transport
 from millstream.log.slice import Slice
 
 COPY_BYTES_MAX = 16 * 1024
@@ -14,10 +13,10 @@ Chunk = bytes | Slice
 
 
 class Outbox:
-    __slots__ = ("_chunks", "_done", "size", "socket")
+    __slots__ = ("_chunks", "_done", "_transport", "size")
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._chunks: deque[Chunk | memoryview] = deque()
         self._done = 0
         """Sent bytes of the first chunk, if it is a file range."""
@@ -37,12 +36,12 @@ class Outbox:
         self.size += len(chunk) if type(chunk) is bytes else chunk.size  # type: ignore[union-attr]
 
     def send(self) -> int:
-        """Sends as much as the socket takes and returns the count. Raises OSError if the peer is gone."""
+        """Sends as much as the transport takes and returns the count. Raises OSError if the peer is gone."""
         chunks = self._chunks
         if len(chunks) == 1 and type(data := chunks[0]) is bytes:
-            # Fast path for the common case: one response, and room for it in the socket.
+            # Fast path for the common case: one response, and room for it.
             try:
-                count = self.socket.send(data)
+                count = self._transport.send(data)
             except (BlockingIOError, InterruptedError):
                 return 0
             if count == len(data):
@@ -62,7 +61,7 @@ class Outbox:
         return sent
 
     def _send_bytes(self) -> int:
-        """Sends the byte chunks at the front with one call; -1 if the socket is full."""
+        """Sends the byte chunks at the front with one call; -1 if there is no room."""
         chunks = self._chunks
         data = chunks.popleft()
         assert not isinstance(data, Slice)
@@ -71,9 +70,8 @@ class Outbox:
             while chunks and not isinstance(chunks[0], Slice):
                 run.append(chunks.popleft())  # type: ignore[arg-type]
             data = b"".join(run)
-        flags = socket.MSG_MORE if chunks else 0
         try:
-            count = self.socket.send(data, flags)
+            count = self._transport.send_more(data) if chunks else self._transport.send(data)
         except (BlockingIOError, InterruptedError):
             self._chunks.appendleft(data)
             return -1
@@ -84,9 +82,7 @@ class Outbox:
     def _send_range(self, chunk: Slice) -> int:
         assert chunk.file is not None
         try:
-            count = os.sendfile(
-                self.socket.fileno(), chunk.file.fd, chunk.position + self._done, chunk.size - self._done
-            )
+            count = self._transport.send_range(chunk.file, chunk.position + self._done, chunk.size - self._done)
         except (BlockingIOError, InterruptedError):
             return -1
         if count == 0:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
 from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from millstream.doors.flowmq import answers, message_id
 from millstream.doors.flowmq.frame_memory import FrameMemory
 from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
-from millstream.doors.keepalive import keep_alive
+from millstream.doors.transport import Transport
 from millstream.security.rights import Kind, Operation
 from millstream.wire import flowmq as wire
 from millstream.wire.flowmq import Command, Frame
@@ -68,14 +67,14 @@ class _Place:
 
 
 class Connection:
-    def __init__(self, door: FlowmqDoor, connected: socket.socket, session: Session) -> None:
+    def __init__(self, door: FlowmqDoor, transport: Transport, session: Session) -> None:
         self._door = door
-        self._socket = connected
+        self._transport = transport
         self.session = session
         self._host = session.host
         self._targets = door.targets_for(session)
         self._reader = wire.FrameReader(door.frame_bytes_max)
-        self._outbox = Outbox(connected)
+        self._outbox = Outbox(transport)
         self._in_line: deque[_Place] = deque()
         self._in_line_bytes = 0
         self._backlog: list[Frame] = []
@@ -106,16 +105,15 @@ class Connection:
         self.hung_up = False
         """Whether the client has ended its stream."""
         self.last_used = door.now
-        keep_alive(connected)  # a subscriber may be silent for days
-        door.loop.add_reader(connected.fileno(), self._on_readable)
-        door.hang_ups.watch(connected, self._on_hang_up)
+        transport.start_reading(self._on_readable)
+        transport.watch_hang_up(self._on_hang_up)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
         shared = self._door.shared
         try:
-            count = self._socket.recv_into(shared)
+            count = self._transport.recv_into(shared)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -182,9 +180,9 @@ class Connection:
         if wanted != self._is_read and not self.closed:
             self._is_read = wanted
             if wanted:
-                self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
+                self._transport.start_reading(self._on_readable)
             else:
-                self._door.loop.remove_reader(self._socket.fileno())
+                self._transport.stop_reading()
 
     def _on_hang_up(self, is_reset: bool) -> None:
         self.hung_up = True
@@ -425,7 +423,7 @@ class Connection:
         self._is_written = True
         self.takes_messages = False
         self.unread_since_ms = self._door.clock.now_ms()
-        self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
+        self._transport.start_writing(self._on_writable)
         for subscription in self.subscriptions.values():
             subscription.dispatcher.has_no_room(subscription)
         self._look_where_to_read()
@@ -443,7 +441,7 @@ class Connection:
         self.last_used = self._door.now
         if self._outbox.size:
             return
-        self._door.loop.remove_writer(self._socket.fileno())
+        self._transport.stop_writing()
         self._is_written = False
         self.unread_since_ms = math.inf
         self.takes_messages = not (self._is_ending or self._is_stopped)
@@ -460,7 +458,7 @@ class Connection:
         """Ends the stream behind the ERROR. A plain close would discard output that the client has not read."""
         self._end_subscriptions()
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._transport.end()
         except OSError:
             self.close()
 
@@ -490,12 +488,11 @@ class Connection:
         self.closed = True
         self.takes_messages = False
         if self._is_read:
-            self._door.loop.remove_reader(self._socket.fileno())
+            self._transport.stop_reading()
         if self._is_written:
-            self._door.loop.remove_writer(self._socket.fileno())
+            self._transport.stop_writing()
             self._door.unread_bytes -= self._unread
-        self._door.hang_ups.forget(self._socket)
-        self._socket.close()
+        self._transport.close()
         self._in_line.clear()
         self._backlog = []
         if self._drained is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import uuid
 from collections.abc import Hashable
 from functools import partial
@@ -18,9 +17,9 @@ from millstream.doors.connections import Connections
 from millstream.doors.flowmq.connection import Connection
 from millstream.doors.flowmq.dispatcher import Dispatcher
 from millstream.doors.flowmq.targets import Targets
-from millstream.doors.hangup import HangUps
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget
+from millstream.doors.transport import PlainTransport, Transport, TransportFactory
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
@@ -35,7 +34,7 @@ DEFAULTS = {"share.delivery.count.limit": "3"}
 
 
 class FlowmqDoor:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
         self._config = broker.config
         self.clock = broker.clock
         self.metrics = broker.metrics
@@ -52,10 +51,9 @@ class FlowmqDoor:
         self._targets: dict[Hashable, Targets] = {}
         self.now = self.clock.monotonic()
         """Time of the last sweep or new connection: exact enough for `last_used`."""
-        self.hang_ups = HangUps(self.loop)
         self._connections: Connections[Connection] = Connections(broker.config, self.metrics, self.clock)
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
-        self._listener = Listener("flowmq", "FlowMQ", self._welcome, self._connections.make_room)
+        self._listener = Listener("flowmq", "FlowMQ", self._connections, transport, self._welcome)
         self._sweeper: Timer | None = None
         self._open_session = partial(Session, broker, "flowmq")
 
@@ -64,12 +62,9 @@ class FlowmqDoor:
         self._sweeper = self.clock.call_later(SWEEP_SECONDS, self._sweep)
         return bound
 
-    def _welcome(self, connected: socket.socket, peer: str) -> bool:
+    def _welcome(self, transport: Transport, peer: str) -> None:
         self.now = self.clock.monotonic()
-        if not self._connections.have_room(peer):
-            return False
-        self._connections.add(Connection(self, connected, self._open_session(peer)), peer)
-        return True
+        self._connections.add(Connection(self, transport, self._open_session(peer)), peer)
 
     def targets_for(self, session: Session) -> Targets:
         """The partitions that the clients with this session's rights publish to."""
@@ -142,4 +137,4 @@ class FlowmqDoor:
             await asyncio.sleep(0.001)
         for connection in list(self._connections):
             connection.close()
-        self.hang_ups.close()
+        self._listener.hang_ups.close()

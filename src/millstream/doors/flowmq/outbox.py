@@ -6,18 +6,19 @@ however slowly they read.
 
 from __future__ import annotations
 
-import socket
 from collections import deque
+
+from millstream.doors.transport import Transport
 
 JOIN_BYTES_MAX = 64 * 1024
 """Chunks up to this total size are sent with one system call."""
 
 
 class Outbox:
-    __slots__ = ("_chunks", "_socket", "size")
+    __slots__ = ("_chunks", "_transport", "size")
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._chunks: deque[bytes | memoryview] = deque()
         self.size = 0
         """Bytes that wait to be sent."""
@@ -27,13 +28,13 @@ class Outbox:
         self.size += len(chunk)
 
     def send(self) -> int:
-        """Sends as much as the socket takes and returns the count. Raises OSError if the peer is gone."""
+        """Sends as much as the transport takes and returns the count. Raises OSError if the peer is gone."""
         chunks = self._chunks
         sent = 0
         while chunks:
             data = chunks.popleft() if len(chunks) == 1 else self._take()
             try:
-                count = self._socket.send(data)
+                count = self._transport.send(data)
             except (BlockingIOError, InterruptedError):
                 count = 0
             sent += count

@@ -1,15 +1,17 @@
-"""The Flume door: `serve --flume HOST:PORT`. `wire/flume.py` has its protocol, `connection.py` its requests."""
+"""The Flume door: `serve --flume HOST:PORT`. `wire/flume.py` has its protocol, `protocol.py` its requests."""
 
 from __future__ import annotations
 
-import socket
+from functools import partial
 
-from millstream.doors.flume.connection import FlumeConnection
+from millstream.doors.engine.connection import Connection
+from millstream.doors.flume.protocol import FlumeProtocol
 from millstream.doors.framed.door import FramedDoor
+from millstream.doors.transport import Transport
 
 
 class FlumeDoor(FramedDoor):
     name = "flume"
 
-    def welcome(self, connected: socket.socket, peer: str) -> FlumeConnection:
-        return FlumeConnection(self, connected, peer)
+    def welcome(self, transport: Transport, peer: str) -> Connection:
+        return Connection(self, transport, peer, partial(FlumeProtocol, self))

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from millstream.doors.engine.unread import NO_LIMIT, Unread
 from millstream.doors.kafka.share_sessions import Key, ShareSessions
-from millstream.doors.kafka.unread import NO_LIMIT, Unread
 from millstream.doors.memory import Budget
 
 if TYPE_CHECKING:
     from millstream.broker.session import Session
     from millstream.cluster.base import Node
+    from millstream.doors.engine.connection import Connection
     from millstream.doors.kafka.sessions import FetchSessions
     from millstream.doors.kafka.share_relay import Relay
     from millstream.wire.kafka.produce import PartitionData
@@ -64,7 +65,7 @@ class Context:
     """Set by an answered produce request for one partition, so that the door remembers its shape."""
     shares: ShareSessions = field(default_factory=ShareSessions)
     """The door's: all connections share it."""
-    unread: Unread = field(default_factory=Unread)
+    unread: Unread[Connection] = field(default_factory=Unread)
     """The door's, too."""
     budget: Budget = field(default_factory=partial(Budget, NO_LIMIT))
     """The door's memory for frames."""

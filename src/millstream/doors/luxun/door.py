@@ -1,16 +1,18 @@
-"""The Luxun door: `serve --luxun HOST:PORT`. `wire/luxun.py` has its protocol, `connection.py` its requests."""
+"""The Luxun door: `serve --luxun HOST:PORT`. `wire/luxun.py` has its protocol, `protocol.py` its requests."""
 
 from __future__ import annotations
 
 import logging
-import socket
+from functools import partial
 
 from millstream.broker.broker import Broker
 from millstream.config import Address
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.connection import LuxunConnection
 from millstream.doors.luxun.password import Password
+from millstream.doors.luxun.protocol import LuxunProtocol
 from millstream.doors.luxun.read_barrier import ReadBarrier
+from millstream.doors.transport import PlainTransport, Transport, TransportFactory
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +20,8 @@ logger = logging.getLogger(__name__)
 class LuxunDoor(FramedDoor):
     name = "luxun"
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
+    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(broker, transport)
         self.password = Password(broker.config.luxun_password)
         self.barrier = ReadBarrier(self.clock, self._listener)
 
@@ -30,8 +32,9 @@ class LuxunDoor(FramedDoor):
             logger.warning("luxun_password is not set: every Luxun client may delete topics with one partition")
         return bound
 
-    def welcome(self, connected: socket.socket, peer: str) -> LuxunConnection:
-        return LuxunConnection(self, connected, peer, self.password, self.barrier)
+    def welcome(self, transport: Transport, peer: str) -> LuxunConnection:
+        serve = partial(LuxunProtocol, self, self.password, self.barrier)
+        return LuxunConnection(self, transport, peer, serve, self.barrier)
 
     async def close(self) -> None:
         await super().close()

@@ -27,11 +27,8 @@ If no item is in flight, which is the usual case, a read costs one poll without 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import selectors
-import sys
-import termios
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
@@ -210,7 +207,7 @@ class ReadBarrier:
 
     def _unread(self, reader: LuxunConnection) -> dict[LuxunConnection, int]:
         ready = [key.data for key, _ in self._selector.select(0)]
-        return {each: unread_bytes(each) for each in ready if each is not None and each is not reader}
+        return {each: each.unread_bytes() for each in ready if each is not None and each is not reader}
 
     async def _reach(self, marks: dict[LuxunConnection, int], is_late: Callable[[], bool]) -> None:
         while not is_late() and (marks := await self._behind(marks)):
@@ -253,9 +250,3 @@ class ReadBarrier:
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
-
-
-def unread_bytes(connection: LuxunConnection) -> int:
-    """Bytes that the kernel holds for it."""
-    count = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
-    return int.from_bytes(count, sys.byteorder)

@@ -7,21 +7,19 @@ connection that has read nothing for longest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from millstream.doors.kafka.connection import Connection
-
+C = TypeVar("C")
 NO_LIMIT = 1 << 62
 
 
-class Unread:
+class Unread(Generic[C]):
     __slots__ = ("_size", "_waiting", "limit")
 
     def __init__(self, limit: int = NO_LIMIT) -> None:
         self.limit = limit
         self._size = 0
-        self._waiting: dict[Connection, int] = {}
+        self._waiting: dict[C, int] = {}
         """Bytes per connection; the one that has read nothing for longest is first."""
 
     @property
@@ -35,17 +33,17 @@ class Unread:
         return self._size > self.limit and len(self._waiting) > 1
 
     @property
-    def longest(self) -> Connection:
+    def longest(self) -> C:
         return next(iter(self._waiting))
 
-    def wait(self, connection: Connection, size: int) -> None:
+    def wait(self, connection: C, size: int) -> None:
         self._waiting[connection] = size
         self._size += size
 
-    def has_taken(self, connection: Connection) -> None:
+    def has_taken(self, connection: C) -> None:
         self._waiting[connection] = self._waiting.pop(connection)
 
-    def done(self, connection: Connection) -> int:
+    def done(self, connection: C) -> int:
         size = self._waiting.pop(connection, 0)
         self._size -= size
         return size

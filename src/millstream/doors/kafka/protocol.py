@@ -1,21 +1,20 @@
-"""One client's connection: frames in, answers out, in request order.
+"""One client's Kafka protocol: frames in, answers out, in request order.
 
-Small requests are handled in place in the receive buffer, many at a time; `receiving.py` fills that buffer. Handlers do
-not use a frame's bytes after they return.
+Small requests are handled in place in the receive buffer, many at a time (`doors/engine/`).
 
 Every request in flight has a place in line; an answer leaves after all answers before it. Produce requests overlap
 while they wait for a sync. Any other answer that is not ready at once parks the connection: the broker does not read it
 until the answer is ready. That gives backpressure and the order that clients expect.
 
-If a client hangs up while its connection is parked (`hangup.py`), the wait ends: a fetch returns the available records,
-a join closes the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of
-stream that is read closes the connection, as in Kafka.
+If a client hangs up while its connection is parked, the wait ends: a fetch returns the available records, a join closes
+the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of stream that is
+read closes the connection, as in Kafka.
 
 A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks until the next
 turn of the event loop, so that other clients get theirs.
 
-Backpressure also stops reading while answers accumulate in the outbox or behind a produce request, while too many
-requests are in flight, while the produced partitions have too many unsynced bytes, and while the door is out of memory.
+Backpressure also parks the connection while answers accumulate in the outbox or behind a produce request, while too
+many requests are in flight, and while the produced partitions have too many unsynced bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import socket
 from collections import deque
 from functools import partial
 from struct import Struct
@@ -32,15 +30,17 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
+from millstream.doors.engine.assembly import LENGTH
+from millstream.doors.engine.connection import Connection
+from millstream.doors.engine.protocol import Protocol
 from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.known_produce import KnownProduce
 from millstream.doors.kafka.produce_run import ProduceRun, append_part
-from millstream.doors.kafka.receiving import SIZE, Receiving
 from millstream.doors.kafka.turns import LIGHT_BYTES, aside, is_large
-from millstream.doors.outbox import Chunk, Outbox
+from millstream.doors.outbox import Chunk
 from millstream.log.answers import Appended
 from millstream.records.batch import LOG_APPEND_TIME, NO_TIMESTAMP
 from millstream.wire.kafka import header, messages, refusal
@@ -78,90 +78,30 @@ class _Place:
         """Whether its records wait for a sync."""
 
 
-class Connection(Receiving):
-    __slots__ = ("_context", "_in_line", "_is_read", "_is_written", "_known", "_outbox", "_running", "hung_up")
+class KafkaProtocol(Protocol):
+    __slots__ = ("_connection", "_context", "_door", "_in_line", "_known", "_metrics", "_outbox", "_running")
 
-    def __init__(self, door: KafkaDoor, connected: socket.socket, context: Context) -> None:
-        super().__init__(door, connected)
+    def __init__(self, door: KafkaDoor, context: Context, connection: Connection) -> None:
+        self._door = door
+        self._metrics = door.metrics
         self._context = context
+        self._connection = connection
+        self._outbox = connection.outbox
         self._known = door.known_for(context.session)
-        self._outbox = Outbox(connected)
         self._in_line: deque[_Place] = deque()
-        self._is_read = True
-        self._is_written = False
         self._running: asyncio.Task[None] | None = None
-        self.hung_up = False
-        """The client has closed its sending side."""
-        door.loop.add_reader(connected.fileno(), self._on_readable)
-        door.hang_ups.watch(connected, self._on_hang_up)
 
-    # -- receiving ---------------------------------------------------------------------------------------------------
+    # -- the engine's calls ------------------------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
-        if self._is_parked:
-            self._on_readable_while_parked()
-            return
-        try:
-            self._receive()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.close()
-        except ProtocolError as error:
-            self._refuse(error)
-        except Exception:
-            logger.exception("a request from %s failed; its connection is closed", self._context.session.host)
-            self.close()
-
-    def _on_readable_while_parked(self) -> None:
-        """Detects a closed connection; otherwise stops reading until the answer is sent."""
-        try:
-            if not self._socket.recv(1, socket.MSG_PEEK):
-                if not self._backlog:
-                    self.close()
-                    return
-                self.hung_up = True
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.close()
-            return
-        self.stop_reading()
-        if self.hung_up:
-            self._end_wait()
-
-    def _on_hang_up(self, is_reset: bool) -> None:
-        self.hung_up = True
-        if self._is_read:
-            self._on_readable()
-        elif is_reset:
-            self.close()
-        else:
-            self._end_wait()
-
-    def _end_wait(self) -> None:
-        """Ends a long poll or a wait for other members: the client hung up. Waits for a sync or for memory go on."""
-        wait, self._context.wait = self._context.wait, None
-        if wait is None:
-            return
-        if wait.finish is None:
-            wait.cancel()
-            self.close()
-        else:
-            wait.finish()
-
-    def _take(self, data: memoryview) -> None:
-        """Handles every whole frame in `data`, and keeps the rest."""
-        position, end, door = 0, len(data), self._door
-        self.last_used = door.now
+    def take(self, data: memoryview) -> int:
+        position, end, door, connection = 0, len(data), self._door, self._connection
         since = 0.0
         while end - position >= 4:
-            if self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent()):
-                self._backlog += bytes(data[position:])
-                return
-            (size,) = SIZE.unpack_from(data, position)
+            if connection.is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not connection.has_sent()):
+                break
+            (size,) = LENGTH.unpack_from(data, position)
             if size <= 0 or size > door.frame_bytes_max:
-                raise self._out_of_bounds(size)
+                door.check_size(size)
             after = position + 4 + size
             if after > end:
                 break
@@ -173,36 +113,85 @@ class Connection(Receiving):
                     self._handle_taken(requests, began)
                     position = taken
                     continue
-            self._handle(data[position + 4 : after])
+            if not self._handle(data[position + 4 : after]):
+                break
             position = after
-            since = since or self._context.began
-            if end - position >= 4 and self._context.began - since > TURN_SECONDS and not self._is_parked:
-                self._park()
+            began = self._context.began
+            since = since or began
+            if began - since > TURN_SECONDS and end - position >= 4 and not connection.is_parked:
+                connection.is_parked = True
                 door.loop.call_soon(self._next_turn)
-        if self.closed or position == end:
+        return position
+
+    def _next_turn(self) -> None:
+        connection = self._connection
+        if connection.is_parked and not (self._in_line or connection.waits_for_memory or connection.closed):
+            connection.unpark()
+
+    def refused(self, error: ProtocolError) -> None:
+        self._metrics.request_errors += 1
+        self._door.note_refusal(self._connection.peer, error)
+        self._connection.close()
+
+    def ended(self) -> None:
+        """Closes the connection, as Kafka does. Requests that the client sent before are still handled."""
+        connection = self._connection
+        if connection.is_parked and connection.has_backlog:
+            connection.hung_up = True
+            connection.stop_reading()
+            self.hung_up()
+        else:
+            connection.close()
+
+    def hung_up(self) -> None:
+        """Ends a long poll or a wait for other members. Waits for a sync or for memory go on."""
+        wait, self._context.wait = self._context.wait, None
+        if wait is None:
             return
-        if self._is_parked:
-            self._backlog += bytes(data[position:])
-            return
-        self._start_frame(data[position:])
+        if wait.finish is None:
+            wait.cancel()
+            self._connection.close()
+        else:
+            wait.finish()
+
+    def closed(self) -> None:
+        if self._context.wait is not None:
+            self._context.wait.cancel()
+            self._context.wait = None
+        self._context.shares.disconnected(self._context)
+        self._in_line.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_line
+
+    @property
+    def is_owed(self) -> bool:
+        """Produce requests are first in line; or a request waits for neither records nor other members."""
+        return bool(self._in_line) and (self._in_line[0].is_write or self._context.wait is None)
+
+    @property
+    def waits_for_others(self) -> bool:
+        return self._context.wait is not None
 
     # -- handling ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, frame: memoryview) -> None:
+    def _handle(self, frame: memoryview) -> bool:
+        """Whether it was handled; else the connection is parked, and it is handled later."""
         key, version, correlation_id = header.peek(frame)
         if self._door.faults is not None and (fault := self._door.faults(key, version, frame)) is not None:
             self._put(_frame(correlation_id, fault[0], [fault[1]]))
-            return
+            return True
         self._context.began = monotonic()
         if key == _PRODUCE and self._handle_known(frame, version, correlation_id):
-            return
+            return True
         api = APIS.get(key)
         if api is None or not api.low <= version <= api.high:
             self._handle_unserved(key, version, correlation_id, frame)
-            return
+            return True
         if api.handle is not None and not messages.is_loaded(key, version):
-            self._load_first(key, version, frame)
-            return
+            self._load_first(key, version)
+            return False
         self._metrics.requests[key] += 1
         context = self._context
         context.version = version
@@ -211,29 +200,29 @@ class Connection(Receiving):
         tags = b"\0" if flexible and key != _API_VERSIONS else b""
         if api.answer is None:
             self._handle_message(api, version, correlation_id, tags, bytes(reader.buffer[reader.position :]))
-            return
+            return True
         answer = api.answer(reader, context)
         if context.single is not None:
             self._known.learn(frame, context.single, context)
             context.single = None
         if answer is None:
-            return
+            return True
         if isinstance(answer, Promise) and not answer.done:
             if key == _PRODUCE:
                 answer.then(partial(self._fill_produce, self._take_place(True), correlation_id, tags, context.began))
                 self._park_if_behind()
             else:
                 answer.then(partial(self._fill_parked, self._take_place(), key, correlation_id, tags))
-                self._park()
-            return
+                self._connection.is_parked = True
+            return True
         context.wait = None
         self._observe(key, context.began)
         self._put(_frame(correlation_id, tags, answer.value() if isinstance(answer, Promise) else answer))
+        return True
 
-    def _load_first(self, key: int, version: int, frame: memoryview) -> None:
+    def _load_first(self, key: int, version: int) -> None:
         """Imports `kio` and the API's schema before the first request of a kind. That takes 100 ms."""
-        self._backlog = SIZE.pack(len(frame)) + bytes(frame)
-        self._park()
+        self._connection.is_parked = True
         self._running = asyncio.ensure_future(self._load(key, version, self._take_place()))
 
     async def _load(self, key: int, version: int, place: _Place) -> None:
@@ -241,14 +230,14 @@ class Connection(Receiving):
             await aside(messages.load, key, version)
         except Exception:
             logger.exception("cannot load the schema of API %d (version %d); the connection is closed", key, version)
-            self.close()
+            self._connection.close()
         finally:
             self._running = None
-        if self.closed:
+        if self._connection.closed:
             return
         self._in_line.remove(place)
         if not self._in_line:
-            self._unpark()
+            self._connection.unpark()
 
     def _observe(self, key: int, began: float) -> None:
         histogram = self._metrics.latencies[key]
@@ -329,7 +318,7 @@ class Connection(Receiving):
         """Puts a ready answer into the outbox, or in line behind earlier requests."""
         if self._in_line:
             self._take_place().chunks = chunks
-            self._park()
+            self._connection.is_parked = True
         else:
             for chunk in chunks:
                 self._outbox.put(chunk)
@@ -337,7 +326,7 @@ class Connection(Receiving):
     def _park_if_behind(self) -> None:
         if self._context.slow_down or len(self._in_line) > IN_LINE_MAX:
             self._context.slow_down = False
-            self._park()
+            self._connection.is_parked = True
 
     def _handle_message(self, api: Api, version: int, correlation_id: int, tags: bytes, body: bytes) -> None:
         assert api.handle is not None
@@ -347,7 +336,7 @@ class Connection(Receiving):
             fields = api.handle(messages.decode_request(api.key, version, body), self._context)
         place = self._take_place()
         if inspect.isawaitable(fields) or is_large(fields):
-            self._park()
+            self._connection.is_parked = True
             self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
         else:
             place.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
@@ -360,8 +349,8 @@ class Connection(Receiving):
         if api.is_pure:
             return await aside(api.handle, request, self._context)
         fields: Any = api.handle(request, self._context)
-        if self.hung_up:  # during the decoding
-            self._end_wait()
+        if self._connection.hung_up:  # during the decoding
+            self.hung_up()
         answer: Fields = await fields if inspect.isawaitable(fields) else fields
         return answer
 
@@ -378,11 +367,11 @@ class Connection(Receiving):
         except asyncio.CancelledError:
             raise
         except ProtocolError as error:
-            self._refuse(error)
+            self.refused(error)
             return
         except Exception:
             logger.exception("%s (version %d) failed; its connection is closed", api.name, version)
-            self.close()
+            self._connection.close()
             return
         finally:
             self._running = None
@@ -404,22 +393,18 @@ class Connection(Receiving):
         self._take_place().chunks = chunks
         self._drain_line_or_park()
 
-    def _refuse(self, error: ProtocolError) -> None:
-        self._metrics.request_errors += 1
-        self._door.note_refusal(self._context.session.host, error)
-        self.close()
-
     # -- answering ---------------------------------------------------------------------------------------------------
 
     def _fill(self, place: _Place, chunks: list[Chunk]) -> None:
         """Called when an awaited answer is ready."""
-        if self.closed:
+        if self._connection.closed:
             return
         place.chunks = chunks
         self._drain_line()
-        self._send()
-        if self._is_parked and not self._in_line and self._leave_line is None:
-            self._unpark()
+        connection = self._connection
+        connection.send()
+        if connection.is_parked and not self._in_line and not connection.waits_for_memory:
+            connection.unpark()
 
     def _fill_produce(
         self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk] | None]
@@ -442,11 +427,11 @@ class Connection(Receiving):
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, ProtocolError):
-            self._refuse(error)
+            self.refused(error)
             return
-        host = self._context.session.host
+        host = self._connection.peer
         logger.error("a request from %s failed; its connection is closed", host, exc_info=error)
-        self.close()
+        self._connection.close()
 
     def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:
         """Ends the parked request. No other was handled since, so the context's wait and start time belong to it."""
@@ -463,129 +448,7 @@ class Connection(Receiving):
     def _drain_line_or_park(self) -> None:
         self._drain_line()
         if self._in_line:
-            self._park()
-
-    def _has_sent(self) -> bool:
-        """Sends the outbox; whether all of it was sent."""
-        self._send()
-        return not (self._is_written or self.closed)
-
-    def _after_handling(self) -> None:
-        if self._outbox.size and not self.closed:
-            self._send()
-
-    def _send(self) -> None:
-        if self._is_written:
-            return
-        try:
-            self._metrics.bytes_out += self._outbox.send()
-        except OSError:
-            self.close()
-            return
-        if self._outbox.size:
-            # Backpressure: a slow client's requests wait in the socket until it has read these answers.
-            self._is_written = True
-            self._door.loop.add_writer(self._socket.fileno(), self._on_writable)
-            self.stop_reading()
-            self._door.wait_for_reader(self, self._outbox.held)
-
-    def _on_writable(self) -> None:
-        try:
-            self._metrics.bytes_out += self._outbox.send()
-        except OSError:
-            self.close()
-            return
-        self.last_used = self._door.now
-        if self._outbox:
-            self._door.unread.has_taken(self)
-        else:
-            self._door.unread.done(self)
-            self._door.loop.remove_writer(self._socket.fileno())
-            self._is_written = False
-            if self._is_parked:
-                self._start_reading()
-            else:
-                self._go_on()
-
-    # -- parking -----------------------------------------------------------------------------------------------------
-
-    def _next_turn(self) -> None:
-        if self._is_parked and not self._in_line and self._leave_line is None:
-            self._unpark()
-
-    def _unpark(self) -> None:
-        self._is_parked = False
-        if not self.closed:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Handles the backlog, then resumes reading."""
-        backlog, self._backlog = self._backlog, b""
-        if backlog:
-            # Its own buffer: the shared one may hold another connection's frame now.
-            try:
-                self._take(memoryview(bytearray(backlog)))
-            except ProtocolError as error:
-                self._refuse(error)
-                return
-            except Exception:
-                logger.exception("a request from %s failed; its connection is closed", self._context.session.host)
-                self.close()
-                return
-            self._after_handling()
-        if (not self._is_parked or self.hung_up) and not self._is_written and not self.closed:
-            self._start_reading()
-
-    def stop_reading(self) -> None:
-        if self._is_read:
-            self._is_read = False
-            self._door.loop.remove_reader(self._socket.fileno())
-
-    def _start_reading(self) -> None:
-        if not self._is_read and not self._door.is_closing:
-            self._is_read = True
-            self._door.loop.add_reader(self._socket.fileno(), self._on_readable)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the broker waits for the client: for a request, for the rest of a frame (which may wait for memory),
-        or for the client to read its answers.
-        """
-        return self._is_written or not (self._in_line or (self._is_parked and self._leave_line is None))
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether writes are in flight: produce requests, which are first in line, or a request that waits for neither
-        records nor other members. Unread answers do not count.
-        """
-        return bool(self._in_line) and (self._in_line[0].is_write or self._context.wait is None)
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether answers wait for the client to read them."""
-        return self._is_written
-
-    @property
-    def host(self) -> str:
-        return self._context.session.host
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        self._door.unread.done(self)
-        self.stop_reading()
-        if self._is_written:
-            self._door.loop.remove_writer(self._socket.fileno())
-        self._door.hang_ups.forget(self._socket)
-        self._socket.close()
-        if self._context.wait is not None:
-            self._context.wait.cancel()
-            self._context.wait = None
-        self._context.shares.disconnected(self._context)
-        self._drop_frame()
-        self._in_line.clear()
-        self._door.forget(self)
+            self._connection.is_parked = True
 
 
 def _frame(correlation_id: int, tags: bytes, chunks: list[Chunk]) -> list[Chunk]:

@@ -17,7 +17,6 @@ A request that cannot be decoded gets ErrUnknown; the connection continues, beca
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -29,8 +28,9 @@ from millstream.broker.settings import check_name
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
-from millstream.doors.framed.connection import Answer, FramedConnection, Large
+from millstream.doors.engine.connection import Connection
 from millstream.doors.framed.door import FramedDoor
+from millstream.doors.framed.protocol import Answer, FramedProtocol, Large
 from millstream.doors.message_size import one_mebibyte
 from millstream.security.rights import Kind, Operation
 from millstream.wire import flume
@@ -56,13 +56,13 @@ _ERRORS = {
 _PRODUCED = flume.PRODUCED.pack
 
 
-class FlumeConnection(FramedConnection):
+class FlumeProtocol(FramedProtocol):
     __slots__ = ("_changes", "_config", "_known", "_memberships", "_session")
 
-    def __init__(self, door: FramedDoor, connected: socket.socket, peer: str) -> None:
-        super().__init__(door, connected, peer)
+    def __init__(self, door: FramedDoor, connection: Connection) -> None:
+        super().__init__(door, connection)
         self._config = door.config
-        self._session = door.open_session(peer, client_id="member")
+        self._session = door.open_session(self.peer, client_id="member")
         self._memberships: dict[str, tuple[str, int]] = {}
         """Member id and generation, by group."""
         self._known: tuple[flume.ProduceTo, list[Partition]] | None = None
@@ -290,11 +290,11 @@ def _error(code: Code) -> int:
     return Error.NONE if code == Code.NONE else _ERRORS.get(code, Error.UNKNOWN)
 
 
-_HANDLERS: dict[int, Callable[[FlumeConnection, int, Any], Answer]] = {
-    flume.FETCH: FlumeConnection._fetch,
-    flume.JOIN_GROUP: FlumeConnection._join_group,
-    flume.LEAVE_GROUP: FlumeConnection._leave_group,
-    flume.HEARTBEAT: FlumeConnection._heartbeat,
-    flume.OFFSET_COMMIT: FlumeConnection._offset_commit,
-    flume.OFFSET_FETCH: FlumeConnection._offset_fetch,
+_HANDLERS: dict[int, Callable[[FlumeProtocol, int, Any], Answer]] = {
+    flume.FETCH: FlumeProtocol._fetch,
+    flume.JOIN_GROUP: FlumeProtocol._join_group,
+    flume.LEAVE_GROUP: FlumeProtocol._leave_group,
+    flume.HEARTBEAT: FlumeProtocol._heartbeat,
+    flume.OFFSET_COMMIT: FlumeProtocol._offset_commit,
+    flume.OFFSET_FETCH: FlumeProtocol._offset_fetch,
 }

@@ -7,43 +7,43 @@ byte and stop must not use up the budget.
 
 from __future__ import annotations
 
-import socket
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.core.errors import ProtocolError
+from millstream.doors.transport import Transport
 
 if TYPE_CHECKING:
-    from millstream.doors.framed.door import FramedDoor
+    from millstream.doors.engine.door import EngineDoor
 
-LOW_WATER_BYTES_MAX = 256 * 1024
+LARGE_BYTES = 64 * 1024
+"""From this size on a frame does not wake the door for each piece."""
 LENGTH = Struct(">i")
 
 
 class Assembly:
     """One per connection; `buffer` is None between frames."""
 
-    __slots__ = ("_door", "_expected", "_filled", "_head", "_low_water", "_socket", "began", "buffer", "sends_large")
+    __slots__ = ("_door", "_expected", "_filled", "_head", "_transport", "began", "buffer", "expects_large")
 
-    def __init__(self, door: FramedDoor, connected: socket.socket, head_bytes: int) -> None:
+    def __init__(self, door: EngineDoor[Any], transport: Transport, head_bytes: int) -> None:
         self._door = door
-        self._socket = connected
+        self._transport = transport
         self._head = head_bytes
-        self._low_water = 1
         self._filled = 0
         self._expected = 0
         """Size of the frame, or of its head until that is complete."""
         self.began = 0.0
         """Arrival time of its first bytes."""
         self.buffer: bytearray | None = None
-        self.sends_large = False
+        self.expects_large = False
         """Whether the last frame was large, which predicts a large next one."""
 
     def room_for(self, beginning: memoryview) -> int:
         """The memory that `start` needs."""
         pool = self._door.pool
         # After a large frame a client gets room for another at once; otherwise twice the bytes that it has sent.
-        most = pool.LARGE if self.sends_large else len(beginning) * 2
+        most = pool.LARGE if self.expects_large else len(beginning) * 2
         room = min(self._size(beginning), most)
         return pool.FREE if room <= pool.FREE else pool.size_for(room)
 
@@ -61,29 +61,30 @@ class Assembly:
         buffer = self.buffer
         assert buffer is not None
         with memoryview(buffer)[self._filled : min(self._expected, len(buffer))] as room:
-            count = self._socket.recv_into(room)
+            count = self._transport.recv_into(room)
         self._filled += count
         if self._filled == self._expected == self._head:
             self._expected = self._size(buffer)  # the head is complete and gives the frame's size
         if self._filled < self._expected:
-            if self._filled == len(buffer) > self._door.pool.FREE:
+            if self._filled == len(buffer) and self._room_behind(buffer) > self._door.waiting_bytes_max:
                 self._grow(buffer)
             self._wake_at(self._expected - self._filled)
         return count
 
     @property
     def room_wanted(self) -> int:
-        """The memory that `move` needs when the smallest buffer is full; such a frame may wait. Else 0."""
+        """The memory that `move` needs when a buffer is full and the frame may wait for a larger one. Else 0."""
         buffer = self.buffer
-        if buffer is None or len(buffer) > self._door.pool.FREE or self._filled < len(buffer) or self.is_whole:
+        if buffer is None or self._filled < len(buffer) or self.is_whole:
             return 0
         return self._room_behind(buffer)
 
     def move(self, room: int) -> None:
         """Moves the frame into a buffer of `room` bytes, which the caller has reserved."""
-        self.began = self._door.clock.monotonic()
         buffer = self.buffer
         assert buffer is not None
+        if len(buffer) <= self._door.pool.FREE:  # until now it held no memory
+            self.began = self._door.clock.monotonic()
         self._move(buffer, room)
 
     @property
@@ -98,7 +99,7 @@ class Assembly:
         """The buffer and the frame's size. Return the buffer with `give`."""
         buffer, self.buffer = self.buffer, None
         assert buffer is not None
-        self.sends_large = self._expected > self._door.pool.SMALL
+        self.expects_large = self._expected > self._door.pool.SMALL
         self._wake_at(1)
         return buffer, self._expected
 
@@ -120,7 +121,7 @@ class Assembly:
         return self._head + int(size)
 
     def _grow(self, buffer: bytearray) -> None:
-        """At least doubles the buffer. Waiting for memory here could deadlock several frames."""
+        """At least doubles the buffer. Waiting for so much memory could deadlock several frames."""
         room = self._room_behind(buffer)
         if not self._door.frames.take(room):
             raise ProtocolError(f"no memory for a frame of {self._expected} bytes: other connections use it")
@@ -136,8 +137,4 @@ class Assembly:
         self.give(buffer)
 
     def _wake_at(self, count: int) -> None:
-        """Makes the kernel report `count` bytes at once, not every piece of a large frame."""
-        low_water = min(max(count, 1), LOW_WATER_BYTES_MAX) if self._expected > LOW_WATER_BYTES_MAX // 4 else 1
-        if low_water != self._low_water:
-            self._low_water = low_water
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+        self._transport.wake_at(count if self._expected > LARGE_BYTES else 1)
