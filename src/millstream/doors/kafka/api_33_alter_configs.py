@@ -11,7 +11,6 @@ from __future__ import annotations
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_relay, config_resources
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.turns import in_turns
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 33
@@ -19,18 +18,10 @@ VERSIONS = (0, 2)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    responses = []
-    async for resource in in_turns(request.resources):
-        try:
-            await _alter(resource, request.validate_only, context)
-            responses.append(config_resources.result(resource))
-        except RequestError as error:
-            responses.append(config_resources.result(resource, error))
-    return {"throttle_time": 0, "responses": responses}
+    return await config_resources.alter_each(request, _alter, context)
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
-    config_resources.check_names(resource.configs)
     configs = {"configs": [config.fields() for config in resource.configs]}
     more = {"validate_only": validate_only}
     if await config_relay.ask(KEY, VERSIONS[1], resource, configs, more, context) is None:

@@ -15,7 +15,6 @@ from millstream.broker.setting import LIST
 from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_loggers, config_relay, config_resources
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.turns import in_turns
 from millstream.wire.kafka.messages import Fields, Message
 
 KEY = 44
@@ -25,18 +24,10 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    responses = []
-    async for resource in in_turns(request.resources):
-        try:
-            await _alter(resource, request.validate_only, context)
-            responses.append(config_resources.result(resource))
-        except RequestError as error:
-            responses.append(config_resources.result(resource, error))
-    return {"throttle_time": 0, "responses": responses}
+    return await config_resources.alter_each(request, _alter, context)
 
 
 async def _alter(resource: Message, validate_only: bool, context: Context) -> None:
-    config_resources.check_names(resource.configs)
     if resource.resource_type == LOGGER:
         config_loggers.alter(resource, validate_only, context)
         return

@@ -10,7 +10,7 @@ Gaps: racks are stored but not used.
 from __future__ import annotations
 
 from millstream.broker.groups.stream.consumer_member import Beat
-from millstream.core.errors import Code, RequestError
+from millstream.doors.kafka import group_answers
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.turns import in_turns
 from millstream.wire.kafka.messages import Fields, Message
@@ -20,28 +20,8 @@ VERSIONS = (0, 1)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    try:
-        answer = await context.session.consumer_heartbeat(await _beat(request, context))
-    except RequestError as error:
-        return {
-            "throttle_time": 0,
-            "error_code": error.code,
-            "error_message": error.detail,
-            "member_epoch": 0,
-            "heartbeat_interval": 0,
-        }
-    assignment = None
-    if answer.assignment is not None:
-        listed = [{"topic_id": topic, "partitions": numbers} for topic, numbers in answer.assignment.items()]
-        assignment = {"topic_partitions": listed}
-    return {
-        "throttle_time": 0,
-        "error_code": Code.NONE,
-        "member_id": answer.member_id,
-        "member_epoch": answer.epoch,
-        "heartbeat_interval": answer.heartbeat_interval_ms if answer.epoch >= 0 else 0,
-        "assignment": assignment,
-    }
+    beat = await _beat(request, context)
+    return await group_answers.heartbeat(context.session.consumer_heartbeat(beat))
 
 
 async def _beat(request: Message, context: Context) -> Beat:

@@ -8,7 +8,7 @@ topics. Gaps: racks are stored but not used.
 from __future__ import annotations
 
 from millstream.broker.groups.queue.share_member import ShareBeat
-from millstream.core.errors import Code, RequestError
+from millstream.doors.kafka import group_answers
 from millstream.doors.kafka.context import Context
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -25,25 +25,4 @@ async def handle(request: Message, context: Context) -> Fields:
         rack_id=request.rack_id,
         topics=None if topics is None else frozenset(topics),
     )
-    try:
-        answer = await context.session.share_heartbeat(beat)
-    except RequestError as error:
-        return {
-            "throttle_time": 0,
-            "error_code": error.code,
-            "error_message": error.detail,
-            "member_epoch": 0,
-            "heartbeat_interval": 0,
-        }
-    assignment = None
-    if answer.assignment is not None:
-        listed = [{"topic_id": topic, "partitions": numbers} for topic, numbers in answer.assignment.items()]
-        assignment = {"topic_partitions": listed}
-    return {
-        "throttle_time": 0,
-        "error_code": Code.NONE,
-        "member_id": answer.member_id,
-        "member_epoch": answer.epoch,
-        "heartbeat_interval": answer.heartbeat_interval_ms if answer.epoch >= 0 else 0,
-        "assignment": assignment,
-    }
+    return await group_answers.heartbeat(context.session.share_heartbeat(beat))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from millstream.broker.broker_settings import TOPIC_DEFAULTS
 from millstream.broker.configs import BROKER, CLIENT_METRICS, GROUP, LOGGER, TOPIC, Configured
@@ -12,6 +12,7 @@ from millstream.core.errors import Code, RequestError
 from millstream.doors.kafka import config_brokers, config_loggers
 from millstream.doors.kafka.config_entries import FROM_DEFAULT, FROM_GROUP, FROM_TOPIC, Synonym, entry
 from millstream.doors.kafka.context import Context
+from millstream.doors.kafka.turns import in_turns
 from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
@@ -33,6 +34,20 @@ def check_names(configs: Sequence[Message]) -> None:
     check_count(configs)
     if len({config.name for config in configs}) < len(configs):
         raise RequestError(Code.INVALID_REQUEST, "a setting is named twice for one resource; name each setting once")
+
+
+async def alter_each(
+    request: Message, alter: Callable[[Message, bool, Context], Awaitable[None]], context: Context
+) -> Fields:
+    responses = []
+    async for resource in in_turns(request.resources):
+        try:
+            check_names(resource.configs)
+            await alter(resource, request.validate_only, context)
+            responses.append(result(resource))
+        except RequestError as error:
+            responses.append(result(resource, error))
+    return {"throttle_time": 0, "responses": responses}
 
 
 def name_of(resource: Message, name: str) -> str:
