@@ -27,7 +27,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock: Clock = VirtualClock()
         self.meta = HeldMeta()
-        self.topics = Topics(self.meta, MemoryLogStore(self.clock), {}, 100, 1, True)
+        self.topics = Topics(self.meta, MemoryLogStore(self.clock), self.clock, {}, 100, 1, True)
         self.cursors = Cursors(self.meta, self.topics, Outlet(), Solo(0))
 
     async def topic(self, count: int, name: str = "t") -> Topic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,8 @@ def node(server: Server, node_id: int = 2) -> Node:
 
 def contexts(server: Server) -> list[Context]:
     assert server._kafka is not None
-    return [each._context for each in server._kafka._connections]
+    protocols: list[Any] = [each.protocol for each in server._kafka._connections]
+    return [each._context for each in protocols]
 
 
 class Client:
