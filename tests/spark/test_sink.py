@@ -370,7 +370,7 @@ def test_what_has_nowhere_to_go_is_refused(
     spark: SparkSession, broker: ServedBroker, topic: Callable[..., str], unique: Callable[[str], str]
 ) -> None:
     rows = spark.createDataFrame([("v",)], "value STRING")
-    with pytest.raises(PySparkException, match="Set the option topic, or select a column topic"):
+    with pytest.raises(PySparkException, match="set the option topic, or select a column topic"):
         write(rows, broker)
     missing = unique("missing")
     create = f"there is no topic {missing} at .*; create it, as with `millstream topic create {missing}"

@@ -56,6 +56,6 @@ def test_progress_is_reported_and_every_letter_is_redriven_once(connection: Conn
         sent.append(report.sent)
 
     assert redrive(connection, Selection(reason="lease"), limit=2, on_progress=on_progress).sent == 2
-    assert redrive(connection, per_second=1000, on_progress=on_progress).skipped["sent back before"] == 2
+    assert redrive(connection, per_second=1000, on_progress=on_progress).skipped["already sent back"] == 2
     assert sent == [2, 1]
     assert redrive(connection).sent == 0

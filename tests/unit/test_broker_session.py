@@ -133,7 +133,7 @@ async def test_every_verb_about_a_group_asks_for_a_right(alice: Session, rules: 
         (alice.share_group, "g", "m"),
     ]
     assert [refused(*each) for each in calls] == [Code.GROUP_AUTHORIZATION_FAILED] * len(calls)
-    assert alice.broker.groups.list() == []
+    assert alice._broker.groups.list() == []
 
 
 async def test_groups_that_may_not_be_described_are_not_listed(alice: Session, rules: Refusing) -> None:

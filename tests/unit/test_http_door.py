@@ -47,7 +47,16 @@ async def nothing() -> None: ...
 
 @asynccontextmanager
 async def opened(failures: list[str] | None = None, ready: bool = True, **bounds: Any) -> AsyncIterator[HttpDoor]:
-    broker: Any = SimpleNamespace(authorizer=AllowAll(), failures=lambda: failures or [], shortages=tuple, damage=tuple)
+    broker: Any = SimpleNamespace(
+        authorizer=AllowAll(),
+        topics=None,
+        clock=None,
+        config=None,
+        metrics=None,
+        failures=lambda: failures or [],
+        shortages=tuple,
+        damage=tuple,
+    )
     routes = pages.Pages(broker, SCRAPE, lambda: ready, nothing).routes
     routes["/broken"] = lambda _: Response.text(200, str(1 // 0))
     routes["/broken/later"] = broken_later
