@@ -74,10 +74,13 @@ def node(server: Server, node_id: int = 2) -> Node:
     return Node(node_id, "127.0.0.1", server.addresses["kafka"].port)
 
 
-def contexts(server: Server) -> list[Context]:
+def protocols(server: Server) -> list[Any]:
     assert server._kafka is not None
-    protocols: list[Any] = [each.protocol for each in server._kafka._connections]
-    return [each._context for each in protocols]
+    return [each.protocol for each in server._kafka._connections]
+
+
+def contexts(server: Server) -> list[Context]:
+    return [each._context for each in protocols(server)]
 
 
 class Client:
@@ -159,6 +162,19 @@ async def test_a_proof_cannot_be_used_again(server: Server, client: Client) -> N
     again.claim(said)
     assert await again.rest() == b""
     again.close()
+
+
+async def test_a_proven_relay_shares_known_produce_requests_with_its_client_only(
+    server: Server, client: Client
+) -> None:
+    door = server._kafka
+    assert door is not None
+    nonce = await client.nonce()
+    (protocol,) = protocols(server)
+    assert protocol._known is door.known_for(Session(server.broker, "kafka", "127.0.0.1"))
+    client.claim(proof(nonce))
+    await client.answer()
+    assert protocol._known is door.known_for(Session(server.broker, "kafka", "10.0.0.1", principal=ALICE))
 
 
 async def test_a_broker_without_peers_believes_nobody(server: Server, client: Client) -> None:

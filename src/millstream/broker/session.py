@@ -193,7 +193,7 @@ class Session:
         return Fetch(self._topics, wanted, bytes_min, bytes_max, denied, committed)
 
     async def producer_id(self) -> int:
-        """A new id for an idempotent producer (KIP-679: whoever may write to a topic may be idempotent)."""
+        """A new id for an idempotent producer (KIP-679: the right to write to any topic is enough)."""
         if not self._authorizer.allows_any(self.principal, self.host, Operation.WRITE, Kind.TOPIC):
             self.check(Operation.IDEMPOTENT_WRITE, Kind.CLUSTER, CLUSTER_NAME)
         return await self._broker.producer_ids.take()

@@ -202,6 +202,8 @@ class KafkaProtocol(Protocol):
             self._handle_message(api, version, correlation_id, tags, bytes(reader.buffer[reader.position :]))
             return True
         answer = api.answer(reader, context)
+        if key == _API_VERSIONS:
+            self._known = self._door.known_for(context.session)  # a proven peer speaks for its client from now on
         if context.single is not None:
             self._known.learn(frame, context.single, context)
             context.single = None
