@@ -14,7 +14,7 @@ from millstream.broker.groups.stream.subscription import decode_subscription
 from millstream.core.errors import Code
 from tests.unit.mixed_kit import ClassicClient, classic_group, numbers_of, owning, run
 from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
+from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 both_assignors = pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 
@@ -267,6 +267,25 @@ async def test_epochs_are_durable_before_classic_members_hear_of_them_and_go_on_
     assert classic.generation > epoch
     assert newer.epoch > epoch
     assert numbers_of([classic, newer]) == [0, 1, 2, 3]
+
+
+async def test_a_slow_write_of_an_epoch_fences_no_member_that_waits_for_it() -> None:
+    bench = Bench()
+    (classic,) = await classic_group(bench, 1)
+    newer = Client(bench, "a")
+    await run(classic, newer)
+    bench.meta.holding = True
+    joining, beating = bench.join(), start(bench.beat("b", 0))
+    await turn()
+    for _ in range(12):
+        bench.clock.advance(5)
+        assert bench.heartbeat(classic.member_id, classic.generation) in (Code.NONE, Code.REBALANCE_IN_PROGRESS)
+    bench.meta.land_all()
+    joined, beaten = await joining, await beating
+    assert bench.heartbeat(joined.member_id, joined.generation) == Code.NONE
+    assert beaten.member_id == "b"
+    bench.clock.advance(11)
+    assert bench.heartbeat(joined.member_id, joined.generation) == Code.UNKNOWN_MEMBER_ID, "silent from then on"
 
 
 async def test_a_failed_write_of_an_epoch_is_repeated_by_a_classic_members_heartbeat() -> None:

@@ -119,7 +119,7 @@ class ConsumerGroup:
             self._stale = True
         self._confirm(member, beat)
         if self._stale:
-            await self._advance()
+            await self._advance_for(member, self._settings.consumer_session_ms(self.id))
             if self.members.get(member.id) is not member:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
         self._reconcile(member)
@@ -310,6 +310,17 @@ class ConsumerGroup:
         entry = self._queued = Entry(self._reserve, self._retarget)
         self._journal.submit(entry).then(self._advanced)
         return entry.promise
+
+    async def _advance_for(self, member: ConsumerMember, session_ms: int) -> None:
+        """Its session does not run while the member waits for the write, as in a classic group: a slow disk is not a
+        silent member.
+        """
+        member.session.stop()
+        try:
+            await self._advance()
+        finally:
+            if self.members.get(member.id) is member and self._closed is None:
+                member.session.push(session_ms)
 
     def _reserve(self) -> Iterable[Put]:
         self._queued = None

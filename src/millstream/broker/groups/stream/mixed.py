@@ -91,7 +91,7 @@ class MixedGroup(ConsumerGroup):
         if self._is_classic_only and self._downgrade(self):
             raise Converted(member.id)
         if self._stale:
-            await self._advance()
+            await self._advance_for(member, request.session_ms)
             if self.is_converted:
                 raise Converted(member.id)
             if self.members.get(member.id) is not member:
