@@ -258,17 +258,17 @@ def _parsed(file: Path) -> tuple[PipelineSpec | None, list[Mistake]]:
 
 
 def _read(file: Path, broker: str | None, *, must_reach: bool) -> tuple[PipelineSpec | None, list[Mistake]]:
-    from millstream.client.cluster import Cluster
+    from millstream.client.cluster import KafkaCluster
     from millstream.pipeline import check as checking
 
     spec, mistakes = _parsed(file)
     if spec is None:
         return None, mistakes
     address = address_of(spec, broker)
-    cluster: Cluster | None = None
+    cluster: KafkaCluster | None = None
     try:
         Connection(address)
-        cluster = Cluster(address, "millstream-pipeline-check")
+        cluster = KafkaCluster(address, "millstream-pipeline-check")
     except Failure:
         if must_reach:
             raise

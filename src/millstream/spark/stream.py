@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.core.errors import MillstreamError
 from millstream.spark.options import SourceOptions
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, split
@@ -46,7 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._open: Cluster | None = None
+        self._open: KafkaCluster | None = None
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._triggered: float | None = None
@@ -55,7 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_open": None, "_target": None, "_latest": None, "_triggered": None}
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> KafkaCluster:
         if self._open is None:
             self._open = connect(self._options)
         return self._open
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         finally:
             cluster.close()
 
-    def _tell(self, cluster: Cluster, offsets: Offsets) -> None:
+    def _tell(self, cluster: KafkaCluster, offsets: Offsets) -> None:
         assert self._options.group is not None
         try:
             cluster.commit(self._options.group, offsets)
