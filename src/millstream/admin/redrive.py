@@ -73,7 +73,7 @@ class RedriveFailed(Failure):
     """The broker did not take all of them. The next redrive finds out which of the last ones it stored."""
 
     def __init__(self, report: Report, cause: Failure) -> None:
-        super().__init__(f"{report.failed:,} dead letters were not taken and stay where they are: {cause}")
+        super().__init__(f"{report.failed:,} dead letters could not be sent and remain in their topic: {cause}")
         self.report = report
 
 

@@ -80,7 +80,7 @@ def delete(
     names: Annotated[list[str], typer.Argument(show_default=False)],
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete groups and their committed offsets, or what they know of records."""
+    """Delete groups, with their committed offsets or record states."""
     connection = Connection(broker)
     for name, future in connection.admin.delete_consumer_groups(names).items():
         connection.settle(future, name)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.spec import PipelineSpec
 
 app = typer.Typer(
-    help="Check, run, list, show and reset pipelines; send a lake back into a topic.", no_args_is_help=True
+    help="Check, run, list, show and reset pipelines; send a lake's rows back to a topic.", no_args_is_help=True
 )
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in TOML.")]
@@ -48,7 +48,7 @@ BrokerOption = Annotated[
 
 @app.command()
 def check(file: FileArgument, broker: BrokerOption = None, output: OutputOption = Format.TABLE) -> None:
-    """Tell every mistake in a pipeline's file at once, with its line, without starting Spark.
+    """Report every mistake in a pipeline's file, with its line. Does not start Spark.
 
     Topics are looked up if a broker answers. Exits with 1 if there is a mistake.
     """
@@ -80,11 +80,11 @@ def run(
     ] = None,
     broker: BrokerOption = None,
 ) -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C, or with --once until everything that is there was taken.
+    """Run a pipeline until SIGTERM or Ctrl-C, or with --once until it has processed the current records.
 
     On a terminal the state of each sink is shown; otherwise each batch is a line of JSON.
 
-    A pipeline that was stopped, or killed, goes on where it was.
+    A stopped or killed pipeline resumes from its checkpoint.
     """
     need_spark("millstream pipeline run")
     from millstream.cli import running
@@ -104,7 +104,7 @@ def list_pipelines(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to search, subfolders included.")] = Path("."),
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """List the pipelines in a folder, and how far each has come."""
+    """List the pipelines in a folder, with the progress of each sink."""
     need_spark("millstream pipeline list")
     from millstream.pipeline import catalog
 
@@ -127,7 +127,7 @@ def list_pipelines(
 
 @app.command()
 def show(file: FileArgument, broker: BrokerOption = None, output: OutputOption = Format.TABLE) -> None:
-    """Show a pipeline: its source, the columns of each view, its sinks, and how far each has come."""
+    """Show a pipeline: its source, the columns of each view, its sinks and their progress."""
     need_spark("millstream pipeline show")
     spec, mistakes = _parsed(file)
     if spec is None or mistakes:
@@ -161,9 +161,9 @@ def reset(
     ] = False,
     broker: BrokerOption = None,
 ) -> None:
-    """Start a sink again: forget how far it has come, and what Spark keeps for it.
+    """Reset a sink: delete its progress and Spark's state for it. The pipeline must not be running.
 
-    The next run reads its source from the beginning. The pipeline must not be running.
+    The next run begins where the source's `starting` says: at the earliest records by default.
     """
     need_spark("millstream pipeline reset")
     from millstream.pipeline import reset as resetting
@@ -207,11 +207,11 @@ def replay(
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.ZSTD,
     broker: GivenBroker = DEFAULT_BROKER,
 ) -> None:
-    """Send a lake's rows back into a topic, with their keys and times, and without Spark.
+    """Send a lake's rows back to a topic, with their keys and timestamps. Does not start Spark.
 
-    Rows of a lake of bytes or text become the records that they were; other rows become JSON objects.
+    Rows in bytes or text format become their original records; other rows become JSON objects.
 
-    Rows of a key keep their order; with --keep-partitions all rows of a partition do.
+    Rows with the same key keep their order. With --keep-partitions, all rows of a partition keep theirs.
     """
     need_spark("millstream pipeline replay")
     from millstream.pipeline.replay import Replay, Span

@@ -93,7 +93,7 @@ class _Reading:
                 except ClusterError as error:
                     if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                         raise
-                    self._lost(offset, "the partition does not exist any more")
+                    self._lost(offset, "the partition no longer exists")
                     return
                 if fetched.error == Code.OFFSET_OUT_OF_RANGE:
                     offset = self._skip_lost(offset, fetched)

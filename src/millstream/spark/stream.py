@@ -145,11 +145,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (gone or back) and self._options.fail_on_data_loss:
             topic, partition = (gone or back)[0]
             there = bool(gone) and partition in self._cluster.partitions([topic]).get(topic, ())
-            lost = "is not read any more" if there else "does not exist any more"
+            lost = "is no longer read" if there else "no longer exists"
             what = lost if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
             raise StreamBroken(
-                f"{topic}-{partition} {what}, but the checkpoint has read it; was the topic created again, or is "
-                "another one read now? Set failOnDataLoss to false to continue with the remaining records, or use a "
+                f"{topic}-{partition} {what}, but the checkpoint has read it: the topic was recreated, or the query "
+                "reads another topic now. Set failOnDataLoss to false to continue with the remaining records, or use a "
                 "new checkpoint"
             )
         return {**{place: began[place] for place in gone}, **ends}
