@@ -22,6 +22,7 @@ from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import parse_position
 from millstream.cli.produce import Compression
 from millstream.cli.progress import Progress
+from millstream.cli.setting import pairs
 from millstream.cli.spark import need_spark
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def run(
     from millstream.cli import running
     from millstream.pipeline.mistakes import format_mistakes
 
-    settings = _pairs(conf)
+    settings = pairs(conf, "spark.executor.memory=2g")
     spec, mistakes = _read(file, broker, must_reach=True)
     if mistakes or spec is None:
         print("\n".join(format_mistakes(file, mistakes)), file=sys.stderr)
@@ -278,16 +279,6 @@ def _read(file: Path, broker: str | None, *, must_reach: bool) -> tuple[Pipeline
     finally:
         if cluster is not None:
             cluster.close()
-
-
-def _pairs(texts: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in spark.executor.memory=2g")
-        pairs[key] = value
-    return pairs
 
 
 def _time(text: str | None, option: str) -> datetime | None:

@@ -22,13 +22,12 @@ from millstream.admin.seek import seek_queue
 from millstream.cli import queue_consume, queue_peek, queue_redrive
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.position import parse_position, show_moves
+from millstream.cli.position import DryRunOption, PartitionOption, ToOption, TopicOption, parse_position, show_moves
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 app = typer.Typer(help="Run jobs from topics; inspect queues and their dead letters.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")]
 COUNTS = ("available", "leased", "waiting", "done", "dead")
 
 
@@ -112,14 +111,9 @@ def set_(
 @app.command()
 def seek(
     name: Name,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)],
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="POSITION", help="start, end, an offset, a time (ISO or @ms), or +N or -N records from here."
-        ),
-    ],
-    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    topic: TopicOption,
+    to: ToOption,
+    partition: PartitionOption = None,
     dry_run: DryRunOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
