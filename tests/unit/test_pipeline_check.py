@@ -69,7 +69,6 @@ def test_what_a_run_asks_about_the_example() -> None:
     assert [check.is_untransformed(spec, sink) for sink in spec.sinks] == [True, False, False]
     assert [check.stateful_steps(spec, sink.source) for sink in spec.sinks] == [[], ["per_minute"], []]
     assert [check.output_mode(spec, sink) for sink in (lake, table, topic)] == ["append", "update", "append"]
-    assert check.topics_of(spec) == (("clicks",), ("alerts",), "clicks.dead")
     assert isinstance(lake, LakeSink)
     assert check.time_column(spec, lake) == "_timestamp"
 

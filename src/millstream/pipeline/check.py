@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.pipeline import source as sources
@@ -31,13 +30,6 @@ PARTITIONS = {"none": (), "day": ("day",), "hour": ("day", "hour")}
 
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(?:[0-5]?\d{0,4}|6[0-5]\d{3}))?")
 _REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
-
-
-class Topics(NamedTuple):
-    read: tuple[str, ...]
-    """None with a pattern."""
-    written: tuple[str, ...]
-    dead_letters: str | None
 
 
 # -- questions of a run ----------------------------------------------------------------------------------------------
@@ -91,12 +83,6 @@ def time_column(spec: PipelineSpec, sink: LakeSink, columns: Sequence[tuple[str,
         if name in times:
             return times[name]
     return next(iter(times.values())) if len(times) == 1 else None
-
-
-def topics_of(spec: PipelineSpec) -> Topics:
-    read = (spec.source.topic,) if spec.source.topic is not None else ()
-    written = dict.fromkeys(sink.topic for sink in spec.sinks if isinstance(sink, TopicSink))
-    return Topics(read, tuple(written), spec.dead_letters)
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from struct import Struct
 
 from millstream.core.errors import Code, RequestError
 
-DEFAULT_PORT = 9876
 SMALL_BYTES_MAX = 64 * 1024
 ERROR_BYTES_MAX = 1000
 

@@ -42,7 +42,6 @@ RECORD_HEAD_BYTES = 12
 _HEAD = Struct(">ihi")
 _U16 = Struct(">H")
 _I32 = Struct(">i")
-_I64 = Struct(">q")
 _PARTITION_KEY = Struct(">ii")
 _PLACE = Struct(">iqi")
 _PARTITION_OFFSET = Struct(">iq")
