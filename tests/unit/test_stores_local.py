@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from millstream.core.errors import RequestError, StartupError, StoreInUse
 from millstream.core.promise import begin
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
+from millstream.log.recovery import PIECE_BYTES
+from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, patch_offset
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch, fill, read_all
@@ -282,3 +285,30 @@ class HaltingDisk(Disk):
             self._loop.call_soon_threadsafe(self.halted.set)
             assert self.gate.wait(10)
         super().sync(file)
+
+
+async def test_recovery_keeps_a_large_batch_and_reads_no_claimed_length_at_once(
+    store: LocalLogStore, tmp_path: Path
+) -> None:
+    log = store.open("t", TOPIC_ID, 0, LogConfig())
+    await fill(log, 3)
+    await store.close()
+    (segment,) = (tmp_path / "data" / "logs").glob("*/0/*.log")
+    large = batch(os.urandom(2 * PIECE_BYTES))
+    patch_offset(large, 3, len(large) - PREFIX_BYTES, 0)
+    claim = bytearray(large[:HEADER_BYTES])
+    patch_offset(claim, 4, (64 << 20) - PREFIX_BYTES, 0)
+    with segment.open("ab") as file:
+        file.write(large)
+        whole = file.tell()
+        file.write(claim)
+        file.truncate(whole + (64 << 20))
+    again = LocalLogStore(store.directory, VirtualClock(), Flusher(asyncio.get_running_loop()))
+    again.lock()
+    tracemalloc.start()
+    recovered = again.open("t", TOPIC_ID, 0, LogConfig())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (recovered.end, segment.stat().st_size) == (4, whole)
+    assert peak < 8 << 20
+    await again.close()

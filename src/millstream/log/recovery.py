@@ -27,6 +27,9 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import BinaryIO
+
+from crc32c import crc32c
 
 from millstream.core.disk import Disk
 from millstream.log import checkpoint as checkpoints
@@ -36,12 +39,12 @@ from millstream.log.epochs import Epochs
 from millstream.log.log import Log, Lost
 from millstream.log.producers import Producers
 from millstream.log.segment import BrokenSegment, Segment, file_name
-from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, is_sound, read_header
+from millstream.records.batch import CRC_START, HEADER_BYTES, PREFIX_BYTES, BatchHeader, is_sound, read_header
 
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
-"""A cut tail is copied in pieces: it may be as large as a segment."""
+"""A cut tail is copied in pieces, and a large batch is first checked in pieces: both may be as large as a segment."""
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _INDEX_NAME = re.compile(r"\d{20}\.index")
 _TEMPORARY_NAME = re.compile(r"checkpoint\.new|\d{20}\.log\.cleaned")
@@ -195,6 +198,8 @@ class Recovery:
                     break
                 if segment.size + header.size > size:
                     break
+                if header.size > PIECE_BYTES and not _has_crc(file, segment.size, header):
+                    break
                 file.seek(segment.size)
                 batch = memoryview(file.read(header.size))
                 if not is_sound(batch, header):
@@ -267,6 +272,15 @@ class Recovery:
             number += 1
             candidate = f"{stem}.{number}"
         return candidate
+
+
+def _has_crc(file: BinaryIO, position: int, header: BatchHeader) -> bool:
+    """Reads in pieces: a header of torn bytes may claim a batch as large as the segment."""
+    file.seek(position + CRC_START)
+    left, crc = header.size - CRC_START, 0
+    while piece := file.read(min(left, PIECE_BYTES)):
+        left, crc = left - len(piece), crc32c(piece, crc)
+    return crc == header.crc
 
 
 def _pieces(path: str, position: int) -> Iterator[bytes]:
