@@ -113,6 +113,14 @@ class TestLogs:
         assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert list((await two.known_producers()).by_id) == [7]
 
+    async def test_batches_get_the_epoch_of_their_log(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        log = logs[0]
+        await append(log, batch(b"a"))
+        log.epochs.begin(3, log.end)
+        await append(log, batch(b"b"))
+        epochs = [read_header((await log.read(at, 1)).to_bytes()).leader_epoch for at in (0, 1)]
+        assert epochs == [0, 3]
+
     async def test_a_reader_that_was_elsewhere_before_is_not_out_of_range(
         self, logs: tuple[PartitionLog, PartitionLog]
     ) -> None:
@@ -138,7 +146,9 @@ class TestLogs:
         with pytest.raises(RequestError, match="cannot be reached"):
             async with stopped.database._appends.take() as connection, connection.transaction():
                 one = batch(b"never committed")
-                await stopped.database._append(connection, [Append(log.id, [bytearray(one)], [read_header(one)])], NOW)
+                await stopped.database._append(
+                    connection, [Append(log.id, [bytearray(one)], [read_header(one)], 0)], NOW
+                )
                 async with asyncio.timeout(SECONDS):
                     assert (await append(log, batch(b"another"))).base_offset == 0
         assert [record.value for record in await read_back(log)] == [b"another"]

@@ -115,7 +115,7 @@ class TableLog:
         if refusal is not None:
             self._store.refused(refusal)
             return Promise.failed(refusal)
-        waiting = Waiting(self, Append(self.id, batches, headers), size)
+        waiting = Waiting(self, Append(self.id, batches, headers, self.epochs.latest), size)
         self.unsynced_bytes += size
         self._store.put(waiting)
         return waiting.promise

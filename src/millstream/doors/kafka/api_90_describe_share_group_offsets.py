@@ -68,12 +68,13 @@ async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePar
     described = []
     async for index in in_turns(partitions):
         exists = topic is not None and 0 <= index < topic.partition_count
+        epoch = topic.partitions[index].log.epochs.latest if exists and topic is not None else 0
         start, lag = _progress(known[index]) if index in known else (-1, -1)
         described.append(
             {
                 "partition_index": index,
                 "start_offset": start,
-                "leader_epoch": 0,
+                "leader_epoch": epoch,
                 "lag": lag,
                 "error_code": Code.NONE if exists else code,
                 "error_message": None if exists else code.text,
