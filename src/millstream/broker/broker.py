@@ -28,7 +28,7 @@ from millstream.broker.topics import Topic, Topics
 from millstream.broker.verification import Verification
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
-from millstream.core.clock import Clock, Timer
+from millstream.core.clock import Clock, Timer, wait
 from millstream.core.errors import RevisionConflict
 from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
@@ -96,7 +96,7 @@ class Broker:
         self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
         self.queues.is_taken = self.groups.is_stream
         self.outlet = Outlet()
-        self.cursors = Cursors(meta, self.topics, self.outlet, self.cluster)
+        self.cursors = Cursors(meta, clock, self.topics, self.outlet, self.cluster)
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
         self._scrub = Scrub(self.topics, meta, clock, self.cluster, metrics, config.scrub_bytes_per_second)
@@ -250,7 +250,7 @@ class Broker:
             await self.queues.close()
             await self.cursors.close()
             if self._tasks:
-                await asyncio.wait(self._tasks, timeout=10)
+                await wait(self.clock, self._tasks, seconds=10)
             if self._housekeeping is not None:
                 self._housekeeping.cancel()
             await self.cluster.leave()

@@ -36,6 +36,7 @@ from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_o
 from millstream.broker.outlet import RECORD_BYTES, Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.cluster.base import Cluster, Owns, Solo
+from millstream.core.clock import Clock, wait
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.log.damage import UnreadableOffset
@@ -70,8 +71,9 @@ class _Cursor:
 
 
 class Cursors:
-    def __init__(self, meta: MetaStore, topics: Topics, outlet: Outlet, cluster: Cluster) -> None:
+    def __init__(self, meta: MetaStore, clock: Clock, topics: Topics, outlet: Outlet, cluster: Cluster) -> None:
         self._meta = meta
+        self._clock = clock
         self._cluster = cluster
         self._topics = topics
         self._outlet = outlet
@@ -118,7 +120,7 @@ class Cursors:
         self._unwatch()
         self._refuse_waiting(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
         if self._rounds:
-            await asyncio.wait(self._rounds, timeout=10)
+            await wait(self._clock, self._rounds, seconds=10)
 
     def _refuse_waiting(self, error: RequestError) -> None:
         for cursor in self._cursors.values():
