@@ -20,7 +20,7 @@ from typing import Any
 
 from millstream.broker.partition import Partition
 from millstream.core.clock import Clock
-from millstream.core.errors import Code, RequestError
+from millstream.core.errors import RequestError
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
@@ -99,14 +99,11 @@ class Inlet:
         """A faster `put`: calls back with the offset, or with an error, possibly before it returns."""
         size = record_bytes_max(value, key, headers)
         settings = self._partition.settings
-        if size + HEADER_BYTES > settings.message_bytes_max:
-            exact = _alone_bytes(value, key, headers)
-            if exact > settings.message_bytes_max:
-                detail = f"the record's batch has {exact} bytes, max.message.bytes is {settings.message_bytes_max}"
-                settled(-1, RequestError(Code.MESSAGE_TOO_LARGE, detail))
-                return
         time_ms = now_ms = self._clock.now_ms()
         try:
+            if size + HEADER_BYTES > settings.message_bytes_max:
+                alone, _ = codec.encode_own([(0, now_ms, key, value, headers)])
+                self._partition.check_size(len(alone))
             self._partition.check_record(key, timestamp, now_ms)
         except RequestError as refusal:
             settled(-1, refusal)
@@ -192,18 +189,3 @@ class Inlet:
         for settled in settling:
             settled(offset, None)
             offset += 1
-
-
-def _alone_bytes(value: bytes | memoryview | None, key: bytes | None, headers: Headers) -> int:
-    """The exact size of a record in a batch of its own, as a Kafka producer's batch would have."""
-    size = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
-    size += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in headers)
-    return HEADER_BYTES + _varint_bytes(size) + size
-
-
-def _field_bytes(content: bytes | memoryview | None) -> int:
-    return 1 if content is None else _varint_bytes(len(content)) + len(content)
-
-
-def _varint_bytes(number: int) -> int:
-    return max((number.bit_length() + 7) // 7, 1)
