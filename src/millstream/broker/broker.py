@@ -29,7 +29,7 @@ from millstream.broker.verification import Verification
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
 from millstream.core.clock import Clock, Timer, wait
-from millstream.core.errors import RevisionConflict
+from millstream.core.errors import Code, RequestError, RevisionConflict
 from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
 from millstream.security.rights import AllowAll, Authorizer
@@ -174,7 +174,10 @@ class Broker:
         return self._logs.together()
 
     def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
-        """A new member of an exclusive group, not yet open."""
+        """A new member of an exclusive group, not yet open. Raises `RequestError` if the name is another group's."""
+        if self.groups.is_stream(group) or self.queues.get(group) is not None:
+            detail = f"group {group} is not exclusive; choose another name, or delete it"
+            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
         return ExclusiveMember(self._meta, self.clock, self.topics, topic, group, uuid.uuid4().hex, settings)
 
     async def delete_topic(self, name: str) -> None:

@@ -18,14 +18,16 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from millstream.broker.admin import Admin
 from millstream.broker.configs import Configs
 from millstream.broker.fetch import Fetch, Wanted
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed, ShareView
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.broker.groups.groups import Beat, BeatAnswer, Fetched, Join, Joined, ShareBeat, Synced, TopicCommit
 from millstream.broker.groups.queue import share_fetch
 from millstream.broker.groups.queue.partition import QueuePartition
@@ -52,9 +54,13 @@ from millstream.security.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
-__all__ = ["Inlet", "Partition", "Queue", "QueuePartition", "Session", "Topic"]
+__all__ = ["Inlet", "Partition", "Queue", "QueuePartition", "Session", "Sessions", "ShareGroup", "Topic"]
 
 _ALL = {kind: sum(1 << each for each in operations) for kind, operations in OPERATIONS.items()}
+
+
+class Counted(Protocol):
+    changes: int
 
 
 class Session:
@@ -104,6 +110,11 @@ class Session:
     def changes(self) -> int:
         """Grows with every change of topics or rights."""
         return self._topics.changes + self._authorizer.changes
+
+    @property
+    def counts(self) -> tuple[Counted, Counted]:
+        """Their sum is `changes`: for code that compares it thousands of times a second."""
+        return self._topics, self._authorizer
 
     @property
     def scope(self) -> Hashable:
@@ -177,6 +188,15 @@ class Session:
             self.admin.check_create(name)
             topic = await self._topics.ensure(name, partition_count, overrides)
         return topic
+
+    async def follow(self, name: str, operation: Operation) -> Topic | None:
+        """As `find`, from the store: another broker may have just created or grown the topic."""
+        self.check(operation, Kind.TOPIC, name)
+        return await self._topics.follow(name)
+
+    async def refresh_topics(self) -> None:
+        """Loads all topics as they are in the store now."""
+        await self._topics.refresh()
 
     def watch_topics(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back after a topic was created, deleted or grown; the result stops it."""
@@ -416,6 +436,15 @@ class Session:
         """Records of a partition that the session may read; see `Outlet.take`."""
         return self._broker.outlet.take(partition.log, offset, bytes_max, head_bytes=head_bytes, count_max=count_max)
 
+    @property
+    def atomic(self) -> bool:
+        """Whether appends made `together` are atomic across partitions."""
+        return self._broker.atomic
+
+    def together(self) -> AbstractContextManager[None]:
+        """Bundles the appends of this turn of the event loop, if the store can; await nothing inside."""
+        return self._broker.together()
+
     async def coordinate(self, group_id: str, operation: Operation = Operation.READ) -> None:
         """Raises `RequestError` unless this broker coordinates the group, or fanout id, from now on."""
         self._group(operation, group_id)
@@ -433,6 +462,10 @@ class Session:
             group_id, durable=durable, settings=settings, door_defaults=door_defaults, client_host=self.host
         )
 
+    def has_queue(self, queue: Queue) -> bool:
+        """Whether this broker still coordinates the queue."""
+        return self._broker.queues.get(queue.id) is queue
+
     def check_lease(self, queue: Queue, topic: Topic) -> None:
         """Raises unless the session may lease and acknowledge records of this topic in this group."""
         if self._authorizer.is_open:
@@ -441,7 +474,13 @@ class Session:
         if queue.is_durable:
             self._group(Operation.READ, queue.id)
 
-    # Cursors
+    # Exclusive groups and cursors
+
+    def exclusive(self, group_id: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
+        """A new member of an exclusive group, not yet open."""
+        self._group(Operation.READ, group_id)
+        self.check(Operation.READ, Kind.TOPIC, topic.name)
+        return self._broker.exclusive(group_id, topic, settings)
 
     def cursor_position(self, fanout_id: str, topic: Topic) -> int:
         self._group(Operation.DESCRIBE, fanout_id)
@@ -501,6 +540,21 @@ class Session:
     @property
     def peers(self) -> Peers:
         return Peers(self)
+
+
+class Sessions:
+    """Opens the sessions of clients: all that a door has of the broker."""
+
+    __slots__ = ("_broker", "clock", "config", "metrics")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.clock = broker.clock
+        self.config = broker.config
+        self.metrics = broker.metrics
+
+    def open(self, door: str, host: str, client_id: str = "") -> Session:
+        return Session(self._broker, door, host, client_id=client_id)
 
 
 class _Readable:

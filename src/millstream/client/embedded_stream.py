@@ -21,13 +21,15 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.consumer_member import Beat, BeatAnswer
+from millstream.broker.groups.stream.offsets import PartitionCommit, TopicCommit
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
 from millstream.client.embedded_reading import Cursor, Rotation
 from millstream.client.iterators import Stream, StreamOptions
 from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
 from millstream.core.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
+from millstream.security.rights import Operation
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -86,9 +88,9 @@ class EmbeddedStream(Stream[V]):
 
     async def _start(self) -> None:
         for name in self._topics:
-            await self._owner.topic(name)
+            await self._owner.topic(name, Operation.READ)
         self._epoch, self._is_leaving = JOINING, False
-        self._unwatch = self._owner.broker.topics.watch(self._poke.set)
+        self._unwatch = self._owner.session.watch_topics(self._poke.set)
         self._owner.streams_of.setdefault(self._group, set()).add(self)
         self._committed_at = self._owner.clock.monotonic()
         self._beats = asyncio.ensure_future(self._beat_on())
@@ -250,8 +252,8 @@ class EmbeddedStream(Stream[V]):
             await self._poke.wait(wait)
 
     async def _beat(self) -> BeatAnswer:
-        topics = self._owner.broker.topics
-        found = {name: topics.get(name) for name in self._topics}
+        session = self._owner.session
+        found = {name: session.find(name, Operation.READ) for name in self._topics}
         owned = frozenset((topic.id, partition) for name, partition in self._cursors if (topic := found.get(name)))
         beat = Beat(
             self._group,
@@ -261,15 +263,15 @@ class EmbeddedStream(Stream[V]):
             topics=frozenset(self._topics),
             owned=owned,
         )
-        answer = await self._owner.session.consumer_heartbeat(beat)
+        answer = await session.consumer_heartbeat(beat)
         self._epoch = answer.epoch
         return answer
 
     async def _follow(self, answer: BeatAnswer) -> None:
         if answer.assignment is None:
             return
-        topics = self._owner.broker.topics
-        named = {topic.id: topic.name for name in self._topics if (topic := topics.get(name)) is not None}
+        find = self._owner.session.find
+        named = {topic.id: name for name in self._topics if (topic := find(name, Operation.READ)) is not None}
         wanted = {
             (named[topic_id], number)
             for topic_id, numbers in answer.assignment.items()
@@ -300,18 +302,18 @@ class EmbeddedStream(Stream[V]):
                 logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
     async def _begin(self, place: TopicPartition) -> None:
-        broker = self._owner.broker
+        session = self._owner.session
         name, number = place
-        topic = broker.topics.get(name)
+        topic = session.find(name, Operation.READ)
         if topic is None or number >= topic.partition_count:
             return
-        log = topic.partitions[number].log
-        [fetched] = self._owner.session.committed(self._group, [(name, [number])])
+        log = session.partition(name, number, Operation.READ).log
+        [fetched] = session.committed(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
         if log.damage.lost is not None:  # commit nothing until the log is restored
             offset = committed.offset if committed is not None else 0
             self._committed[place] = offset
-            self._cursors[place] = Cursor(broker.topics.get, topic, number, offset)
+            self._cursors[place] = Cursor(session, topic, number, offset)
             self._signal.set()
             return
         if committed is not None and committed.offset > log.high_watermark:
@@ -319,7 +321,7 @@ class EmbeddedStream(Stream[V]):
         offset = log.start if self._reset == "earliest" else log.high_watermark
         if committed is not None and log.start <= committed.offset <= log.high_watermark:
             offset = self._committed[place] = committed.offset
-        cursor: Cursor[V] = Cursor(broker.topics.get, topic, number, offset)
+        cursor: Cursor[V] = Cursor(session, topic, number, offset)
         self._cursors[place] = cursor
         self._wakes[place] = log.wake(self._signal.set)
         self._signal.set()
