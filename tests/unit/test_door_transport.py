@@ -15,6 +15,7 @@ import trustme
 from confluent_kafka import Consumer, Producer
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Sessions
 from millstream.config import Address, Config
 from millstream.core.clock import SystemClock
 from millstream.core.metrics import Metrics
@@ -41,7 +42,7 @@ async def test_a_kafka_client_produces_and_consumes_over_tls(broker: Broker, tmp
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    door = KafkaDoor(broker, partial(TlsTransport, context))
+    door = KafkaDoor(Sessions(broker), partial(TlsTransport, context))
     address = door.start(Address("127.0.0.1", 0))
     values = [b"%d" % number * size for number in range(10)]
     client = {
@@ -72,7 +73,7 @@ def produced_and_consumed(client: dict[str, Any], values: list[bytes]) -> list[b
 @pytest.fixture
 async def door(broker: Broker) -> AsyncIterator[KafkaDoor]:
     await broker.topics.create("orders", 1, {})
-    door = KafkaDoor(broker)
+    door = KafkaDoor(Sessions(broker))
     yield door
     await door.close()
     assert door.frames.free == door.frames.limit, "all memory was given back"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.broker.session import Session
+from millstream.broker.session import Session, Sessions
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.doors.flowmq.door import FlowmqDoor
@@ -20,7 +20,7 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
 ) -> None:
     topic = kit.broker.topics.get("jobs")
     assert topic is not None
-    door = FlowmqDoor(kit.broker)
+    door = FlowmqDoor(Sessions(kit.broker))
     session = Session(kit.broker, "flowmq", "127.0.0.1")
     dispatcher = await door.join(topic, "g", session)
     transact = kit.meta.transact

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Sessions
 from millstream.config import Address, Config
 from millstream.core.errors import ProtocolError, StartupError
 from millstream.core.metrics import Metrics
@@ -86,7 +87,7 @@ class Bench:
         self.clock = VirtualClock()
         config = Config(**settings)
         self.broker = Broker(config, MemoryLogStore(self.clock), MemoryMeta(), self.clock, Metrics())
-        self.door = ToyDoor(self.broker)
+        self.door = ToyDoor(Sessions(self.broker))
         self.address = self.door.start(Address("127.0.0.1", 0))
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -496,4 +497,4 @@ async def test_a_client_that_does_not_read_its_answer_makes_room() -> None:
 
 async def test_a_port_in_use_stops_the_start_and_names_the_flag(bench: Bench) -> None:
     with pytest.raises(StartupError, match="--toy HOST:PORT"):
-        ToyDoor(bench.broker).start(bench.address)
+        ToyDoor(Sessions(bench.broker)).start(bench.address)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from millstream.broker.session import Sessions
 from millstream.core.errors import StartupError
 from millstream.core.metrics import Histogram, Metrics, QueueShare, Scrape
 from millstream.doors.http import HttpDoor, Request, Response, pages
@@ -57,7 +58,7 @@ async def opened(failures: list[str] | None = None, ready: bool = True, **bounds
         shortages=tuple,
         damage=tuple,
     )
-    routes = pages.Pages(broker, SCRAPE, lambda: ready, nothing).routes
+    routes = pages.Pages(Sessions(broker), SCRAPE, lambda: ready, nothing).routes
     routes["/broken"] = lambda _: Response.text(200, str(1 // 0))
     routes["/broken/later"] = broken_later
     routes["/large"] = lambda _: Response(200, bytes(20_000_000))

@@ -14,7 +14,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCommit
 from millstream.broker.groups.queue import block as queue_block
 from millstream.broker.groups.queue.verbs import Answer, Verb
-from millstream.broker.session import Session
+from millstream.broker.session import Session, Sessions
 from millstream.cluster.base import Node, Solo
 from millstream.config import Config
 from millstream.core.errors import Code, RequestError
@@ -325,7 +325,7 @@ async def test_no_relay_is_opened_for_a_client_that_has_gone(kit: Kit) -> None:
 async def test_no_relay_is_opened_for_a_client_whose_connection_closed_while_the_coordinator_was_looked_for(
     kit: Kit,
 ) -> None:
-    door = KafkaDoor(kit.broker)
+    door = KafkaDoor(Sessions(kit.broker))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     context = context_of(kit.broker)

@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from millstream.broker.broker import Broker
+from millstream.broker.session import Session, Sessions
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.errors import ProtocolError
@@ -48,24 +48,27 @@ class EngineDoor(ABC, Generic[C]):
     counts_backlog: ClassVar[bool] = True
     """Whether `frames` counts bytes that wait behind a parked request."""
 
-    def __init__(self, broker: Broker, transport: TransportFactory, frames: Budget) -> None:
-        self._broker = broker
-        self.config = broker.config
+    def __init__(self, sessions: Sessions, transport: TransportFactory, frames: Budget) -> None:
+        self._open_session = sessions.open
+        self.config = sessions.config
         self.loop = asyncio.get_running_loop()
-        self.clock = broker.clock
-        self.metrics = broker.metrics
-        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.clock = sessions.clock
+        self.metrics = sessions.metrics
+        self.frame_bytes_max = sessions.config.frame_bytes_max
         self.shared = memoryview(bytearray(SHARED_BYTES))
         self.pool = BufferPool()
         self.frames = frames
         self.unread: Unread[C] = Unread()
-        self._connections: Connections[C] = Connections(broker.config, self.metrics, self.clock)
+        self._connections: Connections[C] = Connections(sessions.config, self.metrics, self.clock)
         self._listener = Listener(self.name, self.name.capitalize(), self._connections, transport, self._let_in)
         self._sweeper: Timer | None = None
         self.is_closing = False
         """Whether reading has stopped on all connections."""
         self.now: float = self.clock.monotonic()
         """The time of the last sweep or new connection: exact enough for a connection's `last_used`."""
+
+    def open_session(self, peer: str, client_id: str = "") -> Session:
+        return self._open_session(self.name, peer, client_id)
 
     @abstractmethod
     def welcome(self, transport: Transport, peer: str) -> C: ...

@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Hashable
 from functools import partial
 
-from millstream.broker.broker import Broker
-from millstream.broker.session import Session, Topic
+from millstream.broker.session import Session, Sessions, Topic
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.logs import Damped
@@ -34,28 +33,28 @@ DEFAULTS = {"share.delivery.count.limit": "3"}
 
 
 class FlowmqDoor:
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        self._config = broker.config
-        self.clock = broker.clock
-        self.metrics = broker.metrics
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        self._config = sessions.config
+        self.clock = sessions.clock
+        self.metrics = sessions.metrics
         self.loop = asyncio.get_running_loop()
-        self.window = broker.config.flowmq_unacknowledged_max
-        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.window = sessions.config.flowmq_unacknowledged_max
+        self.frame_bytes_max = sessions.config.frame_bytes_max
         self.shared = memoryview(bytearray(SHARED_BYTES))
         """Receive buffer of all connections; a read is handled before the next one."""
-        self.budget = Budget(broker.config.inflight_bytes_max)
+        self.budget = Budget(sessions.config.inflight_bytes_max)
         """For frames that arrive in pieces."""
         self.unread_bytes = 0
         """Output that waits for slow clients, over all connections."""
-        self.unread_bytes_max = broker.config.inflight_bytes_max
+        self.unread_bytes_max = sessions.config.inflight_bytes_max
         self._targets: dict[Hashable, Targets] = {}
         self.now = self.clock.monotonic()
         """Time of the last sweep or new connection: exact enough for `last_used`."""
-        self._connections: Connections[Connection] = Connections(broker.config, self.metrics, self.clock)
+        self._connections: Connections[Connection] = Connections(sessions.config, self.metrics, self.clock)
         self._dispatchers: dict[tuple[str, uuid.UUID], Dispatcher] = {}
         self._listener = Listener("flowmq", "FlowMQ", self._connections, transport, self._welcome)
         self._sweeper: Timer | None = None
-        self._open_session = partial(Session, broker, "flowmq")
+        self._open_session = partial(sessions.open, "flowmq")
 
     def start(self, address: Address) -> Address:
         bound = self._listener.start(address)

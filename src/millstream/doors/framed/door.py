@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from millstream.broker.broker import Broker
-from millstream.broker.session import Session
+from millstream.broker.session import Sessions
 from millstream.core.errors import ProtocolError
 from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
@@ -30,13 +29,10 @@ CONTESTED_SECONDS_MAX = 10
 class FramedDoor(EngineDoor[Connection]):
     """Subclasses set their name and create the connections of their protocol."""
 
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        super().__init__(broker, transport, Budget(broker.config.inflight_bytes_max // 2))
-        self.answers = Budget(broker.config.inflight_bytes_max // 2)
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max // 2))
+        self.answers = Budget(sessions.config.inflight_bytes_max // 2)
         """A separate budget, so that slow readers never block writers."""
-
-    def open_session(self, peer: str, client_id: str = "") -> Session:
-        return Session(self._broker, self.name, peer, client_id=client_id)
 
     def note_refusal(self, peer: str, error: ProtocolError) -> None:
         """Logs why a connection is closed."""

@@ -29,7 +29,7 @@ from millstream.wire.kafka.primitives import ManyItems, Reader
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 
 if TYPE_CHECKING:
-    from millstream.broker.partition import Partition
+    from millstream.broker.session import Partition
 
 KEY = 0
 VERSIONS = (3, 13)

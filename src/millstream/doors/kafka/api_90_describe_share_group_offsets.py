@@ -17,8 +17,7 @@ from millstream.security.rights import Kind, Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.partition import QueuePartition
-    from millstream.broker.groups.queue.queue import Queue
+    from millstream.broker.session import Queue, QueuePartition
 
 KEY = 90
 VERSIONS = (0, 1)

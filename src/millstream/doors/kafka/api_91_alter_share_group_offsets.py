@@ -16,8 +16,7 @@ from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.queue import Queue
-    from millstream.broker.topics import Topic
+    from millstream.broker.session import Queue, Topic
 
 KEY = 91
 VERSIONS = (0, 0)

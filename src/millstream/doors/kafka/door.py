@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from millstream.broker.session import Session
+from millstream.broker.session import Session, Sessions
 from millstream.core.errors import ProtocolError
 from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
@@ -20,9 +19,6 @@ from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.doors.memory import Budget, BufferPool
 from millstream.doors.transport import PlainTransport, Transport, TransportFactory
-
-if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
@@ -40,9 +36,9 @@ class KafkaDoor(EngineDoor[Connection]):
     waiting_bytes_max = BufferPool.LARGE
     counts_backlog = False
 
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        super().__init__(broker, transport, Budget(broker.config.inflight_bytes_max))
-        self.unread.limit = broker.config.inflight_bytes_max
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max))
+        self.unread.limit = sessions.config.inflight_bytes_max
         self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
         self._sessions = FetchSessions()
@@ -52,7 +48,7 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def welcome(self, transport: Transport, peer: str) -> Connection:
         context = Context(
-            Session(self._broker, "kafka", peer),
+            self.open_session(peer),
             self._sessions,
             *transport.local_address(),
             shares=self.shares,
@@ -63,11 +59,10 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def known_for(self, session: Session) -> KnownProduces:
         """The known produce requests of the clients with this session's rights."""
-        authorizer = self._broker.authorizer
-        scope = authorizer.scope(session.principal, session.host)
-        known = self._known.get(scope)
+        known = self._known.get(session.scope)
         if known is None:
-            known = self._known[scope] = KnownProduces(self._broker.topics, self.clock, authorizer)
+            topics, authorizer = session.counts
+            known = self._known[session.scope] = KnownProduces(topics, self.clock, authorizer)
         return known
 
     def look_for_memory(self) -> None:
