@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from millstream.broker.session import Sessions
+from millstream.cluster.base import Solo
 from millstream.core.errors import StartupError
 from millstream.core.metrics import Histogram, Metrics, QueueShare, Scrape
 from millstream.doors.http import HttpDoor, Request, Response, pages
@@ -50,6 +51,7 @@ async def nothing() -> None: ...
 async def opened(failures: list[str] | None = None, ready: bool = True, **bounds: Any) -> AsyncIterator[HttpDoor]:
     broker: Any = SimpleNamespace(
         authorizer=AllowAll(),
+        cluster=Solo(1),
         topics=None,
         clock=None,
         config=None,

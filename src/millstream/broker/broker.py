@@ -1,6 +1,4 @@
-"""The broker: topics, groups and producers over a store, with one clock. Doors call the broker and nothing below
-it.
-"""
+"""The broker: topics, groups and producers over a store, with one clock. Clients reach it through a session."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ Rules
 3. Answers of the authorizer may be cached until its `changes` differ, and only for the same principal and host.
 4. A topic, partition, inlet or queue that a verb returned stands for the right that was checked. Doors that keep one
    drop it when `changes` differs.
+5. `partition` and `fetch` refuse a partition that another broker leads, if the cluster has leaders. Rule 4 covers a
+   leadership too: a move of a leader grows `changes`.
+6. There are no quotas yet. Sizes are known only after these verbs: bytes in where a door counts `metrics.records_in`,
+   bytes out where it encodes its answer. A charge belongs there, as a verb `charge(operation, size) -> delay` here.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from uuid import UUID
 
 from millstream.broker.admin import Admin
 from millstream.broker.configs import Configs
-from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.fetch import NOTHING_REFUSED, Fetch, Wanted
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed, ShareView
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.broker.groups.groups import Beat, BeatAnswer, Fetched, Join, Joined, ShareBeat, Synced, TopicCommit
@@ -65,7 +69,8 @@ class Counted(Protocol):
 
 class Session:
     __slots__ = (
-        "_authorizer", "_broker", "_topics", "client_id", "clock", "config", "door", "host", "metrics", "principal",
+        "_authorizer", "_broker", "_leaders", "_topics", "client_id", "clock", "config", "door", "host", "metrics",
+        "principal",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +83,8 @@ class Session:
         self.client_id = client_id
         self._authorizer = broker.authorizer
         self._topics = broker.topics
+        self._leaders = broker.cluster if broker.cluster.has_leaders else None
+        """None: all brokers of the cluster serve all partitions."""
         self.clock = broker.clock
         self.config = broker.config
         self.metrics = broker.metrics
@@ -154,7 +161,15 @@ class Session:
         topic = self.topic(key, operation)
         if not 0 <= index < len(topic.partitions):
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of topic {topic.name}")
+        if self._leaders is not None and (leader := self._led_elsewhere(topic.id, index)) is not None:
+            raise RequestError(Code.NOT_LEADER_OR_FOLLOWER, f"broker {leader} leads {topic.name}-{index}")
         return topic.partitions[index]
+
+    def _led_elsewhere(self, topic_id: UUID, index: int) -> int | None:
+        """The other broker that leads a partition."""
+        leaderships = self.leaderships(topic_id)
+        leader = leaderships[index % len(leaderships)].leader
+        return None if leader == self.node_id else leader
 
     def topics(self) -> list[Topic]:
         """The topics that the principal may describe."""
@@ -172,7 +187,8 @@ class Session:
 
     def find(self, name: str, operation: Operation) -> Topic | None:
         """The topic with this name, if there is one."""
-        self.check(operation, Kind.TOPIC, name)
+        if not self._authorizer.is_open:
+            self.check(operation, Kind.TOPIC, name)
         return self._topics.get(name)
 
     async def ensure_topic(
@@ -207,10 +223,20 @@ class Session:
         return self._topics.by_id(topic.id) is topic
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int, committed: bool = False) -> Fetch:
-        denied: frozenset[str | UUID] = frozenset()
-        if not self._authorizer.is_open:
-            denied = frozenset(key for key in {one.topic for one in wanted} if self._denies(Operation.READ, key))
-        return Fetch(self._topics, wanted, bytes_min, bytes_max, denied, committed)
+        refused = NOTHING_REFUSED
+        if self._leaders is not None or not self._authorizer.is_open:
+            refused = self._refused(wanted)
+        return Fetch(self._topics, wanted, bytes_min, bytes_max, refused, committed)
+
+    def _refused(self, wanted: Iterable[Wanted]) -> dict[Wanted, Code]:
+        """What a fetch may not read here, and why."""
+        denied = {key for key in {one.topic for one in wanted} if self._denies(Operation.READ, key)}
+        refused = {one: Kind.TOPIC.refusal for one in wanted if one.topic in denied} if denied else {}
+        for one in wanted if self._leaders is not None else ():
+            topic = self._topics.find(one.topic)
+            if one not in refused and topic is not None and self._led_elsewhere(topic.id, one.partition) is not None:
+                refused[one] = Code.NOT_LEADER_OR_FOLLOWER
+        return refused
 
     async def producer_id(self) -> int:
         """A new id for an idempotent producer (KIP-679: the right to write to any topic is enough)."""

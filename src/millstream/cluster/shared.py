@@ -82,6 +82,8 @@ class Owner:
 class SharedCluster:
     """Implements `cluster.base.Cluster`."""
 
+    has_leaders = False
+
     def __init__(self, meta: MetaStore, clock: Clock, node_id: int, lease_ms: int) -> None:
         self.node_id = node_id
         self.secret = b""
