@@ -10,14 +10,12 @@ import logging
 from millstream.broker.broker import Broker
 from millstream.broker.session import Session
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import SWEEP_SECONDS, EngineDoor
 from millstream.doors.memory import Budget
 from millstream.doors.transport import PlainTransport, TransportFactory
 
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 STUCK_SECONDS_MAX = 60
 """How long a client may pause within a frame, or while it takes a response."""
@@ -37,11 +35,6 @@ class FramedDoor(EngineDoor[Connection]):
 
     def open_session(self, peer: str, client_id: str = "") -> Session:
         return Session(self._broker, self.name, peer, client_id=client_id)
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        self.metrics.request_errors += 1
-        refusals.warning("closing the %s connection from %s: %s", self.name, peer, error)
 
     def look_around(self) -> None:
         contested = self.frames.is_contested or self.answers.is_contested

@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 from millstream.broker.session import Session
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import EngineDoor
 from millstream.doors.kafka.context import Context
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
@@ -42,7 +40,6 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
         super().__init__(broker, transport, Budget(broker.config.inflight_bytes_max))
-        self.unread.limit = broker.config.inflight_bytes_max
         self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
         self._sessions = FetchSessions()
@@ -88,10 +85,6 @@ class KafkaDoor(EngineDoor[Connection]):
             detail = f"{seconds:.0f} s for one frame, while other connections wait for the memory that it holds"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        refusals.warning("closing the connection from %s: %s", peer, error)
 
     def look_around(self) -> None:
         """Closes connections that were idle, inside a frame or with unread answers for too long."""
