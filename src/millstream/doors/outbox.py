@@ -94,7 +94,7 @@ class Outbox:
         except (BlockingIOError, InterruptedError):
             return -1
         if count == 0:
-            raise ConnectionAbortedError(f"{chunk.file.path} is shorter than the answer that was promised from it")
+            raise ConnectionAbortedError(f"segment file {chunk.file.path} truncated while it was being sent")
         self._done += count
         if self._done == chunk.size:
             self._chunks.popleft()
@@ -107,6 +107,6 @@ def pieces(chunk: Slice) -> Chunk:
     if chunk.file is None or chunk.size <= COPY_BYTES_MAX:
         data = chunk.to_bytes()
         if len(data) < chunk.size:
-            raise ConnectionAbortedError("the segment file is shorter than the answer that was promised from it")
+            raise ConnectionAbortedError("segment file truncated while it was being sent")
         return data
     return chunk

@@ -128,7 +128,7 @@ class EngineDoor(ABC, Generic[C]):
         while self.unread.is_over:
             connection = self.unread.longest
             size = self.unread.done(connection)
-            detail = f"it does not read its answers: {size} bytes wait"
+            detail = f"the client does not read its answers: {size} bytes are unsent"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 

@@ -417,7 +417,7 @@ class Dispatcher:
         self.close()
         for subscription in list(self.subscriptions):
             subscription.client.lose(
-                subscription, f"{reason.detail}: connect again, and subscribe to {self.topic.name} as before"
+                subscription, f"{reason.detail}: reconnect and subscribe to {self.topic.name} again"
             )
 
     def close(self) -> None:

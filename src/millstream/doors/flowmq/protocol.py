@@ -246,7 +246,7 @@ class FlowmqProtocol(Protocol):
             elif command == Command.DELETE_TOPIC:
                 self._start(self._delete_topic(payload))
             else:
-                raise RequestError(Code.INVALID_REQUEST, f"{wire.name_of(command)} is not for a broker")
+                raise RequestError(Code.INVALID_REQUEST, f"{wire.name_of(command)} is not a request")
         except RequestError as error:
             self._fail(error)
 
@@ -315,7 +315,7 @@ class FlowmqProtocol(Protocol):
             return answers.SUCCESS
         if known is not None:
             as_what = f"in group {known.group}" if known.group else "without a group"
-            detail = f"this connection is subscribed to {name} already, {as_what}; use another connection"
+            detail = f"this connection is already subscribed to {name} {as_what}; use another connection"
             raise RequestError(Code.INVALID_REQUEST, detail)
         if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
             raise RequestError(Code.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")

@@ -56,7 +56,7 @@ class FramedDoor(EngineDoor[Connection]):
         for since, connection in sorted(slow, key=lambda pair: pair[0]):
             if not self.frames.is_contested:
                 return
-            detail = f"{self.now - since:.0f} s for one request, while others wait for the memory that it holds"
+            detail = f"one request took {self.now - since:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 

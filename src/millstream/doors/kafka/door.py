@@ -82,7 +82,7 @@ class KafkaDoor(EngineDoor[Connection]):
             seconds = self.now - connection.frame_began
             if not self.frames.is_contested or seconds <= CONTESTED_SECONDS_MAX:
                 return
-            detail = f"{seconds:.0f} s for one frame, while other connections wait for the memory that it holds"
+            detail = f"one frame took {seconds:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 
