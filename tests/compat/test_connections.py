@@ -225,15 +225,15 @@ def test_a_flowmq_connection_that_is_reset_while_it_waits_for_memory_is_closed_a
 ) -> None:
     before = open_connections(broker)
     door = broker.ask(lambda server: server._doors[0])
-    free = broker.ask(lambda server: door.budget.free)  # type: ignore[attr-defined]
-    broker.ask(lambda server: door.budget.take(free))  # type: ignore[attr-defined]
+    free = broker.ask(lambda server: door.frames.free)  # type: ignore[attr-defined]
+    broker.ask(lambda server: door.frames.take(free))  # type: ignore[attr-defined]
     client = connected(broker.address("flowmq"))
     client.sendall(flowmq_frame(Command.PUBLISH, b"quiet\0" + bytes(200_000))[:150_000])
-    wait_for(lambda: broker.ask(lambda server: door.budget.is_contested), "a frame that waits")  # type: ignore[attr-defined]
+    wait_for(lambda: broker.ask(lambda server: door.frames.is_contested), "a frame that waits")  # type: ignore[attr-defined]
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ALONE)
     client.close()
     until_open(broker, before)
-    broker.ask(lambda server: door.budget.give(free))  # type: ignore[attr-defined]
+    broker.ask(lambda server: door.frames.give(free))  # type: ignore[attr-defined]
 
 
 # -- too many ----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_flowmq_message_whose_answer_was_refused_is_still_its_subscribers(
         disk.is_full = False
         getattr(client, verb)(message)
         if verb == "ack":
-            with pytest.raises(FlowmqError, match="is not this connection's to answer"):
+            with pytest.raises(FlowmqError, match="is not leased to this connection"):
                 client.ack(message)
             served.advance(31)
             assert other.has_nothing() and client.has_nothing()

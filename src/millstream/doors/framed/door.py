@@ -9,14 +9,12 @@ import logging
 
 from millstream.broker.session import Sessions
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import SWEEP_SECONDS, EngineDoor
 from millstream.doors.memory import Budget
 from millstream.doors.transport import PlainTransport, TransportFactory
 
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 STUCK_SECONDS_MAX = 60
 """How long a client may pause within a frame, or while it takes a response."""
@@ -33,11 +31,6 @@ class FramedDoor(EngineDoor[Connection]):
         super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max // 2))
         self.answers = Budget(sessions.config.inflight_bytes_max // 2)
         """A separate budget, so that slow readers never block writers."""
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        self.metrics.request_errors += 1
-        refusals.warning("closing the %s connection from %s: %s", self.name, peer, error)
 
     def look_around(self) -> None:
         contested = self.frames.is_contested or self.answers.is_contested
@@ -59,7 +52,7 @@ class FramedDoor(EngineDoor[Connection]):
         for since, connection in sorted(slow, key=lambda pair: pair[0]):
             if not self.frames.is_contested:
                 return
-            detail = f"{self.now - since:.0f} s for one request, while others wait for the memory that it holds"
+            detail = f"one request took {self.now - since:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 
 from millstream.core.errors import ProtocolError
 from millstream.core.promise import Promise
-from millstream.doors.engine.assembly import LENGTH
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import CLOSE_SECONDS_MAX
-from millstream.doors.engine.protocol import Protocol
+from millstream.doors.engine.protocol import LENGTH, Protocol
 from millstream.doors.framed.door import FramedDoor
 
 logger = logging.getLogger(__name__)
@@ -185,6 +184,7 @@ class FramedProtocol(Protocol):
     def refused(self, error: ProtocolError) -> None:
         """Requests before the invalid bytes were handled; their responses are still sent."""
         connection = self._connection
+        self._door.metrics.request_errors += 1
         self._door.note_refusal(self.peer, error)
         connection.drop()
         connection.send()

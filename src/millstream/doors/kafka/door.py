@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from millstream.broker.session import Session, Sessions
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import EngineDoor
 from millstream.doors.kafka.context import Context
@@ -21,7 +20,6 @@ from millstream.doors.memory import Budget, BufferPool
 from millstream.doors.transport import PlainTransport, Transport, TransportFactory
 
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
@@ -38,7 +36,6 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
         super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max))
-        self.unread.limit = sessions.config.inflight_bytes_max
         self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
         self._sessions = FetchSessions()
@@ -80,13 +77,9 @@ class KafkaDoor(EngineDoor[Connection]):
             seconds = self.now - connection.frame_began
             if not self.frames.is_contested or seconds <= CONTESTED_SECONDS_MAX:
                 return
-            detail = f"{seconds:.0f} s for one frame, while other connections wait for the memory that it holds"
+            detail = f"one frame took {seconds:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        refusals.warning("closing the connection from %s: %s", peer, error)
 
     def look_around(self) -> None:
         """Closes connections that were idle, inside a frame or with unread answers for too long."""

@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
-from millstream.doors.engine.assembly import LENGTH
 from millstream.doors.engine.connection import Connection
-from millstream.doors.engine.protocol import Protocol
+from millstream.doors.engine.protocol import LENGTH, Protocol
 from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api

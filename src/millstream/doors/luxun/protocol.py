@@ -165,7 +165,7 @@ class LuxunProtocol(FramedProtocol):
         answer = self._refused(call, sequence_id, error)
         if call == luxun.PRODUCE:
             return answer
-        refusals.warning("refused an item from %s that it does not wait for: %s", self.peer, error)
+        refusals.warning("oneway item from %s refused: %s", self.peer, error)
         return b""
 
     # -- items out ---------------------------------------------------------------------------------------------------
