@@ -427,7 +427,7 @@ class Groups:
             for place in places:
                 self._offsets.forget(place)
             group = self._groups.get(group_id)
-            if group is not None and not group.members:  # a member that joined meanwhile keeps the group
+            if group is not None and not group.members:  # a member that joined during the write keeps the group
                 self._forget(group)
 
         await self._journal.submit(Entry(prepare, apply, settled=True))

@@ -21,8 +21,8 @@ Rules
 7. Members of doors whose protocol has no assignments (`planned`) neither sync nor have to rejoin: Flume's own consumer
    never does. If the group has one, the broker assigns, and the leader is the first of them in alphabetical order.
    Every change starts the next generation at once, with assignments for all members, and no join waits for others. A
-   member that has not rejoined since is behind until it does, whichever members leave meanwhile. Its heartbeat extends
-   its session and returns REBALANCE_IN_PROGRESS.
+   member that has not rejoined since is behind until it does, whichever members leave before. Its heartbeat extends its
+   session and returns REBALANCE_IN_PROGRESS.
 8. A planned member, behind or not, may commit partitions that are assigned to it or to no member: Flume's commit names
    neither member nor generation, so ownership is the only fence. Commits to another member's partitions are refused,
    and so are commits under a generation before its last join. A Kafka member that is behind must rejoin first
