@@ -185,3 +185,26 @@ async def test_a_compacted_dead_letter_topic_refuses_letters_without_a_key(kit: 
     kit.clock.advance(1)
     await settle()
     assert letters(kit.broker) == [b"one"]
+
+
+async def test_a_dead_record_that_cannot_be_stored_gets_its_letter_when_it_can(kit: Kit) -> None:
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"one", b"two")
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    for _ in range(partition.settings.attempts_max - 1):
+        await take(partition, member)
+        await partition.answer(member, [Answer(0, 1, Verb.RELEASE)])
+    await take(partition, member)
+    kit.meta.holding = True
+    kit.broker.queues.open("g").leave(member)  # the last delivery of both has failed
+    await settle()
+    writes = kit.meta.revision
+    while kit.meta.held:
+        kit.meta.lose()
+        await settle()
+    assert letters(kit.broker) == [] and kit.meta.revision == writes
+    kit.meta.holding = False
+    kit.clock.advance(1)
+    await settle()
+    assert letters(kit.broker) == [b"one", b"two"] and partition.dead_records() == []

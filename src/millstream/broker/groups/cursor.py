@@ -222,7 +222,7 @@ class Cursors:
             answer.settle(records)
 
     async def _take(self, log: PartitionLog, position: int, reader: _Reader) -> Taken:
-        """Reads from the position, or from the log's start, which may move meanwhile."""
+        """Reads from the position, or from the log's start, which retention may move during the read."""
         while True:
             first = max(position, log.start)
             try:
@@ -262,4 +262,4 @@ class Cursors:
 
 
 def _deleted(topic: Topic) -> RequestError:
-    return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+    return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted")

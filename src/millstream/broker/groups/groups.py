@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
 from millstream.broker.groups.founders import Founders
@@ -112,9 +113,8 @@ class Groups:
         self._journal = Journal(meta, self._settings.writes_waiting_max, self._cluster)
         self._turns = Turns()
         self._matches = TopicMatches(topics, self._turns)
-        self._kinds = Kinds(
-            self._journal, clock, topics, self._matches, self._settings, assignors, self._queues, self._downgrade
-        )
+        context = GroupContext(self._journal, clock, topics, self._matches, self._settings, assignors, self._queues)
+        self._kinds = Kinds(context, self._downgrade)
         self._migration = Migration(self._kinds, self._settings)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
@@ -373,19 +373,17 @@ class Groups:
     # Groups as a whole
 
     def describe(self, group_id: str) -> ClassicView:
-        self._cluster.check(group_id)
-        group = self._groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            return group.describe()
-        reason = "does not exist" if group is None else "is not a classic group"
-        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
+        return self._of(ClassicGroup, group_id).describe()
 
     def consumer_describe(self, group_id: str) -> ConsumerView:
+        return self._of(MixedGroup, group_id).describe()
+
+    def _of(self, kind: type[G], group_id: str) -> G:
         self._cluster.check(group_id)
         group = self._groups.get(group_id)
-        if isinstance(group, MixedGroup):
-            return group.describe()
-        reason = "does not exist" if group is None else "is not a consumer group"
+        if isinstance(group, kind):
+            return group
+        reason = "does not exist" if group is None else f"is not a {kind.type.lower()} group"
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     def topic_name(self, topic_id: UUID) -> str | None:
@@ -429,7 +427,7 @@ class Groups:
             for place in places:
                 self._offsets.forget(place)
             group = self._groups.get(group_id)
-            if group is not None and not group.members:  # a member that joined meanwhile keeps the group
+            if group is not None and not group.members:  # a member that joined during the write keeps the group
                 self._forget(group)
 
         await self._journal.submit(Entry(prepare, apply, settled=True))

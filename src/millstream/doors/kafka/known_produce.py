@@ -89,7 +89,7 @@ class KnownProduce(Shape):
     def refused(self, correlation_id: int, error: BaseException) -> bytes:
         """The whole frame of the answer to a failed append."""
         tags = b"\0" if self.is_flexible else b""
-        body = tags + produce.encode([refused(self._data, error)], self.version)
+        body = tags + produce.encode([refused(self._data.topic, self._data.partition, error)], self.version)
         return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
 
 
