@@ -39,8 +39,10 @@ Owns = Callable[[str], bool]
 
 class Cluster(Protocol):
     node_id: int
-    secret: bytes
-    """Known to the members of the cluster only; empty for a cluster of one."""
+
+    @property
+    def secret(self) -> bytes:
+        """Known to the members of the cluster only; empty for a cluster of one."""
 
     def others(self) -> Sequence[Node]:
         """The other live brokers, by node id."""

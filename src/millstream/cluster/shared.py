@@ -4,8 +4,8 @@
 
 Rules
 -----
-1. A shard belongs to a registration of a broker, and is free once its lease is deleted. Then any broker may claim it, by
-   compare-and-set, when a client asks for a coordinator or when the owner goes. A single broker claims all shards.
+1. A shard belongs to a registration of a broker, and is free once its lease is deleted. Then any broker may claim it,
+   by compare-and-set, when a client asks for a coordinator or when the owner goes. A single broker claims all shards.
 2. Every write of group state checks the writer's lease, at its epoch, in the same transaction. So a broker that lost
    its lease cannot write, however late it notices. Then it drops all groups and registers again. Without an epoch it
    writes no group state. A new lease would admit stale writes for groups that other brokers own by now, so a delayed
