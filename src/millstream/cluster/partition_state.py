@@ -133,8 +133,12 @@ def elect(state: PartitionState, alive: Registrations, *, unclean: bool = False)
         return settled
     leader = _candidate(settled, alive, unclean)
     if leader is None:
-        return replace(settled, leader=NO_LEADER, term=0) if settled.is_led else settled
+        return without_leader(settled)
     return lead(settled, leader, alive[leader])
+
+
+def without_leader(state: PartitionState) -> PartitionState:
+    return replace(state, leader=NO_LEADER, term=0) if state.is_led else state
 
 
 def lead(state: PartitionState, leader: int, registration: int) -> PartitionState:

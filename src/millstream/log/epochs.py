@@ -72,6 +72,11 @@ class Epochs:
         """Follows a log that was emptied: its next batch begins the history."""
         self._entries = []
 
+    def drop_empty(self, end: int) -> None:
+        """Drops epochs without a batch: a follower takes those of its leader, which may be older."""
+        while self._entries and self._entries[-1][1] >= end:
+            self._entries.pop()
+
     def cut_below(self, start: int) -> None:
         """Follows a trim of the log."""
         at = bisect_right(self._entries, start, key=lambda entry: entry[1])

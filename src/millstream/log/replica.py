@@ -56,7 +56,15 @@ class ReplicaLog(Log):
             return Promise.failed(self._refusal())
         base = header.base_offset
         if base < self.end:
-            return self._follow_again(header)
+            if not (self.start == self.end < header.next_offset and self.size_bytes() == 0):
+                return self._follow_again(header)
+            # The first batch after `restart_at`: the leader's log starts within it.
+            start = self.start
+            try:
+                self._restart_at(base)
+            except OSError as error:
+                return Promise.failed(self.fail(error))
+            self.start = start
         if header.leader_epoch < self.epochs.latest:
             detail = f"{self.name} has epoch {self.epochs.latest}; a batch of epoch {header.leader_epoch} cannot follow"
             return Promise.failed(Diverged(detail))

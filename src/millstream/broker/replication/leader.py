@@ -25,9 +25,11 @@ answers the question for the latest offset with OFFSET_NOT_AVAILABLE (KIP-207).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream.cluster.partition_state import PartitionState
+from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
@@ -61,19 +63,22 @@ class Leader:
         """Of the partition's key: the next change of the ISR must replace it."""
         self.proposed: list[PartitionState] = []
         """Changes of the ISR whose outcome is not known yet."""
-        self._log = log
+        self.log = log
         self._clock = clock
         self._begun_at = clock.monotonic()
         self._followers: dict[int, Progress] = {}
         self._waiting: deque[tuple[int, Promise[Appended], Appended]] = deque()
         """acks=all, by the end of their batch."""
+        self._wakers: dict[Callable[[], None], None] = {}
+        """Fetches of followers that wait for records."""
+        log.join_replicas(self._grown)
         log.lead(state.leader_epoch)
         self.epoch_start = log.end
         self.advance()
 
     @property
     def knows_watermark(self) -> bool:
-        return self._log.high_watermark >= self.epoch_start
+        return self.log.high_watermark >= self.epoch_start
 
     @property
     def members(self) -> set[int]:
@@ -83,14 +88,33 @@ class Leader:
             members.update(each.isr)
         return members
 
+    def refusal_of(self, epoch: int) -> Code:
+        """What a follower of another epoch is told."""
+        if epoch == self.state.leader_epoch:
+            return Code.NONE
+        return Code.FENCED_LEADER_EPOCH if epoch < self.state.leader_epoch else Code.UNKNOWN_LEADER_EPOCH
+
     # Appends
+
+    def _grown(self) -> None:
+        self.advance()
+        self._wake()
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers):
+            tell(waker)
+
+    def wake(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when the log has grown, or this broker leads no more; the answer removes the callback."""
+        self._wakers[callback] = None
+        return lambda: self._wakers.pop(callback, None)
 
     def check_committable(self) -> None:
         """Raises unless a batch with acks=all can be committed now."""
         if not self.state.can_commit:
             raise RequestError(
                 Code.NOT_ENOUGH_REPLICAS,
-                f"{self._log.name} has {len(self.state.isr)} in-sync replicas; min.insync.replicas is "
+                f"{self.log.name} has {len(self.state.isr)} in-sync replicas; min.insync.replicas is "
                 f"{self.state.min_isr}",
             )
 
@@ -101,7 +125,7 @@ class Leader:
         def stored(done: Promise[Appended]) -> None:
             if done.error is not None:
                 committed.fail(done.error)
-            elif end <= self._log.high_watermark:
+            elif end <= self.log.high_watermark:
                 committed.settle(done.value())
             else:
                 self._waiting.append((end, committed, done.value()))
@@ -114,17 +138,17 @@ class Leader:
         if not self.state.can_commit:
             return
         followers = self._followers
-        end = self._log.counted
+        end = self.log.counted
         for member in self.members:
             if member != self.node_id:
                 progress = followers.get(member)
                 end = min(end, progress.counted if progress is not None else 0)
-        if end > self._log.high_watermark:
-            self._log.raise_high_watermark(end)
+        if end > self.log.high_watermark:
+            self.log.raise_high_watermark(end)
             self._settle()
 
     def _settle(self) -> None:
-        waiting, reached = self._waiting, self._log.high_watermark
+        waiting, reached = self._waiting, self.log.high_watermark
         while waiting and waiting[0][0] <= reached:
             _, promise, answer = waiting.popleft()
             promise.settle(answer)
@@ -134,12 +158,15 @@ class Leader:
         waiting, self._waiting = self._waiting, deque()
         for _, promise, _ in waiting:
             promise.fail(error)
+        self._wake()
 
     # Followers
 
     def note_fetch(self, node_id: int, registration: int, offset: int) -> None:
         """Takes the offset of a follower's fetch as its counted end (rule 1)."""
-        now, end = self._clock.monotonic(), self._log.end
+        if node_id not in self.state.replicas:
+            return
+        now, end = self._clock.monotonic(), self.log.end
         known = self._followers.get(node_id)
         if known is None or known.registration != registration:
             if known is not None and known.registration > registration:
@@ -158,7 +185,7 @@ class Leader:
         """A follower that may enter the ISR now (rule 4)."""
         if self.proposed:
             return None
-        needed = max(self._log.high_watermark, self.epoch_start)
+        needed = max(self.log.high_watermark, self.epoch_start)
         for node_id, progress in self._followers.items():
             if node_id in self.state.replicas and node_id not in self.state.isr and progress.counted >= needed:
                 return node_id
@@ -175,7 +202,7 @@ class Leader:
                 continue
             progress = self._followers.get(member)
             caught_up = self._begun_at if progress is None else max(progress.caught_up_at, self._begun_at)
-            is_current = progress is not None and progress.counted >= self._log.end
+            is_current = progress is not None and progress.counted >= self.log.end
             if not is_current and caught_up < oldest:
                 late.append(member)
         return late
