@@ -148,10 +148,10 @@ def test_a_topic_that_is_deleted_and_made_anew_fails_a_stream_or_is_read_from_it
         return [(row.topic, row.offset) for row in drain(stream(spark, topics, **wanted), tmp_path).rows]
 
     assert len(run()) == 20
-    assert f"{topic}-0 is not read any more, but" in stream_failure(lambda: run(subscribe=other))
+    assert f"{topic}-0 is no longer read, but" in stream_failure(lambda: run(subscribe=other))
     topics.delete(topic)
     topics.count(other, 2)
-    assert f"{topic}-0 does not exist any more, but the checkpoint has read it" in stream_failure(run)
+    assert f"{topic}-0 no longer exists, but the checkpoint has read it" in stream_failure(run)
     assert run(failOnDataLoss=False) == [(other, 0), (other, 1)]
     topics.create(topic)
     topics.count(topic, 3)

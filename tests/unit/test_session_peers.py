@@ -22,6 +22,7 @@ from millstream.server import Server
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 from millstream.wire.kafka import api_versions
+from millstream.wire.kafka.conversation import Conversation
 from tests.compat import raw
 
 ALICE = Principal("User", "alice")
@@ -95,8 +96,7 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", server.addresses["kafka"].port))
 
     def claim(self, version: str) -> None:
-        frame = api_versions.introduce(api_versions.RELAY, version)
-        self._writer.write(len(frame).to_bytes(4) + frame)
+        self._writer.write(Conversation("").request(api_versions.introduce(api_versions.RELAY, version)))
 
     def send(self, frame: bytes) -> None:
         self._writer.write(frame)

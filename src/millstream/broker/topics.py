@@ -427,7 +427,7 @@ class Topics:
         try:
             return await self._meta.transact(put)
         except RevisionConflict:
-            raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} was changed meanwhile; try again") from None
+            raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} changed concurrently; try again") from None
 
     def _require(self, name: str) -> Topic:
         topic = self._by_name.get(name)

@@ -31,9 +31,9 @@ from millstream.core.errors import Code, MillstreamError, NotMember, OutOfRange,
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
+    from millstream.wire.kafka.requests import TopicPartition
 
 V = TypeVar("V")
-Place = tuple[str, int]
 
 REBALANCE_MS = 60_000
 JOINING, LEAVING = 0, -1
@@ -55,13 +55,13 @@ class EmbeddedStream(Stream[V]):
         super().__init__(owner, options)
         self._id = uuid.uuid4().hex
         self._epoch = JOINING
-        self._cursors: dict[Place, Cursor[V]] = {}
-        self._wakes: dict[Place, Callable[[], None]] = {}
-        self._losing: set[Place] = set()
+        self._cursors: dict[TopicPartition, Cursor[V]] = {}
+        self._wakes: dict[TopicPartition, Callable[[], None]] = {}
+        self._losing: set[TopicPartition] = set()
         """Given up as soon as the current record is processed."""
         self._last: Cursor[V] | None = None
         self._rotation: Rotation[V] = Rotation(self._may_take, self._skip)
-        self._committed: dict[Place, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
         self._committed_at = 0.0
         self._committing: asyncio.Task[None] | None = None
         self._is_commit_owed = False
@@ -75,7 +75,7 @@ class EmbeddedStream(Stream[V]):
         self._is_leaving = False
 
     @property
-    def assignment(self) -> list[Place]:
+    def assignment(self) -> list[TopicPartition]:
         return sorted(self._cursors.keys() - self._losing)
 
     def stop(self) -> None:
@@ -141,7 +141,7 @@ class EmbeddedStream(Stream[V]):
         self._process_last()
         await self._commit(self._progress())
 
-    def _progress(self) -> dict[Place, int]:
+    def _progress(self) -> dict[TopicPartition, int]:
         return {
             place: cursor.processed
             for place, cursor in self._cursors.items()
@@ -161,7 +161,7 @@ class EmbeddedStream(Stream[V]):
         if progress:
             self._committing = asyncio.ensure_future(self._commit_in_background(progress))
 
-    async def _commit_in_background(self, progress: dict[Place, int]) -> None:
+    async def _commit_in_background(self, progress: dict[TopicPartition, int]) -> None:
         try:
             while progress:
                 self._is_commit_owed = False
@@ -173,7 +173,7 @@ class EmbeddedStream(Stream[V]):
         finally:
             self._committing = None
 
-    async def _commit(self, progress: dict[Place, int]) -> None:
+    async def _commit(self, progress: dict[TopicPartition, int]) -> None:
         """Raises `NotMember` if a processed partition belongs to another member now."""
         if not progress:
             return
@@ -290,7 +290,7 @@ class EmbeddedStream(Stream[V]):
         for place in wanted - self._cursors.keys():
             await self._begin(place)
 
-    async def _commit_at_this_epoch(self, progress: dict[Place, int]) -> None:
+    async def _commit_at_this_epoch(self, progress: dict[TopicPartition, int]) -> None:
         """Part of a heartbeat: waiting for the next heartbeat would deadlock."""
         commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
         if commits:
@@ -299,7 +299,7 @@ class EmbeddedStream(Stream[V]):
             except RequestError as error:
                 logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
-    async def _begin(self, place: Place) -> None:
+    async def _begin(self, place: TopicPartition) -> None:
         broker = self._owner.broker
         name, number = place
         topic = broker.topics.get(name)
@@ -324,7 +324,7 @@ class EmbeddedStream(Stream[V]):
         self._wakes[place] = log.wake(self._signal.set)
         self._signal.set()
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: TopicPartition) -> None:
         self._cursors.pop(place, None)
         self._committed.pop(place, None)
         self._losing.discard(place)

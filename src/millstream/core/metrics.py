@@ -148,7 +148,7 @@ COUNTERS = {
     "torn_logs": "Logs whose torn tail was cut at start.",
     "torn_bytes": "Bytes of torn tails cut at start.",
     "verified_bytes": "Stored bytes that the scrub and `log verify` have checked.",
-    "scrub_rounds": "Rounds of the scrub over everything that is stored.",
+    "scrub_rounds": "Completed rounds of the scrub over all stored batches.",
 }
 
 

@@ -16,7 +16,8 @@
 Why recovery writes accepted bytes again: after a failed fsync, the page cache may hold pages that look written but are
 not on the disk. The second write and sync make them durable before readers see them.
 
-"Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Nothing is deleted.
+"Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Recovery deletes only the
+files of the two rows that say "removes".
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ async def ask(
     if resource.resource_type != GROUP or not group_id or context.via or not session.peers.is_elsewhere(group_id):
         return None
     node = await session.peers.coordinator(group_id)
-    if node is None:  # it moved here meanwhile
+    if node is None:  # the group moved to this broker during the lookup
         return None
     named = {"resource_type": GROUP, "resource_name": group_id, **about}
     body = messages.encode_request(key, version, {"resources": [named], **more})
@@ -39,7 +39,7 @@ async def ask(
     try:
         answer = await relay.ask(requests.header(key, version, 1, session.client_id) + NO_TAGS + body, 0)
     except OSError as reason:
-        detail = f"the group's coordinator does not answer ({reason}); try again"
+        detail = f"the coordinator of group {group_id} does not answer ({reason}); try again"
         raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail) from reason
     finally:
         relay.close()

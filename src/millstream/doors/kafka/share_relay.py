@@ -29,8 +29,8 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from struct import Struct, error
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from millstream.cluster.base import Node
@@ -39,6 +39,7 @@ from millstream.core.promise import Promise
 from millstream.doors.kafka.context import Wait
 from millstream.security.peers import NONCE_BYTES
 from millstream.wire.kafka import api_versions, header
+from millstream.wire.kafka.conversation import SIZE_BYTES, Conversation, Handshake, answer, answer_size, framed
 from millstream.wire.kafka.primitives import Reader
 
 if TYPE_CHECKING:
@@ -50,65 +51,77 @@ CONNECT_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 10.0
 """In addition to the request's own wait."""
 PAUSE_SECONDS = 0.1
-_SIZE = Struct(">i")
-_ANSWER_HEAD = Struct(">ib")
-"""Correlation id, no tagged fields."""
-_CORRELATION_BYTES = 4
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[str, int], Awaitable[Streams]]
+"""Opens the transport to a host and port. One with TLS passes its context to `asyncio.open_connection`."""
 
 
 class Relay:
     """One client's connection to one coordinator; one request in flight, because the client's connection is parked."""
 
-    def __init__(self, node: Node, client: Session) -> None:
+    def __init__(self, node: Node, client: Session, dial: Dial = asyncio.open_connection) -> None:
         self._node = node
         self._client = client
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._dial = dial
+        self._conversation = Conversation(api_versions.RELAY)
+        self._streams: Streams | None = None
+        self._proof = b""
+        """Leaves with the first request."""
         self.is_closed = False
 
     async def ask(self, frame: bytes, wait_ms: int) -> bytes:
-        """The body of the answer. Without an answer it closes itself and raises `OSError`."""
+        """The body of the answer to a request of a flexible version. Without an answer it closes itself and raises
+        `OSError`.
+        """
         try:
-            opening: tuple[bytes, ...] = ()
             if self._streams is None:
                 async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                    opening = (await self._open(),)
+                    self._streams = await self._dial(self._node.host, self._node.port)
+                    await self._run(self._introduce())
             async with asyncio.timeout(wait_ms / 1000 + ANSWER_SECONDS_MAX):
-                answer = await self._exchange(*opening, frame)
-            correlation_id, tags = _ANSWER_HEAD.unpack_from(answer)
-            if correlation_id != header.peek(memoryview(frame))[2] or tags:
-                raise ConnectionAbortedError("answered another request")
-            return answer[_ANSWER_HEAD.size :]
-        except (asyncio.IncompleteReadError, TimeoutError, error) as reason:
+                return await self._forward(frame)
+        except (asyncio.IncompleteReadError, TimeoutError, ProtocolError) as reason:
             self.close()
             raise ConnectionAbortedError(str(reason) or "no answer in time") from reason
         except BaseException:
             self.close()
             raise
 
-    async def _open(self) -> bytes:
-        """The request to send before all others: the proof."""
-        self._streams = await asyncio.open_connection(self._node.host, self._node.port)
-        answer = await self._exchange(api_versions.introduce(api_versions.RELAY, ""))
-        nonce = answer[_CORRELATION_BYTES:]
+    def _introduce(self) -> Handshake:
+        nonce = _rest((yield api_versions.introduce(api_versions.RELAY, "")))
         if len(nonce) != NONCE_BYTES:
-            raise ConnectionAbortedError("is not of this cluster")
-        return api_versions.introduce(api_versions.RELAY, self._client.peers.introduce(nonce, self._node.node_id))
+            raise ProtocolError("it is not a broker of this cluster")
+        proof = self._client.peers.introduce(nonce, self._node.node_id)
+        self._proof = self._conversation.request(api_versions.introduce(api_versions.RELAY, proof))
 
-    async def _exchange(self, *frames: bytes) -> bytes:
-        """The answer to the last of these requests; they leave together."""
+    async def _run(self, handshake: Handshake) -> None:
+        request = next(handshake, None)
+        with suppress(StopIteration):
+            while request is not None:
+                await self._send(self._conversation.request(request))
+                request = handshake.send(self._conversation.answer(await self._receive()))
+
+    async def _forward(self, frame: bytes) -> bytes:
+        proof, self._proof = self._proof, b""
+        await self._send(proof + framed(frame))
+        if proof:
+            self._conversation.answer(await self._receive())
+        reader = answer(await self._receive(), header.peek(memoryview(frame))[2])
+        reader.skip_tags()
+        return _rest(reader)
+
+    async def _send(self, frames: bytes) -> None:
         assert self._streams is not None
-        reader, writer = self._streams
         if self.is_closed:
             raise ConnectionAbortedError("the client disconnected")
-        writer.write(b"".join(_SIZE.pack(len(frame)) + frame for frame in frames))
-        await writer.drain()
-        answer = b""
-        for _ in frames:
-            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-            if not _ANSWER_HEAD.size <= size <= self._client.config.frame_bytes_max:
-                raise ConnectionAbortedError(f"announced an answer of {size} bytes")
-            answer = await reader.readexactly(size)
-        return answer
+        self._streams[1].write(frames)
+        await self._streams[1].drain()
+
+    async def _receive(self) -> memoryview:
+        assert self._streams is not None
+        reader = self._streams[0]
+        size = answer_size(await reader.readexactly(SIZE_BYTES), self._client.config.frame_bytes_max)
+        return memoryview(await reader.readexactly(size))
 
     def close(self) -> None:
         self.is_closed = True
@@ -136,7 +149,7 @@ async def _asked(group_id: str, frame: bytes, wait_ms: int, context: Context) ->
         return [await _relay_to(node, context).ask(frame, wait_ms)]
     except (OSError, RequestError) as reason:
         await asyncio.sleep(PAUSE_SECONDS)
-        detail = f"the group's coordinator does not answer ({reason}); open a new session"
+        detail = f"the coordinator of group {group_id} does not answer ({reason}); open a new session"
         raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from reason
 
 
@@ -147,6 +160,10 @@ def _relay_to(node: Node, context: Context) -> Relay:
     if relay is None or relay.is_closed:
         relay = context.relays[node] = Relay(node, context.session)
     return relay
+
+
+def _rest(reader: Reader) -> bytes:
+    return bytes(reader.buffer[reader.position :])
 
 
 def recognise(reader: Reader, context: Context) -> bytes:
@@ -164,8 +181,6 @@ def recognise(reader: Reader, context: Context) -> bytes:
     elif nonce:
         node_id = peers.accept(nonce, proof)
         if node_id is None:
-            raise ProtocolError(
-                "it says that it is a broker of this cluster, but it does not know the cluster's secret"
-            )
+            raise ProtocolError("peer authentication failed: the proof does not match the cluster's secret")
         context.via = str(node_id)
     return context.nonce
