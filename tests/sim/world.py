@@ -249,7 +249,7 @@ class Wires:
 
         def serve(target: Node) -> None:
             assert target.replicas is not None
-            target.replicas.serve(request).then(served)
+            target.replicas.serve(request).answer.then(served)
 
         def served(done: Promise[list[Served]]) -> None:
             copied = [

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from millstream.broker.replication.calls import CopyRequest, PeerCalls, Served
+from millstream.broker.replication.calls import CopyRequest, PeerCalls
 from millstream.broker.replication.follower import Follower
 from millstream.broker.replication.leader import Leader
 from millstream.broker.replication.serving import Serving
@@ -191,14 +191,15 @@ class Replicas:
             raise RequestError(Code.NOT_LEADER_OR_FOLLOWER, "another broker leads the partition")
         return leader
 
-    def serve(self, request: CopyRequest) -> Promise[list[Served]]:
+    def serve(self, request: CopyRequest) -> Serving:
         """Answers a follower's fetch."""
-        answer = Serving(self.leaders, request, self._clock).run()
+        serving = Serving(self.leaders, request, self._clock)
+        serving.run()
         for wanted in request.wanted:
             leader = self.leaders.get(wanted.key)
             if leader is not None:
                 self._admit(wanted.key, leader)
-        return answer
+        return serving
 
     def _admit(self, key: PartitionKey, leader: Leader) -> None:
         node_id = leader.joins()

@@ -31,7 +31,7 @@ class Serving:
         self._is_stale = False
         self.answer: Promise[list[Served]] = Promise()
 
-    def run(self) -> Promise[list[Served]]:
+    def run(self) -> None:
         request = self._request
         for wanted in request.wanted:
             leader = self._leaders.get(wanted.key)
@@ -44,7 +44,6 @@ class Serving:
         self._try()
         if not self.answer.done and not self._is_last:
             self._park()
-        return self.answer
 
     def _park(self) -> None:
         for wanted in self._request.wanted:
