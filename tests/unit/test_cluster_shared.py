@@ -109,7 +109,8 @@ class Member:
     def stop(self) -> None:
         """As a kill does: it gives no more signs of life, and hears nothing."""
         self.view.is_away = True
-        for unwatch in self.cluster._unwatch:
+        for unwatch in (self.cluster._unwatch, self.cluster._members._unwatch):
+            assert unwatch is not None
             unwatch()
 
     def refusal(self, group: str) -> Code:
@@ -177,7 +178,7 @@ async def test_nothing_is_taken_from_a_broker_that_lives_though_another_has_lost
     meta: FlakyMeta, clock: VirtualClock
 ) -> None:
     one, two = await both(meta, clock)
-    two.cluster._broker_changed("brokers/1", None)  # what told of its next sign of life was lost
+    two.cluster._members.look_at(1, None)  # what told of its next sign of life was lost
     await turn()
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
     assert (one.refusal("g"), two.refusal("g"), two.adopted) == (Code.NONE, Code.NOT_COORDINATOR, set())
@@ -309,7 +310,7 @@ async def test_who_comes_back_without_a_lease_does_not_replace_the_newer_of_its_
     two.view.refuses = False
     await live(clock, 10)
     assert newer.releases == 0
-    assert two.cluster._is_replaced and not newer.cluster._is_replaced
+    assert two.cluster._members._is_replaced and not newer.cluster._members._is_replaced
 
 
 async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:

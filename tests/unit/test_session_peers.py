@@ -13,7 +13,7 @@ from millstream.cluster.base import Node
 from millstream.cluster.shared import SharedCluster
 from millstream.config import Config
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.share_relay import Relay
+from millstream.doors.kafka.peer_connection import for_client
 from millstream.security import peers
 from millstream.security.peers import NONCE_BYTES, Peer
 from millstream.security.principal import ANONYMOUS, Principal
@@ -187,9 +187,9 @@ async def test_a_broker_without_peers_believes_nobody(server: Server, client: Cl
 
 
 async def test_a_relayed_request_has_the_rights_of_the_client(server: Server, leader: Server) -> None:
-    relay = Relay(node(server), Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE))
+    relay = for_client(node(server), Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE))
     for _ in range(2):
-        assert b"g" in await relay.ask(DESCRIBE[4:], 0)
+        assert b"g" in bytes(await relay.ask(DESCRIBE[4:], 0))
     (context,) = contexts(server)
     assert context.via == "7"
     assert asked(server) == {(ALICE, "10.0.0.1")}
@@ -200,10 +200,10 @@ async def test_a_relay_does_not_ask_a_broker_of_another_cluster(server: Server, 
     client = Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE)
     leader.broker.cluster.secret = b"t" * 32
     with pytest.raises(ConnectionError):
-        await Relay(node(server), client).ask(DESCRIBE[4:], 0)
+        await for_client(node(server), client).ask(DESCRIBE[4:], 0)
     server.broker.cluster.secret = b""
     with pytest.raises(ConnectionError):
-        await Relay(node(server), client).ask(DESCRIBE[4:], 0)
+        await for_client(node(server), client).ask(DESCRIBE[4:], 0)
     assert asked(server) == set()
 
 

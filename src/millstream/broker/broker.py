@@ -21,6 +21,7 @@ from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
+from millstream.broker.replication.replicas import Replicas
 from millstream.broker.scrub import Scrub
 from millstream.broker.topics import Topic, Topics
 from millstream.broker.verification import Verification
@@ -54,6 +55,8 @@ class Broker:
         self.clock = clock
         self.metrics = metrics
         self.node_id = config.node_id
+        self.replicas: Replicas | None = None
+        """Of a broker in a replicated cluster."""
         self.cluster_id = ""
         self._logs = logs
         self._meta = meta

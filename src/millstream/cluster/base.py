@@ -18,6 +18,11 @@ class Node(NamedTuple):
     port: int
 
 
+class PartitionKey(NamedTuple):
+    topic_id: UUID
+    partition: int
+
+
 class Leadership(NamedTuple):
     """Of one partition."""
 
@@ -39,12 +44,14 @@ Owns = Callable[[str], bool]
 
 class Cluster(Protocol):
     node_id: int
-    secret: bytes
-    """Known to the members of the cluster only; empty for a cluster of one."""
     has_leaders: bool
     """Whether only the leader of a partition serves it, by `leaderships`. If so, every move of a leader has to grow
     `Topics.changes`: doors keep partitions until then.
     """
+
+    @property
+    def secret(self) -> bytes:
+        """Known to the members of the cluster only; empty for a cluster of one."""
 
     def others(self) -> Sequence[Node]:
         """The other live brokers, by node id."""

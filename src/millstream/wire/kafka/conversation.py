@@ -2,8 +2,8 @@
 
 A request is one frame, and its answer another: `SIZE_BYTES` that `answer_size` reads, then that many bytes. One request
 is in flight at a time. A handshake is a generator that yields requests and is sent their answers. Both transports run
-the same handshakes: the blocking one of `client/link.py`, and the relays of brokers on the event loop
-(`doors/kafka/share_relay.py`). A login (SASL) is one more handshake.
+the same handshakes: the blocking one of `client/link.py`, and the connections between brokers on the event loop
+(`doors/kafka/peer_connection.py`). A login (SASL) is one more handshake.
 """
 
 from __future__ import annotations
