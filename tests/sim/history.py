@@ -122,7 +122,7 @@ class History:
     def _is_copied_without(self, node: Node) -> bool:
         """Whether every other copy is in sync: two lost disks may lose records by right."""
         others = {each for each in self.world.nodes if each != node.id}
-        if not all(self.world.nodes[each].is_up for each in others):
+        if any(not self.world.nodes[each].is_up or self.world.nodes[each].is_untrusted for each in others):
             return False
         return all(others <= set(state.isr) for state in self.world.states())
 

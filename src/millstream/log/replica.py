@@ -21,7 +21,7 @@ from millstream.core.errors import Code, Diverged, RequestError
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.log import Log
-from millstream.log.segment import RELATIVE_OFFSET_MAX, BrokenSegment, Segment, Unindexed
+from millstream.log.segment import RELATIVE_OFFSET_MAX, BrokenSegment, Unindexed
 from millstream.log.slice import Slice
 from millstream.records.batch import BatchHeader
 
@@ -192,22 +192,19 @@ class ReplicaLog(Log):
         return Promise.of(offset)
 
     def _restart_at(self, offset: int) -> None:
-        gone, self.segments = self.segments, []
-        fresh = Segment(self._disk, self.directory, offset, 0)
-        self._disk.make_directory(self.directory)
-        fresh.create()
+        if self.segments:
+            self._cut_tail(self.segments[0].base_offset)
+        self.end = self.counted = offset
+        if not self.segments or self.segments[0].base_offset != offset:
+            self.roll()
         self._disk.sync_directory(self.directory)
-        self.segments = [fresh]
-        self._unsynced_segments = []
-        self.start = self.end = self.counted = self.high_watermark = offset
+        self._directory_dirty = False
+        self.start = self.high_watermark = offset
         self._read_mark = (offset, 0)
         self._synced = (offset, offset, 0)
-        self.unsynced_bytes = self._unsynced_batches = 0
+        self._unsynced_segments = []
         self.epochs.restart()
         self.producers.forget_from(0)
         self.forget_cursors()
-        self.damage.forget(self.start, self.end)
-        # A crash before the checkpoint leaves the old log and an empty segment, which recovery sets aside.
         self.write_checkpoint()
-        for segment in gone:
-            self.remove_files(segment)
+        self.drop_segments_below(offset)

@@ -203,7 +203,7 @@ class Follower:
         elif copied.code != Code.NONE:
             self._pause(copy, f"broker {self.leader_id} answered {copied.code.name}")
         elif copied.divergence is not None:
-            self._cut(copy, copied.divergence)
+            self._cut(copy, copied.divergence, copied.log_start)
         elif len(copied.records):
             return self._append(copy, copied)
         return []
@@ -228,11 +228,16 @@ class Follower:
             logger.error("%s: %s", copy.log.name, error)
         self._pause(copy, str(error))
 
-    def _cut(self, copy: Copy, divergence: Divergence) -> None:
+    def _cut(self, copy: Copy, divergence: Divergence, leader_start: int) -> None:
         log = copy.log
         epoch, own_end = log.epochs.end_of(divergence.epoch, log.end)
         # Without batches of that epoch, everything of later epochs goes; the next fetch compares again.
         target = min(divergence.end, own_end) if epoch == divergence.epoch else own_end
+        if log.start < leader_start and target <= leader_start:
+            # The leader has trimmed the end of that epoch, so it cannot tell which records here are its own.
+            self._note_cut(log, target)
+            self._settled(copy, log.restart_at(leader_start))
+            return
         target = max(target, log.start)
         if target >= log.end:
             self._pause(copy, f"the leader's history ends at {divergence.end}, behind this copy's end {log.end}")
