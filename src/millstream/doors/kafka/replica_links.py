@@ -75,7 +75,9 @@ class ReplicaLinks:
 
 
 def _copied(answer: ReplicaAnswer) -> Copied:
-    code = code_of(answer.error) or Code.UNKNOWN_SERVER_ERROR
+    code = code_of(answer.error)
+    if code is None:
+        code = Code.UNKNOWN_SERVER_ERROR
     divergence = Divergence(*answer.divergence) if answer.divergence is not None else None
     key = PartitionKey(answer.topic_id, answer.partition)
     return Copied(key, code, answer.high_watermark, answer.log_start, divergence, answer.records)
