@@ -79,7 +79,7 @@ class History:
         elif roll < 0.90 and node.is_up:
             kind = random.random()
             is_copied = self._is_copied_without(node)
-            is_replaced = kind < 0.1 and is_copied
+            is_replaced = kind < 0.1 and is_copied and world.min_isr > 1  # else the only copy that counts may be lost
             if world.flush == "os" and not is_copied:
                 return
             self.counts["restarts"] += 1

@@ -332,6 +332,7 @@ class Node:
         self._joining: asyncio.Future[None] | None = None
         self.is_untrusted = False
         """Its disk was replaced, or may have lost acknowledged records."""
+        self.has_new_disk = False
 
     @property
     def is_up(self) -> bool:
@@ -363,7 +364,7 @@ class Node:
         """As a broker does: it goes on trying until the metadata store answers."""
         steps = [members.start, partitions.start, controller.start]
         if self.is_untrusted:
-            steps.append(lambda: partitions.forget(self.id))
+            steps.append(lambda: partitions.forget(self.id, is_empty=self.has_new_disk))
         steps.append(lambda: members.join("sim", self.id))
         for step in steps:
             while not self.clock.is_dead:
@@ -374,7 +375,7 @@ class Node:
                     over: Promise[None] = Promise()
                     self.clock.call_later(0.3, lambda over=over: over.settle(None))  # type: ignore[misc]
                     await over
-        self.is_untrusted = False
+        self.is_untrusted = self.has_new_disk = False
         replicas.start()
 
     def kill(self, *, loses_power: bool, replaces_disk: bool = False) -> None:
@@ -383,7 +384,7 @@ class Node:
             shutil.rmtree(self.directory)
             self.directory.mkdir()
             self.disk = ForgetfulDisk(str(self.directory))
-            self.is_untrusted = True
+            self.is_untrusted = self.has_new_disk = True
         elif loses_power:
             self.disk = self.disk.crash(self.world.random)
 

@@ -96,6 +96,12 @@ def test_a_replica_with_a_lost_disk_is_not_eligible() -> None:
     assert (back.leader, is_clean(alone, back)) == (1, False)
 
 
+def test_an_empty_disk_is_elected_by_an_unclean_election_only() -> None:
+    alone = forget(replace(create((1, 2), 1, ALL), isr=(1,)), 1, is_empty=True)
+    assert elect(alone, {**ALL, 1: 11}).leader == NO_LEADER
+    assert elect(alone, without(1), unclean=True).leader == 2
+
+
 def test_a_lower_minimum_ends_the_eligibility_of_others() -> None:
     one = shrink(create((1, 2), 2, ALL), [2])
     assert with_min_isr(one, 1).elr == ()

@@ -21,8 +21,8 @@ Rules
 3. A new leader comes from the ISR; if none of its members is alive, from the ELR. Otherwise the partition has no leader
    until one returns. `unclean` elects any live replica and may lose committed records.
 4. A replica whose disk may have lost records (new, restored from a backup, stopped uncleanly with `flush=os`) leaves
-   ISR and ELR before it may be elected. If no eligible replica is left, the last leader is elected when it is back: it
-   has the most records.
+   ISR and ELR before it may be elected. If no eligible replica is left, the last leader is elected when it is back,
+   because it has the most records; unless its disk is a new one. Then the partition waits for an unclean election.
 5. `min_isr` is part of the state, because rules 1 and 2 must use the same number. A lower number clears the ELR.
 
 This module decides; it reads no clock and writes no key.
@@ -108,8 +108,10 @@ def expand(state: PartitionState, node_id: int) -> PartitionState:
     return replace(state, isr=isr, elr=elr)
 
 
-def forget(state: PartitionState, node_id: int) -> PartitionState:
-    """Rule 4: the replica's copy is no longer trusted."""
+def forget(state: PartitionState, node_id: int, *, is_empty: bool = False) -> PartitionState:
+    """Rule 4: the replica's copy is no longer trusted, or `is_empty`."""
+    if is_empty and state.last_leader == node_id:
+        state = replace(state, last_leader=NO_LEADER)
     isr, elr = _without(state.isr, node_id), _without(state.elr, node_id)
     if (isr, elr) == (state.isr, state.elr):
         return state

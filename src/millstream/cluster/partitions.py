@@ -113,12 +113,14 @@ class Partitions:
             except RevisionConflict:
                 continue
 
-    async def forget(self, node_id: int) -> None:
-        """Takes a replica out of every ISR and ELR: its disk may have lost records. Before the broker registers."""
+    async def forget(self, node_id: int, *, is_empty: bool) -> None:
+        """Takes a replica out of every ISR and ELR: its disk may have lost records, or is a new one. Before the broker
+        registers.
+        """
         for key, _ in self:
             await self.reread(key)
             while (known := self.get(key)) is not None:
-                after = partition_state.forget(known.state, node_id)
+                after = partition_state.forget(known.state, node_id, is_empty=is_empty)
                 if after == known.state:
                     break
                 try:
