@@ -12,6 +12,7 @@ from millstream.broker.groups.record import group_key, group_of, offset_key, off
 from millstream.broker.groups.stream import offsets
 from millstream.broker.groups.stream.offsets import Committed, decode, encode
 from millstream.cluster.base import Solo
+from millstream.core import metrics
 from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Check, Put
 from millstream.testing.clock import VirtualClock
@@ -212,6 +213,23 @@ async def test_a_group_is_deleted_with_its_offsets_when_nobody_is_in_it() -> Non
     await bench.groups.delete("g")
     assert bench.groups.list() == []
     assert bench.meta.values == {}
+
+
+async def test_metrics_collect_offsets_in_turns_while_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "COMMITTED_A_TURN", 4)
+    bench = Bench(orders=10)
+    for group in ("a", "b"):
+        commits = [TopicCommit("orders", [PartitionCommit(number, 1) for number in range(10)])]
+        await bench.groups.commit(group, "", None, -1, commits)
+    scrape = metrics.Scrape(metrics.Metrics(), tuple, bench.groups.committed, tuple)
+    gathering = start(scrape.gather())
+    await asyncio.sleep(0)
+    assert not gathering.done()
+    await bench.groups.delete("b")
+    await bench.commit(5, group="c")
+    found = await gathering
+    assert [each.group for each in found if each.group != "b"] == ["a"] * 10
+    assert scrape.snapshot(found).committed == found
 
 
 class TestManyOffsets:

@@ -128,9 +128,10 @@ class Offsets:
         )
 
     def __iter__(self) -> Iterator[tuple[GroupTopicPartition, Committed]]:
-        for group, topics in self._groups.items():
-            for topic, partitions in topics.items():
-                for partition, committed in partitions.items():
+        """Offsets may change between two steps."""
+        for group, topics in list(self._groups.items()):
+            for topic, partitions in list(topics.items()):
+                for partition, committed in list(partitions.items()):
                     yield (group, topic, partition), committed
 
     async def commit(
