@@ -1,6 +1,6 @@
 """DescribeProducers (key 61), version 0.
 
-Lists the idempotent producers of a partition (KIP-664).
+Lists the idempotent producers of a partition (KIP-664), once however often the request names it.
 Gaps: no transactions, so none is ongoing.
 """
 
