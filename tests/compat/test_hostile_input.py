@@ -351,6 +351,9 @@ def test_naming_a_topic_many_times_does_not_multiply_the_answer(target: ServedBr
         resource = {"resource_type": 2, "resource_name": "orders", "configuration_keys": None}
         fields = {"resources": [resource] * 20_000, "include_synonyms": True, "include_documentation": True}
         assert len(connection.ask(raw.request(32, 4, fields)).results) == 1
+        fields = {"topics": [{"name": "orders", "partition_indexes": [0] * 10_000}] * 2}
+        (topic,) = connection.ask(raw.request(61, 0, fields)).topics
+        assert len(topic.partitions) == 1
 
 
 def test_names_as_long_as_a_string_can_be_are_refused_with_an_error_that_fits(target: ServedBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from struct import pack
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -232,6 +233,20 @@ MORE_ROWS = {
         {"topic_id": SOME_ID, "partitions": [0]},
         PAIRS,
     ),
+    "consumer heartbeat of a new member": Row(
+        68,
+        1,
+        lambda items: {
+            **BEAT,
+            **SUBSCRIBED,
+            "group_id": "c2",
+            "member_epoch": 0,
+            "topic_partitions": [],
+            "subscribed_topic_names": items,
+        },
+        NAME,
+        9_990,
+    ),
     "describe consumer groups": Row(69, 1, listed("group_ids", include_authorized_operations=False), NAME),
     "list config resources": Row(74, 1, listed("resource_types"), 2),
     "describe topic partitions": Row(75, 0, listed(response_partition_limit=2000, cursor=None), {"name": NAME}),
@@ -249,6 +264,9 @@ MORE_ROWS = {
         listed(group_id="s"),
         {"topic_name": NAME, "partitions": [{"partition_index": 0, "start_offset": 0}]},
         PAIRS,
+    ),
+    "alter share offsets of no group": Row(
+        91, 0, of_orders(topic="topic_name", group_id="none"), {"partition_index": NUMBER, "start_offset": 0}
     ),
     "delete share offsets": Row(92, 0, listed(group_id="s"), {"topic_name": NAME}),
 }
@@ -346,6 +364,37 @@ def test_acknowledging_very_many_partitions_in_a_session_holds_up_no_other_clien
 def test_a_share_request_for_more_partitions_than_a_session_holds_is_refused(served: ServedBroker, what: str) -> None:
     with Raw(served.address) as client:
         assert client.ask(large_requests.request(*MORE_ROWS[what])).error_code == Code.INVALID_REQUEST
+
+
+def blob(topics: int, owned: int) -> bytes:
+    """The metadata of a consumer that subscribes to so many topics and owns so many partitions."""
+    names = pack(">i", topics) + (b"\0\6orders" if topics == 1 else b"\0\0" * topics)
+    partitions = pack(">i", 1) + b"\0\6orders" + pack(f">i{owned}i", owned, *range(owned))
+    return pack(">h", 1) + names + pack(">i", -1) + partitions
+
+
+@pytest.mark.parametrize(
+    ("topics", "owned", "error"),
+    [
+        (1, 49_000, Code.NONE),
+        (1, 1_000_000, Code.INCONSISTENT_GROUP_PROTOCOL),
+        (500_000, 1, Code.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_a_blob_that_names_very_many_things_holds_up_no_other_client(
+    served: ServedBroker, topics: int, owned: int, error: Code
+) -> None:
+    group = {"group_id": f"blobs-{topics}-{owned}", "member_id": "m", "member_epoch": 0}
+    subscribed = {**SUBSCRIBED, "subscribed_topic_names": ["orders"], "topic_partitions": []}
+    join = {"group_id": group["group_id"], "member_id": "", **JOIN}
+    with Raw(served.address) as client, Raw(served.address) as newer:
+        assert newer.ask(raw.request(68, 1, {**BEAT, **group, **subscribed})).error_code == 0
+        served.busy_seconds_max()
+        row = listed("protocols", **join)
+        answer = client.ask(raw.request(11, 5, row([{"name": "range", "metadata": blob(topics, owned)}])))
+        assert answer.error_code == error
+        assert newer.ask(raw.request(68, 1, {**BEAT, **group, "member_epoch": -1, **subscribed})).error_code == 0
+    assert served.busy_seconds_max() <= BUSY_SECONDS_MAX
 
 
 def one_commit() -> dict[str, Any]:

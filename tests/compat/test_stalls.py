@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import psutil
@@ -177,6 +179,32 @@ def test_thousands_of_small_requests_in_one_piece_leave_turns_to_others(
             while left > 0:
                 left -= len(client.socket.recv(1 << 16))
             sent.result()
+
+
+def test_many_clients_with_thousands_of_small_requests_share_one_turn(files: BrokerInThread) -> None:
+    """All are ready in the same turn of the event loop, which sleeps while they send."""
+    one = kafka_heartbeat()
+    count = (128 << 10) // len(one)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Raw(files.address("kafka"))) for _ in range(16)]
+        for client in clients:
+            client.socket.settimeout(60)
+            client.send(one)
+            size = len(client.socket.recv(1 << 16))
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        with responsive(files):
+            asleep = Event()
+            held = pool.submit(files.ask, lambda _: (asleep.set(), sleep(0.5)))
+            asleep.wait(60)
+            list(pool.map(lambda client: client.send(one * count), clients))
+            held.result()
+
+            def receive(client: Raw) -> None:
+                left = size * count
+                while left > 0:
+                    left -= len(client.socket.recv(1 << 16))
+
+            list(pool.map(receive, clients))
 
 
 def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThread, tmp_path: Path) -> None:

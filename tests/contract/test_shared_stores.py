@@ -433,8 +433,8 @@ class TestLines:
             line.cut()
             unanswered = append(log, batch(b"never answered"))
             async with asyncio.timeout(SECONDS):
-                await asyncio.sleep(0.1)
-                assert database._appends.uses()  # it is on its way
+                while not database._appends.uses():  # noqa: ASYNC110  (until it is on its way)
+                    await asyncio.sleep(0.01)
                 line.refuse_the_first()  # which is the one that listens
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await unanswered
@@ -456,8 +456,9 @@ class TestLines:
         async with other.transaction():
             await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
             waiting = append(log, batch(b"a"))
-            await asyncio.sleep(0.2)
-            assert database._appends.uses()  # it is on its way
+            async with asyncio.timeout(SECONDS):
+                while not database._appends.uses():  # noqa: ASYNC110  (until it is on its way)
+                    await asyncio.sleep(0.01)
             await other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE query LIKE 'LISTEN%' AND datname = current_database()"

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
-from millstream.core.disk import OpenFile
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code, LogReadOnly, MillstreamError, RequestError, StartupError
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
@@ -190,6 +191,38 @@ async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Pa
     assert (log.high_watermark, [record.value for record in read_all(log)]) == (1, [b"kept"])
     with pytest.raises(MillstreamError, match="read-only"):
         await log.flush()
+    await store.close()
+
+
+class FailsWhenTold(Disk):
+    """Holds a sync until the test lets it fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_syncing, self.may_fail = Event(), Event()
+
+    def sync(self, file: OpenFile) -> None:
+        self.is_syncing.set()
+        self.may_fail.wait(60)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+async def test_a_failed_sync_of_a_topic_that_was_deleted_meanwhile_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FailsWhenTold()
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), Flusher(asyncio.get_running_loop()), disk)
+    log = store.open("t", "0123456789abcdef", 0, KEEP)
+    waiting = append(log, batch(b"x"))
+    assert await asyncio.to_thread(disk.is_syncing.wait, 60)
+    await store.discard("t", "0123456789abcdef")
+    assert isinstance(waiting.error, RequestError) and waiting.error.code is Code.UNKNOWN_TOPIC_OR_PARTITION
+    disk.may_fail.set()
+    async with asyncio.timeout(60):
+        while log._sync_target is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert log.failure is None
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     await store.close()
 
 

@@ -223,7 +223,7 @@ async def test_what_was_asked_before_nonsense_is_still_answered(bench: Bench, no
     await asyncio.sleep(0.01)
     for promise in reversed(bench.door.waiting):
         promise.settle(None)
-    assert await asyncio.wait_for(reader.read(), 5) == b"01234"
+    assert await asyncio.wait_for(reader.read(), 60) == b"01234"
     await bench.until_connected(0)
     assert "eno" not in bench.door.handled
 
@@ -233,11 +233,11 @@ async def test_after_nonsense_answers_are_not_waited_for_longer_than_two_seconds
     writer.write(frame("w", b"1") + frame("w", b"2") + b"e" + struct.pack(">i", -1))
     await bench.until_handled(2)
     bench.door.waiting[0].settle(None)
-    assert await asyncio.wait_for(reader.readexactly(1), 5) == b"1"
+    assert await asyncio.wait_for(reader.readexactly(1), 60) == b"1"
     bench.clock.advance(1.9)
     assert bench.broker.metrics.connections_active == 1
     bench.clock.advance(0.2)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     bench.door.waiting[1].settle(None)
 
 

@@ -57,6 +57,19 @@ async def test_an_epoch_is_durable_before_anybody_is_told(kit: Kit) -> None:
     assert (await kit.beat("c", 0)).epoch == 4
 
 
+async def test_a_slow_write_of_an_epoch_fences_no_member_that_waits_for_it(kit: Kit) -> None:
+    kit.meta.holding = True
+    joining = start(kit.beat("a", 0))
+    await turn()
+    kit.clock.advance(2 * SESSION_SECONDS)
+    kit.meta.land_all()
+    assert (await joining).epoch == 1
+    assert [member.id for member in kit.group.describe().members] == ["a"]
+    kit.meta.land_all()
+    kit.clock.advance(SESSION_SECONDS + 1)
+    assert kit.group.describe().members == [], "silent from then on"
+
+
 async def test_no_epoch_is_given_twice_across_a_restart(kit: Kit) -> None:
     before = await kit.beat("a", 0)
     await kit.restart()

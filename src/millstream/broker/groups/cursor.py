@@ -137,7 +137,7 @@ class Cursors:
 
     def positions(self) -> Iterator[tuple[str, str, int, int]]:
         """Fanout id, topic, partition and position of all cursors, for `millstream.retention.done.ms`."""
-        for (fanout_id, name), cursor in self._cursors.items():
+        for (fanout_id, name), cursor in list(self._cursors.items()):
             if self._topics.by_id(cursor.topic_id) is not None:
                 yield fanout_id, name, 0, cursor.position
 

@@ -67,7 +67,8 @@ class Pages:
         self._ask(request).check_cluster(Operation.DESCRIBE)
         await self._prepare()
         # With thousands of partitions the text takes too long to format on the event loop.
-        return Response(200, await asyncio.to_thread(self._scrape.text, self._scrape.snapshot()), CONTENT_TYPE)
+        snapshot = self._scrape.snapshot(await self._scrape.gather())
+        return Response(200, await asyncio.to_thread(self._scrape.text, snapshot), CONTENT_TYPE)
 
     def _health(self, request: Request) -> Response:
         health = self._ask(request)

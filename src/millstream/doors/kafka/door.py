@@ -16,6 +16,7 @@ from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.protocol import KafkaProtocol
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
+from millstream.doors.kafka.turn_line import TurnLine
 from millstream.doors.memory import Budget, BufferPool
 from millstream.doors.transport import PlainTransport, Transport, TransportFactory
 
@@ -38,6 +39,7 @@ class KafkaDoor(EngineDoor[Connection]):
         super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max))
         self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
+        self.turns = TurnLine(self.loop)
         self._sessions = FetchSessions()
         self._is_looking_for_memory = False
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None

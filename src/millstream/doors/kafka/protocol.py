@@ -10,8 +10,8 @@ If a client hangs up while its connection is parked, the wait ends: a fetch retu
 the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of stream that is
 read closes the connection, as in Kafka.
 
-A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks until the next
-turn of the event loop, so that other clients get theirs.
+A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks, and waits in
+the door's line for a later turn of the event loop, so that other clients get theirs (`turn_line.py`).
 
 Backpressure also parks the connection while answers accumulate in the outbox or behind a produce request, while too
 many requests are in flight, and while the produced partitions have too many unsynced bytes.
@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
 """No request is handled while more bytes are unsent: a short request can ask for a long answer."""
-TURN_SECONDS = 0.02
-"""For the requests of one client in one turn of the event loop; runs of small produce requests do not count."""
 COPIED_BYTES_MAX = 4096
 """Up to this size a lone produce request is handled as a run of one: to copy its batch is cheaper than to check it in
 place.
@@ -94,7 +92,6 @@ class KafkaProtocol(Protocol):
 
     def take(self, data: memoryview) -> int:
         position, end, door, connection = 0, len(data), self._door, self._connection
-        since = 0.0
         while end - position >= 4:
             if connection.is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not connection.has_sent()):
                 break
@@ -115,11 +112,9 @@ class KafkaProtocol(Protocol):
             if not self._handle(data[position + 4 : after]):
                 break
             position = after
-            began = self._context.began
-            since = since or began
-            if began - since > TURN_SECONDS and end - position >= 4 and not connection.is_parked:
+            if end - position >= 4 and not connection.is_parked and door.turns.is_over(self._context.began):
                 connection.is_parked = True
-                door.loop.call_soon(self._next_turn)
+                door.turns.wait(self._next_turn)
         return position
 
     def _next_turn(self) -> None:

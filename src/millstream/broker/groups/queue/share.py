@@ -79,7 +79,12 @@ class ShareGroup(EpochGroup):
         if member.update(beat):
             self._stale = True
         if self._stale:
-            await self._advance()
+            member.session.stop()  # a slow disk is not a silent member
+            try:
+                await self._advance()
+            finally:
+                if self.members.get(member.id) is member:
+                    member.session.push(self._session_ms())
             if self.members.get(member.id) is not member:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
         member.reach(self.durable_epoch)

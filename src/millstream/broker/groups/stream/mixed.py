@@ -46,7 +46,7 @@ from millstream.broker.groups.stream.classic_member import (
 from millstream.broker.groups.stream.consumer import ConsumerGroup
 from millstream.broker.groups.stream.consumer_member import MEMBER_ID_CHARS_MAX, ConsumerMember
 from millstream.broker.groups.stream.plan import encode_assignment
-from millstream.broker.groups.stream.subscription import Subscription, decode_subscription
+from millstream.broker.groups.stream.subscription import ITEMS_MAX, Subscription, decode_subscription
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
@@ -170,7 +170,8 @@ class MixedGroup(ConsumerGroup):
                 common.intersection_update(name for name, _ in member.classic.protocols)
         subscription = decode_subscription(request.protocols[0][1])
         if not common or subscription is None:
-            detail = "the members have no assignor in common" if not common else "the subscription is malformed"
+            malformed = f"the subscription is malformed, or names over {ITEMS_MAX} topics and partitions"
+            detail = malformed if common else "the members have no assignor in common"
             raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
         return subscription
 
