@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 import pytest
@@ -20,12 +20,6 @@ SECONDS = 20.0
 DEAD = "errors.deadletterqueue.topic.name"
 Unique = Callable[[str], str]
 Moved = tuple[Millstream, Callable[[float], None]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
 
 
 @pytest.fixture(params=["embedded", "server"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from millstream.core.disk import Disk
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
 from millstream.log.log import Log
+from millstream.log.segment import Segment
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 
@@ -54,3 +58,16 @@ class StoreDirectory:
     def set_aside(self) -> dict[str, bytes]:
         directory = self.directory / "set-aside"
         return {path.name: path.read_bytes() for path in directory.iterdir()} if directory.exists() else {}
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
+    yield place
+    await place.close()
+
+
+def position_of(segment: Segment, offset: int) -> int:
+    found = segment.locate(offset, segment.size)
+    assert found is not None
+    return found[0]

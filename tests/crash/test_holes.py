@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,6 @@ COMPACTED = LogConfig(
     segment_bytes=1000, index_interval_bytes=200, delete=False, compact=True, min_cleanable_dirty_ratio=0.01
 )
 SECONDS = 20.0
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
 
 
 def spans(log: Log) -> list[tuple[int, int, Cause]]:

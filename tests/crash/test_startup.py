@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -31,13 +31,6 @@ from tests.serving import MILLSTREAM, ServedBroker
 
 def add(path: Path, tail: bytes) -> None:
     path.write_bytes(path.read_bytes() + tail)
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
 
 
 class TestTheLock:

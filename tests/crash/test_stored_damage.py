@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec
 from tests.batches import NOW, append, append_run, batch, fill, read_all
 from tests.crash.reading import read_around
-from tests.crash.store_directory import SMALL, StoreDirectory
+from tests.crash.store_directory import SMALL, StoreDirectory, position_of
 
 FIELDS = {
     "base offset, too low": (6, 1 << 6),
@@ -35,19 +35,6 @@ FIELDS = {
     "record count": (60, 1 << 1),
     "value": (80, 1 << 3),
 }
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
-
-
-def position_of(segment: Segment, offset: int) -> int:
-    found = segment.locate(offset, segment.size)
-    assert found is not None
-    return found[0]
 
 
 def flip(path: str | Path, position: int, bits: int) -> None:

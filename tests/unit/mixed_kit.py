@@ -11,8 +11,7 @@ from millstream.broker.groups.stream.classic_member import Joined
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
 from millstream.broker.groups.stream.subscription import decode_subscription
 from millstream.core.errors import Code, RequestError
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, subscription, turn
+from tests.unit.groups_kit import Bench, Client, subscription, turn
 
 Named = tuple[str, int]
 

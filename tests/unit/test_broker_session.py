@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,32 +20,10 @@ from millstream.security.rights import Kind, Operation
 from millstream.server import Server
 from millstream.wire.kafka.fetch import FetchRequest
 from tests.compat import raw
+from tests.refusing import Refusing
 
 ALICE = Principal("User", "alice")
 MALLORY = Principal("User", "mallory")
-
-
-class Refusing:
-    """Refuses what it is told to: the second authorizer, which proves the seam."""
-
-    is_open = False
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self.denied: set[tuple[Operation, Kind, str]] = set()
-
-    def deny(self, operation: Operation, kind: Kind, name: str) -> None:
-        self.denied.add((operation, kind, name))
-        self.changes += 1
-
-    def allows(self, principal: Principal, host: str, operation: Operation, kind: Kind, name: str) -> bool:
-        return (operation, kind, name) not in self.denied
-
-    def allows_any(self, principal: Principal, host: str, operation: Operation, kind: Kind) -> bool:
-        return True
-
-    def scope(self, principal: Principal, host: str) -> Hashable:
-        return principal
 
 
 @pytest.fixture

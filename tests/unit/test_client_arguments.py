@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,6 @@ from millstream.client.embedded import Embedded
 from millstream.testing.broker_thread import BrokerThread
 
 _names = iter(range(10**6))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    async with AsyncExitStack() as stack:
-        if request.param == "embedded":
-            yield await stack.enter_async_context(package.open("memory:"))
-        else:
-            server = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
 
 
 @pytest.mark.parametrize("group", ["", "g" * 513, "ü" * 257, "\0", "a\0b", "\ud800", b"g", None, 7])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -17,22 +15,6 @@ from millstream.testing.broker_thread import BrokerThread
 SECONDS = 20.0
 VERBS = ("read", "stream", "queue", "exclusive")
 _names = iter(range(10**6))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    async with AsyncExitStack() as stack:
-        if request.param == "embedded":
-            yield await stack.enter_async_context(package.open("memory:"))
-        else:
-            server = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
 
 
 def ask(ms: Millstream, verb: str, topic: str, group: str) -> Any:

@@ -17,9 +17,9 @@ from millstream.records import codec
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLog, MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.share_kit import Kit, kit
-from tests.unit.test_queue import EARLIEST, settle, take
-from tests.unit.test_queue_lost import Losing
+from tests.unit.queue_kit import EARLIEST, Losing, settle, take
+from tests.unit.share_kit import Kit
+from tests.unit.share_kit import shares as kit
 
 __all__ = ["kit"]
 

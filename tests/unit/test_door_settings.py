@@ -27,7 +27,7 @@ from millstream.doors.kafka.sessions import FetchSessions
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.wire.kafka import messages
-from tests.unit.test_groups_kit import HeldMeta, start, turn
+from tests.unit.groups_kit import HeldMeta, start, turn
 
 SETTINGS = {
     TOPIC: {"retention.ms": "1000", "segment.ms": "2000", "cleanup.policy": "compact"},

@@ -20,7 +20,7 @@ from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, code_of, turn
+from tests.unit.groups_kit import HeldMeta, code_of, turn
 
 
 class Bench:

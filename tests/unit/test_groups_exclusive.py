@@ -19,7 +19,7 @@ from millstream.core.promise import Promise
 from millstream.stores.base import Delete, Put
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, turn
+from tests.unit.groups_kit import HeldMeta, turn
 
 KEY = state_key("projector", "ledger")
 DEFAULTS = ExclusiveSettings()

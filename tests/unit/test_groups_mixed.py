@@ -12,9 +12,8 @@ from millstream.broker.groups.groups import GroupSettings
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
 from millstream.broker.groups.stream.subscription import decode_subscription
 from millstream.core.errors import Code
+from tests.unit.groups_kit import Bench, Client, code_of, start, subscription, turn
 from tests.unit.mixed_kit import ClassicClient, classic_group, numbers_of, owning, run
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 both_assignors = pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 

@@ -13,8 +13,7 @@ from millstream.cluster.base import Solo
 from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Check, Put
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, FakeTopics, HeldMeta, code_of, start, turn
+from tests.unit.groups_kit import Bench, FakeTopics, HeldMeta, code_of, stable_group, start, turn
 
 DAY = 24 * 3600
 

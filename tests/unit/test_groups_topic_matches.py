@@ -14,9 +14,8 @@ from millstream.broker.groups.groups import Beat
 from millstream.broker.groups.stream.pattern import Pattern
 from millstream.broker.groups.turns import STEPS_A_TURN
 from millstream.core.errors import Code, RequestError
+from tests.unit.groups_kit import Bench, Client, code_of, start, turn
 from tests.unit.mixed_kit import classic_group, numbers_of, run
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, start, turn
 
 NAMES = ["".join(random.Random(seed).choices("abcd", k=249)) for seed in range(50)]
 COSTLY = ".*a.{20}z"

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,23 +22,10 @@ from millstream.log.segment import Segment
 from millstream.records import codec
 from millstream.records.batch import read_header
 from tests.batches import NOW, append, append_run, batch, fill
-from tests.crash.store_directory import SMALL, StoreDirectory
+from tests.crash.store_directory import SMALL, StoreDirectory, position_of
 
 BARELY_INDEXED = LogConfig(segment_bytes=1 << 30, index_interval_bytes=1 << 20, retention_ms=-1)
 SIZE = len(batch(b"0:" + bytes(100)))
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
-
-
-def position_of(segment: Segment, offset: int) -> int:
-    found = segment.locate(offset, segment.size)
-    assert found is not None
-    return found[0]
 
 
 def overwrite(path: str, position: int, data: bytes) -> None:

@@ -15,7 +15,7 @@ from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCom
 from millstream.broker.groups.queue import block as queue_block
 from millstream.broker.groups.queue.verbs import Answer, Verb
 from millstream.broker.session import Session, Sessions
-from millstream.cluster.base import Node, Solo
+from millstream.cluster.base import Node
 from millstream.config import Config
 from millstream.core.errors import Code, RequestError
 from millstream.core.metrics import Metrics
@@ -32,11 +32,8 @@ from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.unit import share_kit
-from tests.unit.share_kit import kit as shares
-from tests.unit.test_groups_kit import start, turn
-from tests.unit.test_queue import EARLIEST, Kit, kit, settle, take, values
-
-__all__ = ["kit", "shares"]
+from tests.unit.groups_kit import start, turn
+from tests.unit.queue_kit import EARLIEST, Kit, Losing, settle, take, values
 
 ACCEPT_ALL = [Answer(0, 2, Verb.ACCEPT)]
 
@@ -147,16 +144,6 @@ async def test_taking_a_queue_up_twice_leaves_one_place(kit: Kit) -> None:
     queue, partition = await kit.queue()
     assert values(await take(partition, queue.join("one"))) == [b"1"]
     assert partition.next == 6
-
-
-class Losing(Solo):
-    """Looks after all groups, until it is told otherwise."""
-
-    has_lost = False
-
-    def check(self, group_id: str) -> None:
-        if self.has_lost:
-            raise RequestError(Code.NOT_COORDINATOR, "another broker coordinates the group")
 
 
 class SlowMeta(MemoryMeta):
