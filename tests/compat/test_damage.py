@@ -19,7 +19,7 @@ from tests.command_line import Cli
 from tests.compat import raw, share_frames
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import UNKNOWN, Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.serving import ServedBroker
 
 FLAGS = [part for door in ("flowmq", "flume", "luxun") for part in (f"--{door}", "127.0.0.1:0")]
@@ -30,11 +30,6 @@ FIRST_MS = time.time_ns() // 1_000_000 - 60_000
 """Not so old that retention takes the records away."""
 TOPICS = ("fetched", "flume", "luxun", "fanout", "flowmq", "redriven", "shared", "read", "streamed", "timed", "mixed")
 OF_ONE_PARTITION = ("luxun", "fanout")
-
-
-@pytest.fixture(scope="module")
-def thrift(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
 
 
 def fill(address: str, topics: tuple[str, ...] = TOPICS) -> None:
@@ -122,16 +117,18 @@ def test_flume_answers_error_1(served: ServedBroker) -> None:
         assert flume.fetch("flume", 0, 2) == (0, [(2, VALUES[2])])
 
 
-def test_luxun_answers_an_internal_error_by_index(served: ServedBroker, thrift: tuple[Any, Any]) -> None:
-    with Luxun(served.doors["luxun"], thrift) as luxun:
+def test_luxun_answers_an_internal_error_by_index(served: ServedBroker, generated: tuple[Any, Any]) -> None:
+    with Luxun(served.doors["luxun"], generated) as luxun:
         refused = luxun.consume("luxun", index=VICTIM)
         assert refused.result.errorCode == luxun.types.ErrorCode.INTERNAL_ERROR
         assert "the next offset to read is 2" in refused.result.errorMessage
         assert luxun.consume("luxun", index=2).itemList == [VALUES[2]]
 
 
-def test_a_fanout_id_is_told_once_and_goes_on_behind_the_damage(served: ServedBroker, thrift: tuple[Any, Any]) -> None:
-    with Luxun(served.doors["luxun"], thrift) as luxun:
+def test_a_fanout_id_is_told_once_and_goes_on_behind_the_damage(
+    served: ServedBroker, generated: tuple[Any, Any]
+) -> None:
+    with Luxun(served.doors["luxun"], generated) as luxun:
         assert luxun.consume("fanout", fanout="f").itemList == [VALUES[0]]
         assert "are damaged" in luxun.consume("fanout", fanout="f").result.errorMessage
         assert luxun.consume("fanout", fanout="f").itemList == [VALUES[2]]

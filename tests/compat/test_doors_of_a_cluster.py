@@ -12,7 +12,7 @@ import pytest
 from tests.compat import client_flume
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.raw import create_topic
 from tests.serving import ServedBroker
 
@@ -44,16 +44,11 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def thrift(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
 def test_luxun_sizes_and_items_of_a_fanout_id_come_from_the_broker_that_knows(
-    pair: tuple[ServedBroker, ServedBroker], thrift: tuple[Any, Any]
+    pair: tuple[ServedBroker, ServedBroker], generated: tuple[Any, Any]
 ) -> None:
     with contextlib.ExitStack() as stack:
-        one, two = (stack.enter_context(Luxun(broker.doors["luxun"], thrift)) for broker in pair)
+        one, two = (stack.enter_context(Luxun(broker.doors["luxun"], generated)) for broker in pair)
         for number in range(5):
             assert one.produce("luxun", b"%d" % number).index == number
         assert [one.consume("luxun", "f").itemList for _ in range(3)] == [[b"0"], [b"1"], [b"2"]]

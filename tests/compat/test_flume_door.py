@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from confluent_kafka import Consumer, Producer
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
 from tests.compat.clients import wait_for
+from tests.compat.hostile_frames import attack
 from tests.compat.raw import create_topic
 from tests.serving import MILLSTREAM, ServedBroker
 
@@ -518,45 +518,13 @@ def test_hostile_frames_harm_nobody(alone: ServedBroker, unique: Unique) -> None
         steady = threading.Thread(target=produce)
         steady.start()
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda seed: _attack(address, sound, seed), range(40)))
+            list(pool.map(lambda seed: attack(address, sound, seed, header=10), range(40)))
         stopping.set()
         steady.join(20)
         assert len(sent) > 5 and all(sent)
         assert bystander.fetch(topic, 2, 0, max_bytes=1 << 20).records[0] == (0, b"0")
     assert alone.is_running and "Traceback" not in alone.errors(), alone.errors()[-3000:]
     assert peak - before < 64 << 20, "while they are connected, not only afterwards"
-
-
-def _attack(address: str, sound: list[bytes], seed: int) -> None:
-    generator = random.Random(seed)
-    for _ in range(50):
-        stream = bytearray()
-        for _ in range(10):
-            frame = bytearray(generator.choice(sound))
-            how = generator.randrange(5)
-            if how == 0:
-                frame[generator.randrange(len(frame))] ^= 1 << generator.randrange(8)
-            elif how == 1:
-                del frame[generator.randrange(10, len(frame)) :]
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 2:
-                at = generator.randrange(10, len(frame))
-                frame[at : at + 4] = generator.choice([b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x00\x00\xff\xff"])
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 3:
-                frame[10:] = generator.randbytes(generator.randrange(200))
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            stream += frame
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            with contextlib.suppress(OSError):
-                connection.sendall(stream)
-                connection.shutdown(socket.SHUT_WR)
-            deadline = time.monotonic() + 5
-            with contextlib.suppress(OSError):
-                connection.settimeout(0.1)
-                while connection.recv(1 << 16) and time.monotonic() < deadline:
-                    pass
 
 
 def greedy_for(topic: str, times: int = 200) -> bytes:

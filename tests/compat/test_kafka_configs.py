@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,12 +39,6 @@ TAKEN = {
     "segment.jitter.ms": "1000",
     "unclean.leader.election.enable": "true",
 }
-
-
-@pytest.fixture
-def link(broker: ServedBroker) -> Iterator[Raw]:
-    with Raw(broker.address) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from millstream.core.promise import Promise
 from millstream.server import Server
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.clients import wait_for
 from tests.in_thread import BrokerInThread
 
@@ -77,8 +77,9 @@ class GroupConsumer:
         self.connection.close()
 
 
-def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(broker: BrokerInThread, tmp_path: Path) -> None:
-    generated = generate(tmp_path)
+def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(
+    broker: BrokerInThread, generated: tuple[Any, Any]
+) -> None:
     address = broker.address("luxun")
     with Luxun(address, generated) as producer, Luxun(address, generated) as consumer:
         for number in range(3):
@@ -88,11 +89,6 @@ def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(broker: Bro
 
 
 # -- Luxun's reads behind oneway items ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
 
 
 class HeldCreation:
