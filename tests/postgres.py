@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from millstream.testing.held_port import HeldPort

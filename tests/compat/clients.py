@@ -126,11 +126,14 @@ class Client(abc.ABC):
     def member(self, group: str, topic: str, *, assignor: str = "range", instance: str | None = None) -> Member: ...
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    """Asks again and again until it holds. The condition itself should wait a little, by polling."""
+def wait_for(
+    condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS, *, pause: float = 0.0
+) -> None:
+    """Asks until the condition holds. A condition that does not wait itself, by polling, needs a `pause`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
+        time.sleep(pause)
 
 
 def settle(members: Sequence[Member], shares: Callable[[list[set[int]]], bool]) -> None:

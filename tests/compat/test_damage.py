@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 import millstream.sync
 from millstream.core.errors import Code, RequestError
+from tests import confluent
 from tests.command_line import Cli
 from tests.compat import raw, share_frames
 from tests.compat.client_flowmq import FlowmqClient
@@ -36,7 +37,7 @@ def fill(address: str, topics: tuple[str, ...] = TOPICS) -> None:
     """A batch for each record."""
     raw.create_topic(address, "__dlq__")
     for topic in topics:
-        raw.create_topic(address, topic, partitions=1 if topic in OF_ONE_PARTITION else 2)
+        raw.create_topic(address, topic, 1 if topic in OF_ONE_PARTITION else 2)
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0})
     for number, value in enumerate(VALUES):
         for topic in topics:
@@ -94,7 +95,7 @@ def consume(served: ServedBroker, topic: str, count: int, *partitions: int, star
     while len(got) < count:
         message = consumer.poll(SECONDS)
         assert message is not None, got
-        got.append(message.value() if message.error() is None else message.error().code())
+        got.append(message.value() if message.error() is None else confluent.error_code(message))
     consumer.close()
     return got
 
@@ -166,7 +167,8 @@ def test_a_share_fetch_is_told_once_and_the_group_goes_on_behind_the_damage(serv
     topic = share_frames.topic_id(served.address, "shared")
     Cli(served.address)("queue", "create", "sharers", "--from", "start")
     with share_frames.Bare(served.address, "sharers", "shared") as member:
-        got, codes, epoch = [], [], 0
+        got: list[bytes | None] = []
+        codes, epoch = [], 0
         while len(got) < 2:
             answer = member.fetch(epoch, {(topic, 0): []} if not epoch else None, wait_ms=5000)
             got += share_frames.records(answer)

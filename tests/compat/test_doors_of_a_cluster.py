@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,10 @@ from tests.compat.raw import create_topic
 from tests.serving import ServedBroker
 
 FLAGS = [part for door in ("flowmq", "flume", "luxun") for part in (f"--{door}", "127.0.0.1:0")]
+
+
+def has_topic(client: Flume, topic: str) -> bool:
+    return client.fetch(topic, 0, 0).error == client_flume.NONE
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedBroke
             create_topic(one.address, door)
         with Flume(two.doors["flume"]) as client:
             for door in ("flowmq", "flume", "luxun"):
-                wait_for(lambda topic=door: client.fetch(topic, 0, 0).error == client_flume.NONE)
+                wait_for(partial(has_topic, client, door))
         yield one, two
 
 

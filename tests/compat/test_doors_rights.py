@@ -35,7 +35,11 @@ class Guarded:
         return self._broker.address(door)
 
     def deny(self, operation: Operation, kind: Kind, *names: str) -> None:
-        self._broker.ask(lambda server: [self.rules.deny(operation, kind, name) for name in names])
+        def deny_all(server: Server) -> None:
+            for name in names:
+                self.rules.deny(operation, kind, name)
+
+        self._broker.ask(deny_all)
 
     def deny_creation(self, *names: str) -> None:
         self.deny(Operation.CREATE, Kind.CLUSTER, CLUSTER_NAME)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Message, Producer
 
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
@@ -141,10 +141,15 @@ def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, clien
     assert client.fetch(topic, 1, 37, max_bytes=1).records == [(37, b"gzip 16")], "from the middle of a batch"
     consumer = Consumer({"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
-    messages: list[object] = []
-    wait_for(lambda: bool(messages.extend(consumer.consume(500, 0.05)) or len(messages) >= 101), "all records")
-    first = next(message for message in messages if message.offset() == 0)  # type: ignore[attr-defined]
-    assert (first.key(), first.value()) == (b"the key", b"from flume")  # type: ignore[attr-defined]
+    messages: list[Message] = []
+
+    def consume() -> bool:
+        messages.extend(consumer.consume(500, 0.05))
+        return len(messages) >= 101
+
+    wait_for(consume, "all records")
+    first = next(message for message in messages if message.offset() == 0)
+    assert (first.key(), first.value()) == (b"the key", b"from flume")
     consumer.close()
 
 

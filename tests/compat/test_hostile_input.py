@@ -17,12 +17,14 @@ from typing import Any
 import psutil
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream.doors.kafka.apis import APIS
 from millstream.records import batch as batches
 from millstream.wire.kafka import messages
+from tests import confluent
 from tests.compat import raw
 from tests.compat.random_messages import Maker
 from tests.compat.raw import Raw
@@ -122,7 +124,7 @@ def damaged_inside(sound: bytes) -> bytes:
     """A batch whose header and checksum are right, around records that are not."""
     data = bytearray(sound)
     data[batches.HEADER_BYTES :] = bytes(255 - byte for byte in data[batches.HEADER_BYTES :])
-    struct.pack_into(">I", data, 17, batches.crc32c(memoryview(data)[batches.CRC_START :]))
+    struct.pack_into(">I", data, 17, crc32c(memoryview(data)[batches.CRC_START :]))
     return bytes(data)
 
 
@@ -257,7 +259,7 @@ class Bystander:
         while end is None or (len(self.seen) < self.sent and time.monotonic() < end):
             for message in consumer.consume(500, 0.1):
                 assert message.error() is None, message.error()
-                self.seen.append(int(message.value()))
+                self.seen.append(int(confluent.value(message)))
             if end is None and self._stopping.is_set():
                 end = time.monotonic() + 30
         consumer.close()
@@ -382,7 +384,7 @@ def test_records_that_are_garbage_inside_a_sound_batch_do_no_harm(target: Served
             struct.pack_into(
                 ">qq", data, 27, generator.randrange(-(1 << 63), 1 << 63), generator.randrange(-(1 << 63), 1 << 63)
             )
-            struct.pack_into(">I", data, 17, batches.crc32c(memoryview(data)[batches.CRC_START :]))
+            struct.pack_into(">I", data, 17, crc32c(memoryview(data)[batches.CRC_START :]))
             connection.ask(raw.produce("garbage", bytes(data)))
             connection.ask(raw.produce("compacted", bytes(data)))
             one = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": generator.randrange(1 << 62)}

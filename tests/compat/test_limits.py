@@ -356,15 +356,15 @@ def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(link: Raw, t
 def test_a_client_that_goes_while_its_fetch_waits_is_noticed(served: ServedBroker) -> None:
     raw.create_topic(served.address, "quiet")
     process = psutil.Process(served.pid)
-    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody")
+    wait_for(lambda: len(process.net_connections()) <= 2, "no connection", pause=0.02)
     before = process.num_fds()
     connections = [Raw(served.address) for _ in range(20)]
     for connection in connections:
         connection.send(raw.fetch("quiet", 0, wait_ms=60_000))
-    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections")
+    wait_for(lambda: process.num_fds() >= before + 20, "twenty connections", pause=0.02)
     for connection in connections:
         connection.close()
-    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed")
+    wait_for(lambda: process.num_fds() <= before, "descriptors that are closed", pause=0.02)
 
 
 def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(link: Raw, topic: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ async def test_a_worker_comes_back_by_itself_when_the_server_does(unique: Unique
                     await job.accept()
                 server.restart()
                 async with asyncio.timeout(SECONDS):
-                    found = set()
+                    found: set[bytes | None] = set()
                     while len(found) < 2:
                         again = await take(jobs)
                         found.add(again.value)
@@ -205,7 +206,7 @@ async def test_where_only_kafka_is_spoken_its_verbs_work_and_the_others_say_that
         with pytest.raises(Unsupported):
             await job.release(delay=1)
         await job.release()
-        seen = []
+        seen: list[Any] = []
         while len(seen) < 3:
             job = await take(jobs)
             seen.append((job.value, job.attempt))

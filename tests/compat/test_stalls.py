@@ -286,7 +286,7 @@ def fetch_all(
 def test_a_fetch_over_60_cold_partitions_holds_up_nobody(tmp_path: Path) -> None:
     """A quarter of a megabyte of the smallest batches in each: 4000 checksums."""
     with BrokerInThread(tmp_path) as broker:
-        raw.create_topic(broker.address("kafka"), "orders", partitions=60)
+        raw.create_topic(broker.address("kafka"), "orders", 60)
         for partition in range(60):
             fill_with_small_batches(broker, "orders", partition, 4000)
     with BrokerInThread(tmp_path) as broker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -561,8 +562,13 @@ class TestMetadata:
     async def test_own_and_others_changes_come_in_one_order(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
         one, two = stores
         told: tuple[list[int], list[int]] = ([], [])
+
+        def note(revisions: list[int], _: str, value: Versioned | None) -> None:
+            assert value is not None
+            revisions.append(value.revision)
+
         for store, revisions in zip(stores, told, strict=True):
-            store.meta.watch("t/", lambda _, value, revisions=revisions: revisions.append(value.revision))
+            store.meta.watch("t/", partial(note, revisions))
         await asyncio.gather(*(store.meta.transact(Put(f"t/{at}", b"")) for at in range(30) for store in stores))
         last = Watched()
         for store in stores:

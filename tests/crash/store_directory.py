@@ -11,7 +11,7 @@ import pytest
 from millstream.core.disk import Disk
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.log.segment import Segment
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
@@ -29,10 +29,10 @@ class StoreDirectory:
         self.disk = Disk()
         self.store: LocalLogStore | None = None
 
-    def open(self, config: LogConfig = SMALL) -> Log:
+    def open(self, config: LogConfig = SMALL) -> ReplicaLog:
         self.store = LocalLogStore(str(self.directory), self.clock, Flusher(asyncio.get_running_loop()), self.disk)
         self.store.lock()
-        log = self.store.open(TOPIC, TOPIC_ID, 0, config)
+        log = open_log(self.store, TOPIC, TOPIC_ID, 0, config)
         self.store.opened_all()
         return log
 
@@ -47,7 +47,7 @@ class StoreDirectory:
         self.store._lock.release()
         self.store = None
 
-    async def reopen(self, config: LogConfig = SMALL) -> Log:
+    async def reopen(self, config: LogConfig = SMALL) -> ReplicaLog:
         await self.close()
         return self.open(config)
 
@@ -65,6 +65,13 @@ async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
     place = StoreDirectory(tmp_path / "data")
     yield place
     await place.close()
+
+
+def open_log(store: LocalLogStore, topic: str, topic_id: str, partition: int, config: LogConfig) -> ReplicaLog:
+    """Its directory is there."""
+    log = store.open(topic, topic_id, partition, config)
+    assert isinstance(log, ReplicaLog)
+    return log
 
 
 def position_of(segment: Segment, offset: int) -> int:

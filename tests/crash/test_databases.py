@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+from tests import confluent
 from tests.compat import raw
 from tests.crash.load import PARTITIONS, TOPIC, Load, consume_all, count, create_topic
 from tests.postgres import KILLABLE, PrivatePostgres
@@ -127,8 +128,7 @@ class Members:
             for message in consumer.consume(500, timeout=0.2):
                 if message.error() is None:
                     with self.moved:
-                        place = message.partition(), message.offset()
-                        value = message.value()
+                        place, value = confluent.place(message), confluent.value(message)
                         assert self.seen.setdefault(place, value) == value, "an offset has one value for ever"
                         self.moved.notify_all()
         consumer.close()

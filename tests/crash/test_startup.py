@@ -314,6 +314,7 @@ class TestCheckpoints:
         behind = log.size_bytes() - before
         place.kill()
         assert place.open().end == 305
+        assert place.store is not None
         assert place.store.scanned_bytes == behind
 
     async def test_opening_takes_no_longer_for_ten_gigabytes(self, place: StoreDirectory) -> None:
@@ -354,6 +355,7 @@ class TestCheckpoints:
         assert place.set_aside() == {"orders-0.checkpoint": damage}
         assert f"set {checkpoint} aside" in caplog.text
         await place.reopen()
+        assert place.store is not None
         assert place.store.scanned_bytes == 0
 
     async def test_a_flipped_bit_is_noticed(self, place: StoreDirectory) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import ModuleType
 
 import pytest
 
 import millstream
 from millstream import Millstream
+from millstream.records import _kernel, codec, pure
 from tests.compat.python_api import server as server
 from tests.crash.store_directory import place as place
 from tests.unit.queue_kit import kit as kit
@@ -23,3 +25,11 @@ async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
         made = millstream.connect(request.getfixturevalue("server").bootstrap, timeout=10)
     async with made:
         yield made
+
+
+@pytest.fixture(params=[_kernel, pure], ids=["compiled", "pure"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The compiled kernel of records, and its twin."""
+    monkeypatch.setattr(codec, "kernel", request.param)
+    kernel: ModuleType = request.param
+    return kernel

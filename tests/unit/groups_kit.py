@@ -15,7 +15,7 @@ from millstream.broker.groups.groups import Beat, BeatAnswer, Groups, GroupSetti
 from millstream.broker.groups.stream.assignors import Partition
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
-from millstream.stores.base import Delete, Put
+from millstream.stores.base import Operation
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 
@@ -64,10 +64,10 @@ class HeldMeta(MemoryMeta):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[tuple[tuple[Put | Delete, ...], Promise[int]]] = []
+        self.held: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self.holding = False
 
-    def transact(self, *operations: Put | Delete) -> Promise[int]:
+    def transact(self, *operations: Operation) -> Promise[int]:
         if not self.holding:
             return super().transact(*operations)
         promise: Promise[int] = Promise()
@@ -99,7 +99,7 @@ class HeldMeta(MemoryMeta):
 
 
 class Bench:
-    def __init__(self, settings: GroupSettings | None = None, **topics: int) -> None:
+    def __init__(self, settings: GroupSettings | None = None, /, **topics: int) -> None:
         self.clock = VirtualClock()
         self.meta = HeldMeta()
         self.topics = FakeTopics(**(topics or {"orders": 4}))

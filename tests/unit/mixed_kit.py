@@ -55,8 +55,8 @@ class ClassicClient:
                 self._joined(task.result())
         elif self._syncing is not None:
             if self._syncing.done():
-                task, self._syncing = self._syncing, None
-                self._synced(task.result().assignment)
+                syncing, self._syncing = self._syncing, None
+                self._synced(syncing.result().assignment)
         elif self._must_join:
             self._join()
         else:

@@ -41,7 +41,7 @@ class Kit:
         self.broker = Broker(Config(), self.logs, self.meta, self.clock, Metrics())
         await self.broker.start()
 
-    async def topic(self, partitions: int = 1, **settings: str) -> None:
+    async def topic(self, partitions: int = 1, /, **settings: str) -> None:
         await self.broker.topics.create("jobs", partitions, settings)
 
     async def put(self, *values: bytes, key: bytes | None = None, headers: dict[str, str] | None = None) -> None:

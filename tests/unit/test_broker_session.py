@@ -18,7 +18,7 @@ from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.security.principal import Principal
 from millstream.security.rights import Kind, Operation
 from millstream.server import Server
-from millstream.wire.kafka.fetch import FetchRequest
+from millstream.wire.kafka.fetch import FetchRequest, PartitionFetch
 from tests.compat import raw
 from tests.refusing import Refusing
 
@@ -101,7 +101,7 @@ async def test_every_verb_about_a_group_asks_for_a_right(alice: Session, rules: 
         alice.delete_group("g"),
     ]
     assert [await code_of(each) for each in asked] == [Code.GROUP_AUTHORIZATION_FAILED] * len(asked)
-    calls = [
+    calls: list[tuple[Any, ...]] = [
         (alice.heartbeat, "g", "m", None, 1),
         (alice.leave, "g", []),
         (alice.committed, "g", None),
@@ -202,7 +202,7 @@ async def test_another_principal_cannot_use_a_share_session(alice: Session, mall
 
 def test_another_principal_cannot_use_or_end_a_fetch_session() -> None:
     table = FetchSessions()
-    first = FetchRequest(0, 1, 1, 0, 0, 0, [("orders", [(0, -1, 0, 1024)])], [])
+    first = FetchRequest(0, 1, 1, 0, 0, 0, [("orders", [PartitionFetch(0, -1, 0, 1024)])], [])
     session = table.open(first, ALICE)
     assert session is not None
     following = first._replace(session_id=session.id, session_epoch=1, topics=[])

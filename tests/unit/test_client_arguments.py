@@ -98,7 +98,8 @@ async def test_settings_are_stored_as_text_whatever_they_were_given_as(ms: Mills
     async with ms.queue("with-numbers", group="numbered", settings=limit) as jobs:
         assert await jobs.receive(timeout=0) is None
     if isinstance(ms, Embedded):
-        assert ms.broker.topics.get("with-numbers").settings.overrides == {
+        topic = ms.broker.topics.get("with-numbers")
+        assert topic is not None and topic.settings.overrides == {
             "retention.ms": "60000",
             "min.cleanable.dirty.ratio": "0.25",
             "group.millstream.key.order": "true",
@@ -123,7 +124,7 @@ async def test_a_reason_that_is_no_text_costs_no_other_job(ms: Millstream, reaso
         assert one is not None and two is not None
         for answer in (one.reject, one.release):
             with pytest.raises(MillstreamError, match="a reason is text, not"):
-                await answer(reason=reason)  # type: ignore[operator]
+                await answer(reason=reason)
         await two.accept()
         await one.accept()
 
@@ -166,7 +167,7 @@ async def test_a_topic_without_a_proper_name(ms: Millstream, topic: Any) -> None
             ms.send_many([(topic, b"x")]),
             ms.create_topic(topic),
             ms.delete_topic(topic),
-            sender.send(b"x", topic=topic or 7),
+            sender.send(b"x", topic=topic or 7),  # type: ignore[arg-type]
         ):
             with pytest.raises(MillstreamError, match=rule):
                 await send

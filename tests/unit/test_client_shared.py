@@ -14,23 +14,12 @@ import millstream
 from millstream.client.embedded import Embedded
 from millstream.core.errors import LeaseLost, RequestError
 from millstream.stores import group_commit
-
-SECONDS = 20.0
+from tests.compat.python_api import SECONDS, take
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     return f"sqlite:{tmp_path / 'app.db'}"
-
-
-async def take(items: Any, count: int) -> list[Any]:
-    taken = []
-    async with asyncio.timeout(SECONDS):
-        while len(taken) < count:
-            item = await items.receive(SECONDS)
-            assert item is not None
-            taken.append(item)
-    return taken
 
 
 async def test_what_one_sends_the_other_reads(store: str) -> None:

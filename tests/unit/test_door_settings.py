@@ -11,6 +11,7 @@ from kio.index import load_request_schema
 from kio.serial import entity_writer
 
 from millstream.broker.broker import Broker
+from millstream.broker.configs import GROUP, TOPIC
 from millstream.broker.session import Session
 from millstream.config import Config
 from millstream.core.errors import Code
@@ -21,7 +22,6 @@ from millstream.doors.kafka import (
     api_37_create_partitions,
     api_44_incremental_alter_configs,
 )
-from millstream.doors.kafka.config_resources import GROUP, TOPIC
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.stores.memory import MemoryLogStore

@@ -68,8 +68,8 @@ class Toy(FramedProtocol):
 class ToyDoor(FramedDoor):
     name = "toy"
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__(sessions)
         self.handled: list[str] = []
         self.waiting: list[Promise[None]] = []
         self.joining: list[Promise[bytes]] = []
@@ -275,9 +275,10 @@ async def test_idle_connections_stay_open_and_are_kept_alive(bench: Bench) -> No
     writer.write(frame("e", b"still here"))
     assert await asyncio.wait_for(reader.readexactly(10), 20) == b"still here"
     [connection] = bench.door._connections
-    assert connection.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    transport: Any = connection.transport
+    assert transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     for option, value in KEEPALIVE:
-        assert connection.transport._socket.getsockopt(socket.IPPROTO_TCP, option) == value
+        assert transport._socket.getsockopt(socket.IPPROTO_TCP, option) == value
 
 
 async def test_a_full_door_closes_the_connection_that_is_idle_longest_and_no_other() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -59,7 +58,7 @@ class Meter:
 
 
 @pytest.fixture
-def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     return Meter(monkeypatch)
 
 

@@ -589,7 +589,9 @@ async def test_what_an_exclusive_group_or_a_cursor_has_not_read_stays(kit: Kit) 
     await kit.restart()
     kit.clock.advance(11)
     assert partition.log.start == 1, "also when none of its members is here"
-    again = kit.broker.exclusive("projector", kit.broker.topics.get("jobs"), ExclusiveSettings(takeover_ms=28_001))
+    jobs = kit.broker.topics.get("jobs")
+    assert jobs is not None
+    again = kit.broker.exclusive("projector", jobs, ExclusiveSettings(takeover_ms=28_001))
     await again.open()
     kit.clock.advance(60)
     await settle()

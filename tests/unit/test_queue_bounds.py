@@ -10,8 +10,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Member
-from millstream.broker.groups.queue.verbs import Answer, Verb
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.config import Config
 from millstream.core.clock import SystemClock
 from millstream.core.errors import Code, RequestError

@@ -245,7 +245,7 @@ class TestSqlite:
             error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
             raise error
 
-        database._writer.append = fail  # type: ignore[union-attr, method-assign, assignment]
+        database._writer.append = fail  # type: ignore[union-attr, method-assign]
         with pytest.raises(RequestError, match="disk I/O error"):
             await append(log, batch(b"x"))
         assert log.failure == "disk I/O error"

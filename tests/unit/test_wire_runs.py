@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.records import codec
-from millstream.records.batch import CRC_START, LOG_APPEND_TIME, read_header
+from millstream.records.batch import CRC_START, LOG_APPEND_TIME, Buffer, read_header
 from millstream.records.record import Record
 from millstream.records.run import split
 from millstream.wire.kafka import _runs, pure_runs
@@ -41,7 +41,7 @@ def framed(body: bytes, number: int = 0, version: int = FIXED) -> bytes:
 
 
 def frame(
-    records: bytes, number: int = 0, client: bytes = b"a", version: int = FIXED, tail: bytes | None = None
+    records: Buffer, number: int = 0, client: bytes = b"a", version: int = FIXED, tail: bytes | None = None
 ) -> bytes:
     if version >= FLEXIBLE:
         length, end = uvarint(len(records) + 1), b"\0\0\0"
