@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-DEADLINE_SECONDS = 30.0
-SESSION_MS = 6_000
+DEADLINE_SECONDS = 60.0
+SESSION_MS = 20_000
+"""No test waits for its end, and a busy machine must not reach it."""
 HEARTBEAT_MS = 150
 REQUEST_MS = 20_000
 

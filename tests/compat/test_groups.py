@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from millstream.core.errors import Code
 from tests.compat import clients, raw
 from tests.compat.client_confluent import Confluent, ConfluentMember
-from tests.compat.clients import HEARTBEAT_MS, SESSION_MS, Sent, by_partition, settle, shared_evenly, wait_for
+from tests.compat.clients import HEARTBEAT_MS, Sent, by_partition, settle, shared_evenly, wait_for
 from tests.compat.raw import Raw
 from tests.serving import ServedBroker
 
@@ -181,7 +181,7 @@ def test_the_commit_of_a_member_that_lost_its_place_is_refused_by_the_client_too
         broker.address,
         group,
         topic,
-        {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": HEARTBEAT_MS, "max.poll.interval.ms": SESSION_MS},
+        {"session.timeout.ms": 6_000, "heartbeat.interval.ms": HEARTBEAT_MS, "max.poll.interval.ms": 6_000},
     )
     late.read(10)
     # It stops polling: librdkafka leaves the group for it, and what it read belongs to the next member.
