@@ -179,7 +179,7 @@ def _parse(line: str) -> Seen:
 class _Member(KcatReader, Member):
     """It commits by itself: when it loses partitions, when it ends, and every 5 s, which kcat does not let one change.
 
-    Its assignment stands in what it says about rebalances.
+    Its assignment is in its rebalance messages.
     """
 
     commits_by_itself = True

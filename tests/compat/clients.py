@@ -149,7 +149,7 @@ def settle(members: Sequence[Member], shares: Callable[[list[set[int]]], bool]) 
 
 
 def shared_evenly(partitions: int) -> Callable[[list[set[int]]], bool]:
-    """Every partition has one owner, and nobody has two more than another."""
+    """Every partition has one owner, and the members' numbers of partitions differ by at most one."""
 
     def check(assignments: list[set[int]]) -> bool:
         sizes = [len(each) for each in assignments]

@@ -1,4 +1,5 @@
-"""The other doors of two brokers over one database: what one looks after the other refuses, and says who has it."""
+"""The other doors of two brokers over one database: a broker that does not coordinate a group refuses and names the one
+that does."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def has_topic(client: Flume, topic: str) -> bool:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    """The first one looks after all groups: it was alone when it came."""
+    """The first broker coordinates all groups, because it started alone."""
     directory = tmp_path_factory.mktemp("pair")
     url = f"sqlite:{directory / 'store.db'}"
     with (

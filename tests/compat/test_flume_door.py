@@ -340,7 +340,7 @@ def test_a_member_that_lost_its_place_cannot_commit(open_client: Callable[[], Fl
     wait_for(lambda: fast.heartbeat(group, new.generation, new.member) == flume.REBALANCE_NEEDED, "the slow one's end")
     assert fast.commit(group, topic, 0, 1) == flume.NONE, "its partitions are the other's, who need not join again"
     assert slow.commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER
-    assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "nobody in particular, beside members"
+    assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "no member id, in a group with members"
     assert fast.committed(group, topic, 0) == (flume.NONE, 1)
 
 
@@ -352,7 +352,7 @@ def test_a_generation_that_the_member_has_left_behind_cannot_commit(
     first.produce(topic, b"x")
     old = first.join(group, [topic])
     assert second.join(group, [topic]).error == flume.NONE
-    # The same member rejoins over a new connection: the old one still stands for the old generation.
+    # The same member rejoins over a new connection: the old one still belongs to the old generation.
     assert third.heartbeat(group, old.generation, old.member) == flume.REBALANCE_NEEDED
     assert first.commit(group, topic, 0, 1) == flume.NONE, "the member has not joined again, and owns it still"
     assert third.join(group, [topic], old.member).error == flume.NONE

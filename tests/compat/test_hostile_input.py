@@ -1,4 +1,4 @@
-"""Frames that no client sends, on a live port: nothing crashes, nothing grows, and nobody else notices."""
+"""Frames that no client sends, on a live port: no crash, no growth, and no effect on other clients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 
 @pytest.fixture(autouse=True)
 def unharmed(target: ServedBroker) -> Iterator[None]:
-    """After every test here: the broker lives, answers, met nothing that it did not expect, and held up nobody."""
+    """After every test here: the broker lives and answers, logged no unexpected error, and blocked no other client."""
     seen = len(target.errors())
     yield
     assert target.is_running
@@ -372,7 +372,7 @@ def test_names_as_long_as_a_string_can_be_are_refused_with_an_error_that_fits(ta
 
 
 def test_records_that_are_garbage_inside_a_sound_batch_do_no_harm(target: ServedBroker, tmp_path: Path) -> None:
-    """The broker does not look into batches when it takes them; whoever does later must stand it."""
+    """The broker does not decode batches when it appends them; later readers must survive them."""
     raw.create_topic(target.address, "garbage", 1)
     generator = random.Random(7)
     with Raw(target.address) as connection:

@@ -215,7 +215,7 @@ def test_every_answer_arrives_in_order_however_slowly_it_is_read(served: ServedB
 
 
 def test_large_frames_that_fill_the_memory_give_way_to_others(tmp_path: Path) -> None:
-    """Each holds a part of the budget and waits for more: somebody has to lose, or all would wait for ever."""
+    """Each holds a part of the budget and waits for more: one must lose its memory, or all would wait forever."""
     config = tmp_path / "millstream.toml"
     config.write_text("inflight_bytes_max = 8388608\n")
     with ServedBroker(tmp_path / "data", "--config", str(config)) as served:

@@ -1,4 +1,4 @@
-"""Closing the iterators of the Python API while somebody waits on them, embedded and remote."""
+"""Closing the iterators of the Python API while tasks wait on them, embedded and remote."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_who_waits_on_what_is_closed_comes_to_the_end(
     with pytest.raises(Closed):
         await items.receive(0)
     async with asyncio.timeout(SECONDS):
-        while threading.active_count() > before:  # noqa: ASYNC110  (a thread tells nobody that it ends)
+        while threading.active_count() > before:  # noqa: ASYNC110  (a thread's end is no event)
             await asyncio.sleep(0.01)
 
 
@@ -131,7 +131,7 @@ async def test_what_is_closed_while_it_opens_is_closed(ms: Millstream, unique: C
         await items.close()
         assert await task is None
         assert not ms._consuming
-        while threading.active_count() > before:  # noqa: ASYNC110  (a thread tells nobody that it ends)
+        while threading.active_count() > before:  # noqa: ASYNC110  (a thread's end is no event)
             await asyncio.sleep(0.01)
 
 

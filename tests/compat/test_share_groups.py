@@ -246,7 +246,7 @@ def test_nothing_is_lost_or_repeated_when_the_broker_dies_and_comes_back(
                 assert time.monotonic() < deadline, f"{len(committed)} of {goal} records after a restart"
                 messages = worker.poll(0.5)
                 results = worker.consumer.commit_sync(10)
-                # What could not be committed is nobody's now, and comes again.
+                # Records whose commit failed are available again.
                 failed = {(where.topic, where.partition) for where, error in results.items() if error is not None}
                 committed.update(
                     confluent.value(message)
@@ -378,7 +378,7 @@ def test_a_new_group_begins_at_the_end_unless_told_otherwise(broker: ServedBroke
     later = itertools.count(5)
 
     def sees_a_later_one() -> bool:
-        """Nobody tells where the group begins; when it has begun, it sees what comes."""
+        """There is no event for the group's start; once started, it delivers new records."""
         produce(broker.address, topic, numbers(1, first=next(later)))
         return bool(worker.poll(0.5))
 

@@ -86,7 +86,7 @@ class Driver:
         return await self.open(config)
 
     async def reopen_after_kill(self, config: LogConfig | None = None) -> PartitionLog:
-        """As after `kill -9`: nobody closed anything, the operating system still has every page."""
+        """As after `kill -9`: nothing was closed, and the operating system still has every page."""
         if self._logs is not None:
             self.killed.append(self._logs)
         self._logs = None

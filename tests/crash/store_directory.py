@@ -42,7 +42,7 @@ class StoreDirectory:
             self.store = None
 
     def kill(self) -> None:
-        """The process is gone and nobody closed anything: all that the next one notices is a lock that is free."""
+        """The process died without closing anything; the next one finds only that the lock is free."""
         assert self.store is not None and self.store._lock is not None
         self.store._lock.release()
         self.store = None

@@ -318,7 +318,7 @@ class TestCheckpoints:
         assert place.store.scanned_bytes == behind
 
     async def test_opening_takes_no_longer_for_ten_gigabytes(self, place: StoreDirectory) -> None:
-        """Sparse files stand in for the bytes: recovery must not look at them at all."""
+        """Sparse files replace the bytes: recovery must not read them."""
         log = place.open()
         await fill(log, 10)
         path, size = Path(log.segments[-1].path), log.segments[-1].size

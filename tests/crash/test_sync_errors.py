@@ -187,7 +187,7 @@ async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Pa
     disk.fail_sync(at=1)
     outcomes = await asyncio.gather(*(append(log, batch(b"x")) for _ in range(10)), return_exceptions=True)
     assert {type(outcome).__name__ for outcome in outcomes} == {"LogReadOnly"}
-    assert woken.is_set(), "whoever waits for more is told"
+    assert woken.is_set(), "waiting readers are woken"
     assert (log.high_watermark, [record.value for record in read_all(log)]) == (1, [b"kept"])
     with pytest.raises(MillstreamError, match="read-only"):
         await log.flush()

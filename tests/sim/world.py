@@ -272,7 +272,7 @@ class Wires:
 
 
 class LateFlusher:
-    """Stands in for `Flusher`: a sync takes a few milliseconds of virtual time."""
+    """Replaces `Flusher`: a sync takes a few milliseconds of virtual time."""
 
     def __init__(self, clock: NodeClock, random: Random) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What goes wrong, as whoever runs the query sees it: through Spark, in one sentence that says what to do."""
+"""Errors as the author of a query sees them: through Spark, in one sentence that says what to do."""
 
 from __future__ import annotations
 

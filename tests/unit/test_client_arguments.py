@@ -149,7 +149,7 @@ async def test_a_reason_that_utf_8_cannot_say_is_said_with_escapes(ms: Millstrea
         assert job is not None
         await job.reject(reason="cannot read \udcff.jpg")  # as the names of files are
     async with asyncio.timeout(20):
-        while "dead" not in await ms.topics():  # noqa: ASYNC110  (nobody says when)
+        while "dead" not in await ms.topics():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.01)
         letter = await ms.read("dead").receive()
     assert letter is not None and letter.header("millstream-dead-reason") == b"cannot read \\udcff.jpg"

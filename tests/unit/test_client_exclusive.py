@@ -95,7 +95,7 @@ async def test_who_is_fenced_hears_of_it_while_records_wait(hold: float) -> None
             await until(lambda: changes[:2] == [True, False])
             with pytest.raises(NotActive):
                 await first.commit()
-            events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined anew, and reads from the start
+            events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined again, and reads from the start
             assert [event.offset for event in events if event is not None] == [0, 1, 2, 3, 4]
 
 

@@ -96,7 +96,7 @@ async def test_a_broker_whose_lease_ran_out_while_it_stood_still_writes_no_lette
     monkeypatch.setattr(MemoryLog, "refresh", lambda log: refreshed)
     partition.answer(member, [Answer(0, 0, Verb.REJECT)])
     await settle()  # it looks whether the letter is there already
-    cluster.has_lost = True  # by its own clock; nobody has told the queue
+    cluster.has_lost = True  # by its own clock, before the queue learns of it
     refreshed.settle(None)
     await settle()
     assert letters(broker) == [], "the broker that has the queue now writes it"

@@ -13,7 +13,7 @@ def test_what_does_not_fit_waits_in_line_and_is_served_in_order() -> None:
     assert budget.take(60) and not budget.take(50)
     budget.wait(50, lambda: served.append("first"))
     budget.wait(10, lambda: served.append("second"))
-    assert not budget.take(1), "nobody overtakes those in line"
+    assert not budget.take(1), "no request overtakes those in line"
     budget.give(5)
     assert served == []
     budget.give(55)

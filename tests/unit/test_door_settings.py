@@ -75,7 +75,7 @@ class Admin:
         return topic.settings.overrides
 
     async def land_all(self) -> None:
-        """The store is as slow as it can be: it answers when nobody has anything else to do."""
+        """The store answers only when every other task waits."""
         await turn()
         while self.meta.held:
             self.meta.land()

@@ -159,7 +159,7 @@ async def test_a_static_member_returns_under_a_new_id_without_a_rebalance() -> N
     new = back.result()
     assert new.member_id != old
     assert new.generation == 1
-    assert new.leader == old, "clients below version 9 must not plan: they are told that somebody else leads"
+    assert new.leader == old, "clients below version 9 must not assign: the response names another leader"
     assert bench.groups.describe("g").state == "Stable"
     sync = bench.sync(new.member_id, 1, "i")
     await turn()

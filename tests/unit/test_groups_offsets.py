@@ -257,7 +257,7 @@ async def test_groups_are_listed_by_state_and_type(states: tuple[str], types: tu
 
 
 class Elsewhere(Solo):
-    """A cluster in which another broker looks after every group but some."""
+    """A cluster in which another broker coordinates all groups except some."""
 
     def __init__(self, *own: str) -> None:
         super().__init__(1)

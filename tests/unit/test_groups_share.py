@@ -211,7 +211,7 @@ async def test_deleting_a_group_deletes_what_its_queue_knew(shares: Kit) -> None
     assert shares.listed() == {}
     await shares.broker.queues.configure("g", {"share.auto.offset.reset": "earliest"})
     await shares.beat("a", 0)
-    assert await shares.lease("a") == [Run(0, 0, 1)], "it begins anew"
+    assert await shares.lease("a") == [Run(0, 0, 1)], "it starts over"
 
 
 async def test_a_share_group_outlives_the_retention_of_offsets(shares: Kit) -> None:

@@ -1,4 +1,4 @@
-"""Fetches of share groups: parked, called one by one, cancelled; and nothing left leased that nobody has."""
+"""Fetches of share groups: parked, woken one by one, cancelled; no orphaned lease remains."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_of_many_parked_fetches_one_gets_the_record_and_the_others_wait_on
     await turn()
     assert [fetch.done() for fetch in parked] == [True] + [False] * 19
     assert runs_of(parked[0].result()) == [Run(0, 0, 1)]
-    assert looks == ["m0", "m1"], "who found something calls the next, who finds nothing calls nobody"
+    assert looks == ["m0", "m1"], "a fetch with records wakes the next; a fetch without wakes none"
     shares.clock.advance(1.01)
     rest = await asyncio.wait_for(asyncio.gather(*parked), 20)
     assert sum(bool(runs_of(leased)) for leased in rest) == 1
@@ -138,7 +138,7 @@ async def test_who_has_enough_passes_on_what_it_was_called_for(shares: Kit, monk
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_call_is_lost_whoever_goes_away(shares: Kit, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody waits, nothing lies about: in any order of coming, going and producing, and with slow disks."""
+    """No fetch waits beside an available record: in any order of fetches, cancels and produces, on slow disks."""
     pick = random.Random(seed)
     acquire = QueuePartition.acquire
 
@@ -178,7 +178,7 @@ async def test_no_call_is_lost_whoever_goes_away(shares: Kit, seed: int, monkeyp
     available = sum(each.available for each in figures)
     still_waiting = [fetch for fetch, task in waiting.items() if not task.done()]
     assert taken + available + sum(each.dead + each.dying for each in figures) == produced
-    assert not (available and still_waiting), "somebody waits beside a record"
+    assert not (available and still_waiting), "a fetch waits beside an available record"
     for fetch in still_waiting:
         fetch.cancel()
     await asyncio.gather(*waiting.values())

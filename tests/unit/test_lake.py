@@ -1,4 +1,4 @@
-"""Lakes: every batch once, whatever crashes, and whoever else writes."""
+"""Lakes: every batch once, despite crashes and other writers."""
 
 from __future__ import annotations
 

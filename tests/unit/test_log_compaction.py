@@ -65,7 +65,7 @@ def put_others(log: ReplicaLog, name: bytes, count: int) -> None:
 
 
 def newest(log: ReplicaLog) -> dict[bytes | None, bytes | None]:
-    """The value of each key, as whoever reads all of it learns them."""
+    """The newest value of each key in the log."""
     return {record.key: record.value for record in read_all(log)}
 
 

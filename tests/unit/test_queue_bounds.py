@@ -1,4 +1,4 @@
-"""A queue at its bounds, and in bad moments: nothing is passed over, and nobody waits for a call that does not come."""
+"""A queue at its bounds and under failures: no record is skipped, and no fetch waits for a lost wake-up."""
 
 from __future__ import annotations
 

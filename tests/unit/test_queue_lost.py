@@ -1,4 +1,4 @@
-"""Queues that go to another broker, or are deleted, while somebody works on them: nobody is told what is not so."""
+"""Queues that move to another broker, or are deleted, while members use them: no member gets a false answer."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_what_a_worker_takes_while_a_topic_is_forgotten_is_not_forgotten()
     found, queue = broker.topics.get("jobs"), broker.queues.open("workers")
     assert found is not None
     again = await take(await queue.partition(found, 0), queue.join("later"))
-    assert [each.record.offset for each in again] == list(range(queue_block.SIZE)), "nobody answered them"
+    assert [each.record.offset for each in again] == list(range(queue_block.SIZE)), "no member acknowledged them"
     assert isinstance(forgetting.error, RequestError) and forgetting.error.code == Code.NON_EMPTY_GROUP
     await broker.close()
 
@@ -261,7 +261,7 @@ async def test_a_beginning_that_could_not_be_written_is_forgotten(shares: share_
     assert queue.opened(topic, 0) is None
     third = start(queue.partition(topic, 0))
     await turn()
-    assert not third.done(), "it begins anew, and waits for that"
+    assert not third.done(), "it starts over, and waits for that"
     shares.meta.land_all()
     partition = await asyncio.wait_for(third, 20)
     assert len(await take(partition, queue.join("one"))) == 1
@@ -297,7 +297,7 @@ async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> Non
         context.shares.find("g", "m", 2, context)
     assert refused.value.code == Code.SHARE_SESSION_NOT_FOUND
     cluster.has_lost = False
-    assert context.shares.find("g", "m", 2, context), "nobody took over, so it goes on"
+    assert context.shares.find("g", "m", 2, context), "no broker took over, so it goes on"
     await broker.close()
 
 

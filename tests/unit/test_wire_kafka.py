@@ -433,7 +433,7 @@ def hints(topic_id: uuid.UUID) -> dict[str, list[Any]]:
     }
 
 
-# A join waits for its sync and a transactional id for nobody: asked for in tests of their own.
+# A join waits for its sync; transactional ids are refused: both have their own tests.
 WAITING = {11, 14}
 
 
@@ -537,7 +537,7 @@ def test_a_header_without_its_fixed_part_is_a_protocol_error() -> None:
 
 @pytest.mark.parametrize("key", [0, 1, 3])
 def test_unknown_tagged_fields_are_skipped(key: int) -> None:
-    """A newer client may send fields that nobody here knows; the message means the same without them."""
+    """A newer client may send unknown tagged fields; the message means the same without them."""
     decode = DECODERS[key]
     unknown = b"\2" + b"\x63" + b"\3abc" + b"\x64" + b"\0"
     version = APIS[key].high
