@@ -559,7 +559,7 @@ def test_a_silent_subscriber_stays_and_a_silent_stranger_goes(broker: BrokerInTh
     subscriber.subscribe("jobs")
     stranger.ping()
     stuck.socket.sendall(b"\x04\0\0")
-    stuck.socket.settimeout(5)
+    stuck.socket.settimeout(20)
     broker.advance(5)
     for _ in range(8):
         broker.advance(10)
@@ -591,7 +591,7 @@ def test_subscribers_are_told_when_another_broker_has_their_queue(broker: Broker
     held = worker.next()
     broker.ask(lambda server: server.broker.queues.release())
     worker.messages.clear()
-    worker.send(0x06, held.id.encode())  # an acknowledgement, which nobody would ever write down
+    worker.send(0x06, held.id.encode())  # an acknowledgement that is never stored
     for each in (worker, idle):
         assert "another broker coordinates the queue" in farewell(each)
     assert len(other.take(4)) == 4 and other.ping(b"still here") == b"still here", "a private queue is not concerned"

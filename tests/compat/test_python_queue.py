@@ -83,7 +83,7 @@ async def test_a_dead_letter_has_the_reason_that_was_given(ms: Millstream, uniqu
             else:
                 await job.release(reason="busy")
     async with asyncio.timeout(SECONDS):
-        while dead not in await ms.topics():  # noqa: ASYNC110  (nobody tells when it is there)
+        while dead not in await ms.topics():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.02)
         reasons = {}
         async for letter in ms.read(dead):
@@ -159,7 +159,7 @@ async def test_a_wait_that_is_cancelled_costs_no_job(ms: Millstream, unique: Uni
             with suppress(asyncio.CancelledError):
                 await waiting
             await ms.send(topic, b"%d" % round_)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(SECONDS):
                 job = await take(jobs)
                 assert (job.value, job.attempt) == (b"%d" % round_, 1)
                 await job.accept()

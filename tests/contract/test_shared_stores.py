@@ -48,6 +48,13 @@ def logs(stores: tuple[TableLogStore, TableLogStore]) -> tuple[PartitionLog, Par
     return one.open(TOPIC, TOPIC_ID, 0, LogConfig()), two.open(TOPIC, TOPIC_ID, 0, LogConfig())
 
 
+async def on_its_way(database: PostgresDatabase) -> None:
+    """Until a connection carries an append."""
+    async with asyncio.timeout(SECONDS):
+        while not database._appends.uses():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def woken(log: PartitionLog, condition: Callable[[], bool]) -> None:
     """Returns when a condition holds; looks whenever the log says that there is more."""
     if condition():
@@ -434,8 +441,7 @@ class TestLines:
             line.cut()
             unanswered = append(log, batch(b"never answered"))
             async with asyncio.timeout(SECONDS):
-                await asyncio.sleep(0.1)
-                assert database._appends.uses()  # it is on its way
+                await on_its_way(database)
                 line.refuse_the_first()  # which is the one that listens
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await unanswered
@@ -457,8 +463,7 @@ class TestLines:
         async with other.transaction():
             await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
             waiting = append(log, batch(b"a"))
-            await asyncio.sleep(0.2)
-            assert database._appends.uses()  # it is on its way
+            await on_its_way(database)
             await other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE query LIKE 'LISTEN%' AND datname = current_database()"
@@ -526,7 +531,7 @@ class TestTogether:
 
 
 class Watched:
-    """Changes as a watch tells them, with an event for whoever waits for one."""
+    """The changes that a watch reports, with an event per change."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes | None]] = []

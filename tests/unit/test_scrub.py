@@ -71,7 +71,7 @@ def is_damaged(broker: Broker) -> bool:
 
 async def settle(holds: Callable[[], object]) -> None:
     """Waits for what a thread or the store answers, without time passing for the broker."""
-    for _ in range(1000):
+    for _ in range(4000):
         if holds():
             return
         await asyncio.sleep(0.005)
