@@ -398,47 +398,43 @@ class Line:
                 way.close()
 
 
+@asynccontextmanager
+async def cut_off(
+    store: TableLogStore, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Line, PostgresDatabase, PartitionLog]]:
+    """A log with one record, over a line to the same server that has just been cut."""
+    if not isinstance(store.database, PostgresDatabase):
+        pytest.skip("there is no line to it")
+    url = urlsplit(store.database._url.dsn)
+    assert url.port is not None
+    monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
+    line = Line(url.port)
+    async with line.open() as port:
+        database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
+        beyond = TableLogStore(database, SystemClock())
+        await beyond.start()
+        await beyond.prepare(TOPIC_ID, 1)
+        log = beyond.open(TOPIC, TOPIC_ID, 0, LogConfig())
+        await append(log, batch(b"a"))
+        line.cut()
+        yield line, database, log
+        await beyond.close()
+
+
 class TestLines:
     async def test_what_a_server_that_vanished_did_not_answer_is_given_up_when_there_is_one_again(
         self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not isinstance(stores[0].database, PostgresDatabase):
-            pytest.skip("there is no line to it")
-        url = urlsplit(stores[0].database._url.dsn)
-        assert url.port is not None
-        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
-        line = Line(url.port)
-        async with line.open() as port:
-            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
-            store = TableLogStore(database, SystemClock())
-            await store.start()
-            await store.prepare(TOPIC_ID, 1)
-            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
-            await append(log, batch(b"a"))
-            line.cut()
+        async with cut_off(stores[0], monkeypatch) as (_, _, log):
             async with asyncio.timeout(SECONDS):
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await append(log, batch(b"never answered"))
                 assert (await append(log, batch(b"b"))).base_offset == 1
-            await store.close()
 
     async def test_also_where_its_successor_has_told_the_listening_connection_at_once(
         self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not isinstance(stores[0].database, PostgresDatabase):
-            pytest.skip("there is no line to it")
-        url = urlsplit(stores[0].database._url.dsn)
-        assert url.port is not None
-        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
-        line = Line(url.port)
-        async with line.open() as port:
-            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
-            store = TableLogStore(database, SystemClock())
-            await store.start()
-            await store.prepare(TOPIC_ID, 1)
-            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
-            await append(log, batch(b"a"))
-            line.cut()
+        async with cut_off(stores[0], monkeypatch) as (line, database, log):
             unanswered = append(log, batch(b"never answered"))
             async with asyncio.timeout(SECONDS):
                 await on_its_way(database)
@@ -446,7 +442,6 @@ class TestLines:
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await unanswered
                 assert (await append(log, batch(b"b"))).base_offset == 1
-            await store.close()
 
     async def test_what_a_server_is_at_work_on_is_waited_for_though_the_listening_connection_was_lost(
         self, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,26 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+def fill(disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has no room but what removed files gave back."""
+    room = 0
+
+    def write(file: OpenFile, data: bytes) -> None:
+        nonlocal room
+        room -= len(data)
+        if room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        ForgetfulDisk.append(disk, file, data)
+
+    def remove(path: str) -> None:
+        nonlocal room
+        room = max(room, 0) + os.stat(path).st_size
+        ForgetfulDisk.remove(disk, path)
+
+    monkeypatch.setattr(disk, "append", write)
+    monkeypatch.setattr(disk, "remove", remove)
+
+
 class Failing:
     """A store on a disk whose syncs fail, its two logs, and what they acknowledged."""
 
@@ -306,22 +326,8 @@ class TestNoRoom:
     ) -> None:
         machine.work(rounds=40)
         disk, log = machine.disk, machine.logs[0]
-        old, room = [segment.path for segment in log.segments[:-1]], 0
-
-        def write(file: OpenFile, data: bytes) -> None:
-            nonlocal room
-            room -= len(data)
-            if room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ForgetfulDisk.append(disk, file, data)
-
-        def remove(path: str) -> None:
-            nonlocal room
-            room = max(room, 0) + os.stat(path).st_size
-            ForgetfulDisk.remove(disk, path)
-
-        monkeypatch.setattr(disk, "append", write)
-        monkeypatch.setattr(disk, "remove", remove)
+        old = [segment.path for segment in log.segments[:-1]]
+        fill(disk, monkeypatch)
         assert machine.append(log, batch(b"no room")).error is not None
         if way == "retention":
             log.config = LogConfig(segment_bytes=1500, retention_ms=-1, retention_bytes=1)
@@ -343,22 +349,8 @@ class TestNoRoom:
         log.config = LogConfig(index_interval_bytes=200, segment_ms=1000, retention_ms=60_000)
         for number in range(40):
             machine._append(0, log, b"%d" % number)
-        (only,), room = [segment.path for segment in log.segments], 0
-
-        def write(file: OpenFile, data: bytes) -> None:
-            nonlocal room
-            room -= len(data)
-            if room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ForgetfulDisk.append(disk, file, data)
-
-        def remove(path: str) -> None:
-            nonlocal room
-            room = max(room, 0) + os.stat(path).st_size
-            ForgetfulDisk.remove(disk, path)
-
-        monkeypatch.setattr(disk, "append", write)
-        monkeypatch.setattr(disk, "remove", remove)
+        (only,) = [segment.path for segment in log.segments]
+        fill(disk, monkeypatch)
         machine.clock.advance(30)
         machine.housekeep()
         assert os.path.exists(only), "it is to begin a new one by now, for which there is no room"
