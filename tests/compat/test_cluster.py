@@ -26,7 +26,7 @@ def cluster(broker: ServedBroker) -> Iterator[KafkaCluster]:
     made.close()
 
 
-def batch(count: int, **producer: int) -> bytearray:
+def batch(count: int, **producer: Any) -> bytearray:
     return codec.encode([(0, NOW + number, b"k", b"v%d" % number, ()) for number in range(count)], **producer)
 
 

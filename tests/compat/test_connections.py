@@ -146,8 +146,10 @@ def fetches(broker: BrokerInThread) -> int:
 
 
 def wakers(server: Server, topic: str) -> int:
-    log = server.broker.topics.find(topic).partitions[0].log  # type: ignore[union-attr]
-    return len(log._wakers or ())  # type: ignore[attr-defined]
+    found = server.broker.topics.find(topic)
+    assert found is not None
+    log: Any = found.partitions[0].log
+    return len(log._wakers or ())
 
 
 def test_an_abandoned_join_is_noticed_although_a_request_waits_behind_it(broker: BrokerInThread) -> None:
@@ -408,10 +410,11 @@ def test_where_all_connections_of_a_peer_are_owed_answers_another_peer_makes_roo
 def test_kafka_clients_that_are_gone_without_a_word_are_detected(broker: BrokerInThread) -> None:
     def options(server: Server) -> list[list[int]]:
         assert server._kafka is not None
+        transports: list[Any] = [each.transport for each in server._kafka._connections]
         return [
-            [each.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
-            + [each.transport._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
-            for each in server._kafka._connections
+            [each._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+            + [each._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
+            for each in transports
         ]
 
     with Raw(broker.address("kafka")) as client:

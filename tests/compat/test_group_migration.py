@@ -144,7 +144,8 @@ def test_eager_members_of_other_clients_share_a_group_with_the_consumer_protocol
 ) -> None:
     kinds = (("aiokafka", "roundrobin"), ("kafka-python", "range"))
     with ThreadPoolExecutor(len(kinds)) as pool:
-        list(pool.map(lambda kind: share_a_group(*kind, broker, unique), kinds))
+        for sharing in [pool.submit(share_a_group, name, assignor, broker, unique) for name, assignor in kinds]:
+            sharing.result()
 
 
 def share_a_group(name: str, assignor: str, broker: ServedBroker, unique: Unique) -> None:

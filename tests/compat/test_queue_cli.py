@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_holds_nobody_up(cli: QueueCli, topic: str, work
     process.kill()
     started = time.monotonic()
     out, _ = workers.drain("echo $MILLSTREAM_RECORD_ATTEMPT")
-    assert out == "2\n" and time.monotonic() - started < 15  # the lease would have lasted 30 s
+    assert out == "2\n" and time.monotonic() - started < 25  # the lease would have lasted 30 s
 
 
 def test_workers_go_on_when_the_broker_was_killed_and_is_back(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec
 from tests.batches import NOW, append, append_run, batch, fill, read_all
 from tests.crash.reading import read_around
-from tests.crash.store_directory import SMALL, StoreDirectory
+from tests.crash.store_directory import SMALL, StoreDirectory, position_of
 
 FIELDS = {
     "base offset, too low": (6, 1 << 6),
@@ -39,19 +39,6 @@ FIELDS = {
 }
 
 LOWERED = {"last offset delta": (23, struct.pack(">i", 1)), "max timestamp": (35, struct.pack(">q", NOW - 1000))}
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
-
-
-def position_of(segment: Segment, offset: int) -> int:
-    found = segment.locate(offset, segment.size)
-    assert found is not None
-    return found[0]
 
 
 def write(path: str, position: int, data: bytes) -> None:

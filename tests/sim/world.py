@@ -272,7 +272,7 @@ class Wires:
 
 
 class LateFlusher:
-    """Stands in for `Flusher`: a sync takes a few milliseconds of virtual time."""
+    """Replaces `Flusher`: a sync takes a few milliseconds of virtual time."""
 
     def __init__(self, clock: NodeClock, random: Random) -> None:
         self._clock = clock
@@ -341,7 +341,8 @@ class Node:
     async def start(self) -> None:
         world = self.world
         self.clock = clock = NodeClock(world.timeline)
-        self.view = view = View(world.etcd, clock)
+        self.view = View(world.etcd, clock)
+        view: Any = self.view  # what the rules of replication use of a `MetaStore`
         flusher = LateFlusher(clock, world.random)
         self.store = store = LocalLogStore(str(self.directory), clock, flusher, self.disk)  # type: ignore[arg-type]
         store.lock()

@@ -14,7 +14,7 @@ from millstream.core.errors import Code
 from millstream.records.compression import Codec
 from millstream.security.principal import EMBEDDED
 from millstream.security.rights import CLUSTER_NAME, Kind, Operation
-from tests.unit.test_broker_session import Refusing
+from tests.refusing import Refusing
 
 TOPIC, GROUP = Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHORIZATION_FAILED
 ROW = (0, None, b"key", b"value", ())

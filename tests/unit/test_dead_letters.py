@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.dead_letters import HEADER
@@ -16,14 +17,14 @@ from millstream.config import Config
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.records import codec
-from millstream.records.batch import CRC_START, HEADER_BYTES, crc32c
+from millstream.records.batch import CRC_START, HEADER_BYTES
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLog, MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch
-from tests.unit.share_kit import Kit, kit
-from tests.unit.test_queue import EARLIEST, settle, take
-from tests.unit.test_queue_lost import Losing
+from tests.unit.queue_kit import EARLIEST, Losing, settle, take
+from tests.unit.share_kit import Kit
+from tests.unit.share_kit import shares as kit
 
 __all__ = ["kit"]
 
@@ -123,7 +124,7 @@ async def test_a_broker_whose_lease_ran_out_while_it_stood_still_writes_no_lette
     monkeypatch.setattr(MemoryLog, "refresh", lambda log: refreshed)
     partition.answer(member, [Answer(0, 0, Verb.REJECT)])
     await settle()  # it looks whether the letter is there already
-    cluster.has_lost = True  # by its own clock; nobody has told the queue
+    cluster.has_lost = True  # by its own clock, before the queue learns of it
     refreshed.settle(None)
     await settle()
     assert letters(broker) == [], "the broker that has the queue now writes it"

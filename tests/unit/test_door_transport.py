@@ -28,6 +28,7 @@ from millstream.doors.kafka.protocol import KafkaProtocol
 from millstream.doors.transport import TransportFactory
 from millstream.stores.url import open_store
 from millstream.wire import flowmq
+from tests import confluent
 from tests.compat import raw
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.compat.client_flume import Flume
@@ -95,8 +96,7 @@ def produced_and_consumed(client: dict[str, Any], values: list[bytes]) -> list[b
     found: list[bytes] = []
     while len(found) < len(values):
         message = consumer.poll(20)
-        assert message is not None and message.error() is None
-        found.append(message.value())
+        found.append(confluent.value(message))
     consumer.close()
     return found
 

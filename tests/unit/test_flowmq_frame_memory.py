@@ -1,4 +1,4 @@
-"""Memory for FlowMQ's frames that arrive in pieces: whoever waits for some has none that others wait for."""
+"""Memory for FlowMQ frames that arrive in pieces: a waiting connection holds none that another waits for."""
 
 from __future__ import annotations
 

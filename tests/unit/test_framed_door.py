@@ -68,8 +68,8 @@ class Toy(FramedProtocol):
 class ToyDoor(FramedDoor):
     name = "toy"
 
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
+    def __init__(self, sessions: Sessions) -> None:
+        super().__init__(sessions)
         self.handled: list[str] = []
         self.waiting: list[Promise[None]] = []
         self.joining: list[Promise[bytes]] = []
@@ -275,9 +275,10 @@ async def test_idle_connections_stay_open_and_are_kept_alive(bench: Bench) -> No
     writer.write(frame("e", b"still here"))
     assert await asyncio.wait_for(reader.readexactly(10), 20) == b"still here"
     [connection] = bench.door._connections
-    assert connection.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    transport: Any = connection.transport
+    assert transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     for option, value in KEEPALIVE:
-        assert connection.transport._socket.getsockopt(socket.IPPROTO_TCP, option) == value
+        assert transport._socket.getsockopt(socket.IPPROTO_TCP, option) == value
 
 
 async def test_a_full_door_closes_the_connection_that_is_idle_longest_and_no_other() -> None:
@@ -382,7 +383,7 @@ async def contested(bench: Bench) -> tuple[asyncio.StreamReader, asyncio.StreamW
     async with asyncio.timeout(20):
         while not bench.door.frames.is_contested:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-    bench.door.frames.free = taken - bench.door.frames.limit  # the rest is somebody else's
+    bench.door.frames.free = taken - bench.door.frames.limit  # other connections hold the rest
     return reader, writer
 
 
@@ -424,7 +425,7 @@ async def test_who_sends_a_frame_byte_by_byte_gives_up_its_memory_to_those_who_w
 
 @pytest.mark.parametrize("first", [1, 5, 1000])
 async def test_a_frame_of_which_little_was_there_waits_for_memory_too(narrow: Bench, first: int) -> None:
-    """As where a client writes its head first: the little lies in a buffer that nobody counts."""
+    """As when a client writes the header first: its bytes are in a buffer that no budget counts."""
     reader, writer = await narrow.connect()
     data = frame("e", b"p" * 10_000)
     await sent(narrow, writer, data[:first])

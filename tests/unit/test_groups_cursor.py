@@ -20,7 +20,7 @@ from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, code_of, turn
+from tests.unit.groups_kit import HeldMeta, code_of, turn
 
 
 class Bench:
@@ -107,7 +107,7 @@ async def test_a_position_that_cannot_be_stored_does_not_move(bench: Bench) -> N
     assert await code_of(failing) == Code.COORDINATOR_NOT_AVAILABLE
     await turn()
     bench.meta.land()
-    assert numbers(await waiting) == [0, 1], "what nobody was given goes to the next"
+    assert numbers(await waiting) == [0, 1], "records that no reader received go to the next"
 
 
 async def test_positions_survive_a_restart_and_never_go_back(bench: Bench) -> None:
@@ -125,7 +125,7 @@ async def test_a_crash_between_the_write_and_the_answer_skips_and_does_not_repea
     await turn()
     operations, _ = bench.meta.held.pop()
     bench.meta.holding = False
-    await bench.meta.transact(*operations)  # durable, and then the broker is gone: nobody hears of it
+    await bench.meta.transact(*operations)  # durable, then the broker dies before it answers
     bench.cursors = Cursors(bench.meta, bench.clock, bench.topics, Outlet(), Solo(0))
     await bench.cursors.adopt(lambda fanout_id: True)
     assert numbers(await bench.cursors.read("a", topic, 2)) == [4, 5]
@@ -238,7 +238,7 @@ async def test_a_hundred_readers_at_once_get_every_record_once(bench: Bench) -> 
 
 
 class Elsewhere(Solo):
-    """A cluster in which another broker may look after everything."""
+    """A cluster in which another broker may coordinate every group."""
 
     is_ours = True
 

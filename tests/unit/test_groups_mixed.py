@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from millstream.broker.groups.groups import GroupSettings
 from millstream.broker.groups.stream import migration
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
-from millstream.broker.groups.stream.subscription import ITEMS_MAX, decode_subscription
+from millstream.broker.groups.stream.subscription import ITEMS_MAX, Subscription, decode_subscription
 from millstream.core.errors import Code
+from tests.unit.groups_kit import Bench, Client, code_of, start, subscription, turn
 from tests.unit.mixed_kit import ClassicClient, classic_group, numbers_of, owning, run
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 both_assignors = pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 
@@ -506,8 +505,8 @@ def test_subscriptions_of_every_version_are_read_and_cut_ones_refused() -> None:
     for version in (1, 2, 3, 9):
         decoded = decode_subscription(version.to_bytes(2, "big") + newest[2:])
         assert decoded is not None
-        assert decoded == ({"orders"}, {("orders", 1), ("orders", 2)}, None)
-    assert decode_subscription(subscription("orders")) == ({"orders"}, frozenset(), None)
+        assert decoded == Subscription(frozenset({"orders"}), frozenset({("orders", 1), ("orders", 2)}), None)
+    assert decode_subscription(subscription("orders")) == Subscription(frozenset({"orders"}), frozenset(), None)
     assert all(decode_subscription(newest[:end]) is None for end in range(len(newest)))
 
 

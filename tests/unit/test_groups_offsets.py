@@ -16,8 +16,7 @@ from millstream.core import metrics
 from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Check, Put
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, FakeTopics, HeldMeta, code_of, start, turn
+from tests.unit.groups_kit import Bench, FakeTopics, HeldMeta, code_of, stable_group, start, turn
 
 DAY = 24 * 3600
 
@@ -352,7 +351,7 @@ async def test_groups_are_listed_by_state_and_type(states: tuple[str], types: tu
 
 
 class Elsewhere(Solo):
-    """A cluster in which another broker looks after every group but some."""
+    """A cluster in which another broker coordinates all groups except some."""
 
     def __init__(self, *own: str) -> None:
         super().__init__(1)

@@ -1,4 +1,4 @@
-"""Lines of the log: one each, whatever is in them, and not more than somebody could read."""
+"""Log lines: one line per event, whatever it contains, at a bounded rate."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch
-from tests.unit.test_broker_session import Refusing
+from tests.refusing import Refusing
 
 HERE, ELSEWHERE = 1, 2
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.session import Session
-from millstream.cluster.base import Node
+from millstream.cluster.base import Node, Solo
 from millstream.cluster.shared import SharedCluster
 from millstream.config import Config
 from millstream.doors.kafka.context import Context
@@ -46,13 +46,20 @@ class Noting(AllowAll):
         return principal
 
 
+def know(server: Server, secret: bytes) -> None:
+    """The secret of its cluster."""
+    cluster = server.broker.cluster
+    assert isinstance(cluster, Solo)
+    cluster.secret = secret
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     """The coordinator."""
     server = Server(Config(store="memory:", kafka="127.0.0.1:0", http="off", node_id=2))
     await server.start()
     server.broker.authorizer = Noting()
-    server.broker.cluster.secret = SECRET
+    know(server, SECRET)
     yield server
     await server.stop()
 
@@ -61,7 +68,7 @@ async def server() -> AsyncIterator[Server]:
 async def leader(server: Server) -> AsyncIterator[Server]:
     leader = Server(Config(store="memory:", kafka="127.0.0.1:0", http="off", node_id=7))
     await leader.start()
-    leader.broker.cluster.secret = SECRET
+    know(leader, SECRET)
     yield leader
     await leader.stop()
 
@@ -178,7 +185,7 @@ async def test_a_proven_relay_shares_known_produce_requests_with_its_client_only
 
 
 async def test_a_broker_without_peers_believes_nobody(server: Server, client: Client) -> None:
-    server.broker.cluster.secret = b""
+    know(server, b"")
     client.claim("")
     assert len(await client.answer()) > 100, "the list of APIs"
     client.claim(proof(b"", b""))
@@ -198,10 +205,10 @@ async def test_a_relayed_request_has_the_rights_of_the_client(server: Server, le
 
 async def test_a_relay_does_not_ask_a_broker_of_another_cluster(server: Server, leader: Server) -> None:
     client = Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE)
-    leader.broker.cluster.secret = b"t" * 32
+    know(leader, b"t" * 32)
     with pytest.raises(ConnectionError):
         await for_client(node(server), client).ask(DESCRIBE[4:], 0)
-    server.broker.cluster.secret = b""
+    know(server, b"")
     with pytest.raises(ConnectionError):
         await for_client(node(server), client).ask(DESCRIBE[4:], 0)
     assert asked(server) == set()

@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -140,7 +141,7 @@ def test_partitions_are_found_by_name_by_pattern_and_by_hand(topics: Topics, uni
     one, two = topics.create(unique("found-one"), 2), topics.create(unique("found-two"))
     other = topics.create(unique("xfound"))
 
-    def find(must_exist: bool = True, **given: str) -> list[tuple[str, int]]:
+    def find(must_exist: bool = True, **given: Any) -> list[tuple[str, int]]:
         wanted = options(topics.address, **given)
         cluster = connect(wanted)
         try:

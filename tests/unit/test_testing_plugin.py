@@ -151,7 +151,8 @@ def test_a_fault_that_cannot_be_is_refused(millstream: BrokerThread) -> None:
 def test_its_clock_can_be_moved(millstream: BrokerThread) -> None:
     produce(millstream, "orders", b"x")
     before = millstream.clock.now_ms()
-    reader = consumer(millstream, **{"session.timeout.ms": 60_000, "heartbeat.interval.ms": 59_000})
+    timeouts: dict[str, Any] = {"session.timeout.ms": 60_000, "heartbeat.interval.ms": 59_000}
+    reader = consumer(millstream, **timeouts)
     reader.subscribe(["orders"])
     deadline = time.monotonic() + 20
     while (message := reader.poll(0.1)) is None and time.monotonic() < deadline:
