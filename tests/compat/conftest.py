@@ -13,6 +13,7 @@ from tests import stores
 from tests.compat.python_api import behind as behind
 from tests.compat.python_api import ms as ms
 from tests.compat.python_api import server as server
+from tests.etcd import etcd as etcd
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 

@@ -11,7 +11,7 @@ from millstream.core.promise import Promise
 from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
 from tests.contract.conftest import DRIVERS, Driver
 
-pytestmark = pytest.mark.parametrize("driver", [*DRIVERS, "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("driver", [*DRIVERS, "postgresql", "etcd"], indirect=True)
 NOWHERE = 1 << 40
 """A revision that no store reaches here. An etcd may be at any other one: it serves many tests."""
 

@@ -12,7 +12,7 @@ from millstream.stores.base import Check, Delete, MetaStore, Put, Versioned
 from tests.contract.conftest import Driver
 from tests.contract.watched import SECONDS, Watched
 
-pytestmark = pytest.mark.parametrize("driver", ["sqlite", "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize("driver", ["sqlite", "postgresql", "etcd"], indirect=True)
 Pair = tuple[MetaStore, MetaStore]
 
 
