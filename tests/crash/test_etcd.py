@@ -129,7 +129,7 @@ async def test_kill_9_of_etcd_loses_no_acknowledged_transaction(rounds: int) -> 
 
 @pytest.mark.parametrize("rounds", [pytest.param(1), pytest.param(6, marks=pytest.mark.slow)])
 async def test_one_member_of_three_can_be_killed_or_paused(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that was passed to a leader which died is answered by nobody: it fails in time."""
+    """A request that a follower passed to a dead leader gets no answer: it fails in time."""
     for module in (etcd_connection, etcd_watch):
         monkeypatch.setattr(module, "REQUEST_SECONDS", 2.0)
     with EtcdCluster() as cluster:

@@ -338,7 +338,7 @@ async def server(first: bytes | None) -> AsyncIterator[int]:
 
 
 class TestEndpoints:
-    async def test_nobody_there(self) -> None:
+    async def test_no_server_at_any_endpoint(self) -> None:
         text = await refusal("etcd://me:hunter2@127.0.0.1:1,127.0.0.1:2/app")
         assert text.startswith("etcd://127.0.0.1:1,127.0.0.1:2/app cannot be used: 127.0.0.1:1 cannot be reached (")
         assert text.endswith("): start etcd, or correct the address") and "; 127.0.0.1:2 cannot be" in text

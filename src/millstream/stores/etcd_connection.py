@@ -46,6 +46,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections that ping more often than every 5 s
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # else a silent member is noticed after 65 s instead of 14 s
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, without the backoff of the last one
     ("grpc.enable_http_proxy", 0),
