@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Programs that the tests and the demo use, with their Debian packages: only missing programs are installed.
-PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler sqlite3:sqlite3
+PROGRAMS := kcat:kcat cc:gcc curl:curl java:openjdk-17-jre-headless thrift:thrift-compiler sqlite3:sqlite3 \
+  etcd:etcd-server
 APT = $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get
 
 # Keep compiled modules, whatever the environment says: the tests start hundreds of brokers and commands.

@@ -114,7 +114,7 @@ class Config:
         "file:DIR",
     )
     meta: str = _setting(
-        "", "where metadata live if not with the logs, for logs in file:DIR: sqlite:FILE or postgresql://…"
+        "", "where metadata live if not with the logs, for logs in file:DIR: sqlite:FILE, postgresql://… or etcd://…"
     )
     kafka: str = _setting("127.0.0.1:9092", "HOST:PORT on which Kafka clients connect; port 0 takes a free one")
     http: str = _setting(

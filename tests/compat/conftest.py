@@ -17,6 +17,7 @@ from tests.compat.python_api import behind as behind
 from tests.compat.python_api import ms as ms
 from tests.compat.python_api import server as server
 from tests.compat.raw import Raw
+from tests.etcd import etcd as etcd
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 

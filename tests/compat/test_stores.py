@@ -17,11 +17,13 @@ Unique = Callable[[str], str]
 RECORDS = 200
 
 
-@pytest.fixture(scope="module", params=[*stores.OTHERS, "pair"])
+@pytest.fixture(scope="module", params=[*stores.OTHERS, "pair", "etcd"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     directory = tmp_path_factory.mktemp("store")
-    flags = ["--meta", f"sqlite:{directory}.db"] if request.param == "pair" else []
-    kind = "file" if request.param == "pair" else request.param
+    flags, kind = [], request.param
+    if kind in ("pair", "etcd"):
+        meta = f"sqlite:{directory}.db" if kind == "pair" else request.getfixturevalue("etcd").new_prefix()
+        flags, kind = ["--meta", meta], "file"
     with ServedBroker(directory, *flags, store=stores.store_url(kind, directory, request)) as broker:
         yield broker
         assert "Traceback" not in broker.errors()

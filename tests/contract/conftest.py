@@ -1,4 +1,7 @@
-"""The drivers that pass the contract suites. A new driver is one more line in `DRIVERS`."""
+"""The drivers that pass the contract suites. A new driver is one more line in `DRIVERS`.
+
+`etcd` holds metadata only. Its logs are those of `pair`, so only the suites of metadata run over it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from millstream.stores.sqlite_meta import SqliteMeta
 from millstream.stores.table_store import TableLogStore
 from millstream.stores.url import open_meta
 from millstream.testing.clock import VirtualClock
+from tests.etcd import etcd as etcd
 from tests.postgres import postgres as postgres
 
 TOPIC, TOPIC_ID = "orders", "8c1f0e6a5d7b4f2e9a3c1b0d2e4f6a8c"
@@ -162,7 +166,22 @@ class PairDriver(FileDriver):
         return LocalLogStore(str(self.place), self.clock, Flusher(asyncio.get_running_loop()), has_meta=False)
 
     def make_meta(self) -> MetaStore:
-        return open_meta(f"sqlite:{self.place}.db")
+        return open_meta(f"sqlite:{self.place}.db", self.clock)
+
+
+class EtcdDriver(FileDriver):
+    """Logs in files, metadata in etcd."""
+
+    def __init__(self, place: Path, clock: VirtualClock, url: str) -> None:
+        super().__init__(place, clock)
+        self.url = url
+
+    def make_logs(self) -> LogStore:
+        os.makedirs(self.place, exist_ok=True)
+        return LocalLogStore(str(self.place), self.clock, Flusher(asyncio.get_running_loop()), has_meta=False)
+
+    def make_meta(self) -> MetaStore:
+        return open_meta(self.url, self.clock)
 
 
 DRIVERS = {"sqlite": SqliteDriver, "memory": MemoryDriver, "file": FileDriver, "pair": PairDriver}
@@ -178,6 +197,8 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualC
     driver: Driver
     if request.param == "postgresql":
         driver = PostgresDriver(tmp_path, clock, request.getfixturevalue("postgres").url)
+    elif request.param == "etcd":
+        driver = EtcdDriver(tmp_path / "store", clock, request.getfixturevalue("etcd").new_prefix())
     else:
         driver = DRIVERS[request.param](tmp_path / "store", clock)
     yield driver

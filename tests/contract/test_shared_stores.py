@@ -1,31 +1,32 @@
-"""What the stores promise that several processes may open: two of them over one place."""
+"""What the stores promise that several processes may open: two of them over one place.
+
+What they promise of their metadata alone is in `test_shared_meta.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from millstream.core.clock import SystemClock
-from millstream.core.errors import Code, RequestError, RevisionConflict
-from millstream.core.promise import Promise
+from millstream.core.errors import Code, RequestError
 from millstream.log.config import LogConfig
 from millstream.records.batch import read_header
 from millstream.stores import postgres, table_store
-from millstream.stores.base import Delete, PartitionLog, Put, Versioned
+from millstream.stores.base import Delete, PartitionLog, Put
 from millstream.stores.database import Append, Database
 from millstream.stores.postgres import PostgresDatabase
 from millstream.stores.table_store import TableLogStore
 from tests.batches import NOW, append, batch, fill, read_back
 from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
+from tests.contract.watched import SECONDS, Watched
 
 pytestmark = pytest.mark.parametrize("driver", ["sqlite", "postgresql"], indirect=True)
-SECONDS = 10.0
 
 
 @pytest.fixture
@@ -525,67 +526,7 @@ class TestTogether:
         assert [record.value for record in await read_back(pair[0])] == [b"b", b"c", b"a"]
 
 
-class Watched:
-    """The changes that a watch reports, with an event per change."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, bytes | None]] = []
-        self._waiting: list[tuple[str, Promise[None]]] = []
-
-    def __call__(self, key: str, value: Versioned | None) -> None:
-        self.seen.append((key, None if value is None else value.value))
-        for wanted, promise in self._waiting:
-            if wanted == key and not promise.done:
-                promise.settle(None)
-
-    async def key(self, key: str) -> None:
-        promise: Promise[None] = Promise()
-        self._waiting.append((key, promise))
-        if any(seen == key for seen, _ in self.seen):
-            return
-        async with asyncio.timeout(SECONDS):
-            await promise
-
-
 class TestMetadata:
-    async def test_a_watch_tells_what_the_other_changed(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
-        one, two = stores
-        watched = Watched()
-        two.meta.watch("t/", watched)
-        await one.meta.transact(Put("t/a", b"1"), Put("u/a", b"1"))
-        await watched.key("t/a")
-        await one.meta.transact(Delete("t/a"))
-        await one.meta.transact(Put("t/b", b"2"))
-        await watched.key("t/b")
-        assert watched.seen == [("t/a", b"1"), ("t/a", None), ("t/b", b"2")]
-
-    async def test_own_and_others_changes_come_in_one_order(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
-        one, two = stores
-        told: tuple[list[int], list[int]] = ([], [])
-
-        def note(revisions: list[int], _: str, value: Versioned | None) -> None:
-            assert value is not None
-            revisions.append(value.revision)
-
-        for store, revisions in zip(stores, told, strict=True):
-            store.meta.watch("t/", partial(note, revisions))
-        await asyncio.gather(*(store.meta.transact(Put(f"t/{at}", b"")) for at in range(30) for store in stores))
-        last = Watched()
-        for store in stores:
-            store.meta.watch("end", last)
-        await one.meta.transact(Put("end", b""))
-        await two.meta.transact(Put("end", b""))
-        for revisions in told:
-            assert revisions == sorted(set(revisions)), "each once, in order"
-            assert revisions[-1] == 60
-
-    async def test_compare_and_set_holds_across_both(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
-        one, two = stores
-        await one.meta.transact(Put("a", b"1", if_revision=0))
-        with pytest.raises(RevisionConflict):
-            await two.meta.transact(Put("a", b"2", if_revision=0))
-        assert await two.meta.get("a") == Versioned(b"1", 1)
-
     async def test_who_was_away_too_long_to_know_what_was_deleted_compares_everything(
         self, stores: tuple[TableLogStore, TableLogStore]
     ) -> None:

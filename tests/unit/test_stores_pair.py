@@ -12,6 +12,7 @@ import pytest
 import millstream
 from millstream.client.embedded import Embedded
 from millstream.cluster.base import Solo
+from millstream.core.clock import SystemClock
 from millstream.core.errors import Code, RequestError, StartupError, StoreInUse
 from millstream.core.promise import Promise
 from millstream.stores import pair, table_meta
@@ -85,7 +86,7 @@ async def test_lost_news_are_asked_for_until_the_database_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_meta, "RETRY_SECONDS", 0)
-    meta = open_meta(f"sqlite:{tmp_path / 'meta.db'}")
+    meta = open_meta(f"sqlite:{tmp_path / 'meta.db'}", SystemClock())
     await meta.start()
     unwatch = meta.watch("a", lambda key, value: None)
     asked, revision, failures = asyncio.Event(), SqliteDatabase.revision, [1, 2]
@@ -147,7 +148,9 @@ class TestRefusals:
             ("file:a", "file:b", "metadata cannot live in file:b without the logs"),
             ("file:a", "memory:", "metadata cannot live in memory: without the logs"),
             ("file:a", "sqlite:", "metadata cannot live in sqlite: without the logs"),
-            ("file:a", "etcd://u:secret@host", "metadata cannot live in etcd://u:***@host without the logs"),
+            ("file:a", "redis://u:secret@host", "metadata cannot live in redis://u:***@host without the logs"),
+            ("memory:", "etcd://u:secret@host", "--meta is for logs in file:DIR only: other stores"),
+            ("etcd://u:secret@host", "", "etcd holds metadata only: give --data DIR for the logs"),
         ],
     )
     async def test_stores_that_cannot_be_apart(self, store: str, meta: str, sentence: str) -> None:

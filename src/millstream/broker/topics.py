@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "topics/"
 RETRY_SECONDS = 1.0
-MARKS_MAX = 500
-"""Keys per transaction."""
+MARKS_MAX = 100
+"""Keys per transaction: each has a revision, and a transaction takes no more of those."""
 OPENED_A_TURN = 200
 """Logs opened in one turn of the event loop: 5 to 10 ms."""
 

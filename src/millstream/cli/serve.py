@@ -19,7 +19,9 @@ def serve(
     ] = None,
     meta: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where metadata live if not with the logs: sqlite:FILE, postgresql://…."),
+        typer.Option(
+            metavar="URL", help="Where metadata live if not with the logs: sqlite:FILE, postgresql://…, etcd://…."
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Short for --store file:DIR.")] = None,
     kafka: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Kafka clients connect.")] = None,

@@ -4,8 +4,9 @@ Methods return promises: a local driver answers at once, a database driver later
 loop's thread. They never block it for longer than a write to the page cache.
 
 `LogStore` opens logs. A log is one partition: whole record batches with dense offsets, oldest first.
-`MetaStore` is a small set of versioned keys. Revisions start at 1 and grow with every transaction of the store;
-0 means "does not exist".
+`MetaStore` is a small set of versioned keys. Revisions are positive and grow: every change gives its key a larger
+revision, and a transaction that starts after another one was answered gets a larger revision than that one. Concurrent
+transactions on different keys may share a revision. 0 means "does not exist".
 """
 
 from __future__ import annotations
@@ -229,7 +230,11 @@ class MetaStore(Protocol):
         """All keys with a prefix, sorted."""
 
     def transact(self, *operations: Operation) -> Promise[int]:
-        """Applies all or none; settles with the new revision when durable, fails with `RevisionConflict`."""
+        """Applies all or none; settles with the new revision when durable, fails with `RevisionConflict`.
+
+        A `RequestError` may leave the outcome unknown. At most 100 operations may have a revision, and keys and values
+        together stay below 1 MB: etcd refuses larger requests.
+        """
 
     def watch(self, prefix: str, callback: Callable[[str, Versioned | None], None]) -> Callable[[], None]:
         """Calls back after each change under a prefix (None: deleted), by any broker; the answer ends the watch.

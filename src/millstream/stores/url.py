@@ -1,7 +1,7 @@
-"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`.
+"""Store URLs: `file:DIR`, `memory:`, `sqlite:FILE`, `postgresql://…`; and for metadata alone `etcd://…`.
 
 Logs and metadata may live apart only if one broker at a time can use them: logs in `file:DIR`, which its broker locks,
-and metadata in a database. `pair.py` keeps the two together.
+and metadata in a database or in etcd. `pair.py` keeps the two together.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from millstream.stores.sqlite_meta import SqliteMeta
 if TYPE_CHECKING:
     from millstream.stores.database import Database
 
+_ETCD = ("etcd", "etcds")
+
 
 def open_store(
     url: str, clock: Clock, observe_sync: Callable[[float], None], meta: str = ""
@@ -43,7 +45,7 @@ def open_store(
         logs.lock()
         try:
             if meta:
-                return logs, open_meta(meta)
+                return logs, open_meta(meta, clock)
             return logs, SqliteMeta(os.path.join(logs.directory, "meta.db"), disk.make_room)
         except StartupError:
             logs.unlock()
@@ -53,6 +55,8 @@ def open_store(
 
         store = TableLogStore(_database(url), clock)
         return store, store.meta
+    if scheme in _ETCD:
+        raise StartupError("etcd holds metadata only: give --data DIR for the logs, and this URL to --meta")
     raise StartupError(
         f"the store {without_secrets(url)} is not known: use file:DIR (or --data DIR), sqlite:FILE, postgresql://… "
         "or memory:"
@@ -62,10 +66,10 @@ def open_store(
 def _check_apart(url: str, meta: str) -> None:
     scheme, _, directory = url.partition(":")
     kind, _, rest = meta.partition(":")
-    if not (kind == "sqlite" and rest) and kind not in ("postgresql", "postgres"):
+    if not (kind == "sqlite" and rest) and kind not in ("postgresql", "postgres", *_ETCD):
         raise StartupError(
-            f"metadata cannot live in {without_secrets(meta)} without the logs: give --meta sqlite:FILE or "
-            "postgresql://…, or leave it out"
+            f"metadata cannot live in {without_secrets(meta)} without the logs: give --meta sqlite:FILE, "
+            "postgresql://… or etcd://…, or leave it out"
         )
     if scheme != "file":
         raise StartupError(
@@ -77,8 +81,10 @@ def _check_apart(url: str, meta: str) -> None:
         )
 
 
-def open_meta(url: str) -> MetaStore:
-    """Metadata in a database without logs."""
+def open_meta(url: str, clock: Clock) -> MetaStore:
+    """Metadata without logs."""
+    if url.partition(":")[0] in _ETCD:
+        return _etcd(url, clock)
     from millstream.stores.table_meta import TableMeta
 
     database = _database(url)
@@ -112,6 +118,17 @@ def _sqlite(path: str) -> Database:
 
     _check_file(path)
     return SqliteDatabase(path)
+
+
+def _etcd(url: str, clock: Clock) -> MetaStore:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC writes lines of its own form to standard error
+    try:
+        from millstream.stores.etcd import EtcdMeta
+    except ImportError as error:
+        raise StartupError(
+            "metadata in etcd need the libraries grpcio and aetcd: pip install 'millstream[etcd]'"
+        ) from error
+    return EtcdMeta(url, clock)
 
 
 def _postgres(url: str) -> Database:

@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterable
 from millstream.cluster.base import Cluster
 from millstream.core.errors import Code, RequestError, RevisionConflict
 from millstream.core.promise import Promise
-from millstream.stores.base import MetaStore, Operation
+from millstream.stores.base import MetaStore, Operation, Put
 
 _OPERATIONS_MAX = 1_000
-"""Per transaction of several entries. An entry is never split."""
+_BYTES_MAX = 512 << 10
+"""Per transaction of several entries: etcd refuses requests above 1.5 MiB. An entry is never split."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class Journal:
     def _gather(self) -> tuple[list[Entry], list[Operation]]:
         batch: list[Entry] = []
         by_key: dict[str, Operation] = {}  # etcd refuses a transaction with a key twice: the last one wins
-        while self._waiting and len(by_key) < _OPERATIONS_MAX:
+        size = 0
+        while self._waiting and len(by_key) < _OPERATIONS_MAX and size < _BYTES_MAX:
             if batch and self._waiting[0].settled:
                 break
             entry = self._waiting.popleft()
@@ -91,6 +93,7 @@ class Journal:
                 continue
             for operation in operations:
                 by_key[operation.key] = operation
+                size += len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
             batch.append(entry)
         return batch, list(by_key.values())
 
