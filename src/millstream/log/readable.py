@@ -188,6 +188,8 @@ class ReadableLog:
             stop, behind = end, self._offset_behind(segment)
             if end - position > SLICE_BYTES:
                 stop, behind = segment.cut_at_batch(position, SLICE_BYTES, end)
+                if stop == position:  # known damage begins here, which walks pass over
+                    raise BrokenSegment(segment.path, position)
             if not segment.checked.covers(position, stop):
                 try:
                     self._check(segment, position, stop, first, behind)
