@@ -11,7 +11,7 @@ from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.stream.assignors import Assignor
 from millstream.broker.groups.stream.classic import ClassicGroup
 from millstream.broker.groups.stream.mixed import MixedGroup
-from millstream.broker.groups.stream.plan import plan_range
+from millstream.broker.groups.stream.plan import plan
 from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.view import QueuesView, TopicsView
 from millstream.core.clock import Clock
@@ -47,7 +47,7 @@ class Kinds:
             self._clock,
             self._settings,
             record,
-            lambda members: plan_range(members, self._topics),
+            lambda members: plan(members, self._topics),
         )
 
     def consumer(self, group_id: str, record: GroupRecord | None) -> MixedGroup:

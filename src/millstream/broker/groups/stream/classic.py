@@ -27,7 +27,8 @@ Rules
    neither member nor generation, so ownership is the only fence. Commits to another member's partitions are refused,
    and so are commits under a generation before its last join. A Kafka member that is behind must rejoin first
    (REBALANCE_IN_PROGRESS): ILLEGAL_GENERATION would make it give up its partitions as lost.
-9. A member from a downgrade (`migration.py`) keeps its member epoch as its generation until it rejoins.
+9. A planned member that polls (Comet's, `polling.py`) is current again with its next poll, without a join.
+10. A member from a downgrade (`migration.py`) keeps its member epoch as its generation until it rejoins.
 """
 
 from __future__ import annotations
@@ -151,6 +152,14 @@ class ClassicGroup:
         member.touch()
         if self._must_rejoin(member):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
+
+    def poll(self, member: Member) -> bool:
+        """A planned member's poll: extends its session. Returns whether it was behind; from now on it is current."""
+        was_behind = member.is_behind
+        if was_behind:
+            member.told, member.generation, member.is_behind = self.generation, None, False
+        member.touch()
+        return was_behind
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
         if member_id in self._pending:
