@@ -3,6 +3,7 @@
     a producer's batch               append       admitted by its header and checksum, then by the topic's rules
     a run of producers' batches      append_run   the kernel admits each batch within `run_limits`
     a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`)
+    a leader's batch                 follow       keeps its offsets: the leader admitted it
 
 The kernel (`wire/kafka/runs.py`) only compares. This module decides the limits, and whether a topic takes runs at
 all.
@@ -124,6 +125,12 @@ class Partition:
             header = self._prepare(records, header, clock.now_ms())
         return self.log.append(records, header)
 
+    def follow(self, records: memoryview, header: BatchHeader) -> Promise[Appended]:
+        """Appends a leader's batch at its own offsets, in a store whose logs can follow (`LogStore.can_follow`)."""
+        if len(records) > self.settings.log.segment_bytes:
+            raise self._longer_than_a_segment(len(records))
+        return self.log.follow(records, header)
+
     def check_record(self, key: bytes | None, timestamp: int | None, now_ms: int) -> None:
         """Validates a single record, for which the broker encodes a batch; raises `RequestError` if invalid."""
         settings = self.settings
@@ -152,9 +159,8 @@ class Partition:
 
     def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
         settings = self.settings
-        size = len(records)
-        if size > settings.log.segment_bytes:
-            raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
+        if len(records) > settings.log.segment_bytes:
+            raise self._longer_than_a_segment(len(records))
         return batches.stamp(records, header, now_ms) if settings.log_append_time else header
 
     def _append_checked(self, records: memoryview, header: BatchHeader, now_ms: int) -> Promise[Appended]:
@@ -185,6 +191,9 @@ class Partition:
         return RequestError(
             Code.MESSAGE_TOO_LARGE, f"the batch has {size} bytes, the topic's max.message.bytes is {limit}"
         )
+
+    def _longer_than_a_segment(self, size: int) -> RequestError:
+        return RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
 
     def _refusal(self, attributes: int) -> RequestError:
         if attributes & (CONTROL | TRANSACTIONAL):
