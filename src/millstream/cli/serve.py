@@ -29,6 +29,9 @@ def serve(
     ] = None,
     flume: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Flume clients connect.")] = None,
     luxun: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Luxun clients (Thrift) connect.")] = None,
+    comet: Annotated[
+        str | None, typer.Option(metavar=HostPort, help="Where Comet clients (gRPC) connect; HOST alone: port 6174.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     flush: Annotated[
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")
@@ -55,6 +58,7 @@ def serve(
         "flowmq": flowmq,
         "flume": flume,
         "luxun": luxun,
+        "comet": comet,
         "config": config,
         "flush": flush,
         "log_level": log_level,
