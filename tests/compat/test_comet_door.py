@@ -643,6 +643,8 @@ def test_two_brokers_over_a_database_know_each_other(tmp_path: Path) -> None:
         while not len(second.GetMetadata(topics=["t"]).topics):
             assert time.monotonic() < deadline
         assert second.produce("t", b"any broker appends", partition=0) == [(0, 0)]
+        assert "another broker coordinates g" in second.Subscribe(topic="t", group="g").error
+        assert first.Subscribe(topic="t", group="g").error == ""
         third = BrokerInThread(tmp_path / "3", node_id=3, comet_broker_id="alpha", **environ)
         with pytest.raises(StartupError, match="belongs to the broker with node id 1"):
             third.start()
