@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.serving import ServedBroker
 
-pytest_plugins = ["millstream.testing.plugin"]  # as its users have it; also where the package is not installed anew
+pytest_plugins = [
+    "millstream.testing.plugin"
+]  # as users load it; also if the package was installed before the plugin existed
 
 
-# Whoever runs the tests in the background may have them ignore Ctrl-C, and programs inherit that.
+# Tests that run in the background may ignore SIGINT, and the programs that they start inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from millstream.testing.held_port import HeldPort
@@ -115,7 +115,7 @@ class PrivatePostgres:
         self._wait()
 
     def speak_tls(self) -> Path:
-        """From now on, with a certificate for `localhost`; answers with where whoever wants to trust it finds it."""
+        """Serves TLS from now on, with a certificate for `localhost`; returns the path of its CA."""
         import psycopg
 
         data, trusted = self._home / "data", self._home / "trusted.crt"

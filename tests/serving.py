@@ -66,7 +66,7 @@ class ServedBroker:
         return self.process.pid
 
     def kill(self) -> None:
-        """As by `kill -9`: nothing is flushed, nobody is told."""
+        """Sends SIGKILL: the broker flushes nothing and tells no client."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from millstream.stores.base import MetaStore, Versioned
 from tests.postgres import PrivatePostgres
 
 DEFAULT = "file"
@@ -39,3 +40,9 @@ def stored_key(url: str, key: str) -> bytes:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     assert row is not None
     return bytes(row[0])
+
+
+async def stored(meta: MetaStore, key: str) -> Versioned:
+    found = await meta.get(key)
+    assert found is not None
+    return found

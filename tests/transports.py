@@ -8,9 +8,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from millstream.core.disk import OpenFile
 from millstream.doors.hangup import HangUps, Noticed
 from millstream.doors.transport import PlainTransport
-from millstream.log.slice import OpenFile
 
 RANGE_BYTES_MAX = 64 * 1024
 

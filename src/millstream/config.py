@@ -274,10 +274,6 @@ class Config:
     def advertised_address(self) -> Address | None:
         return Address.parse(self.advertise) if self.advertise else None
 
-    @property
-    def flush_policy(self) -> FlushPolicy:
-        return FlushPolicy.parse(self.flush)
-
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Config)}
 

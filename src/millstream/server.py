@@ -16,6 +16,7 @@ from typing import Protocol
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.queue import Queue
+from millstream.broker.session import Sessions
 from millstream.cluster.base import Cluster, Solo
 from millstream.config import DOOR_PORTS, Address, Config, check_listeners
 from millstream.core.clock import Clock, SystemClock
@@ -45,25 +46,25 @@ class Door(Protocol):
     async def close(self) -> None: ...
 
 
-def _flowmq(broker: Broker) -> Door:
+def _flowmq(sessions: Sessions) -> Door:
     from millstream.doors.flowmq.door import FlowmqDoor
 
-    return FlowmqDoor(broker)
+    return FlowmqDoor(sessions)
 
 
-def _flume(broker: Broker) -> Door:
+def _flume(sessions: Sessions) -> Door:
     from millstream.doors.flume.door import FlumeDoor
 
-    return FlumeDoor(broker)
+    return FlumeDoor(sessions)
 
 
-def _luxun(broker: Broker) -> Door:
+def _luxun(sessions: Sessions) -> Door:
     from millstream.doors.luxun.door import LuxunDoor
 
-    return LuxunDoor(broker)
+    return LuxunDoor(sessions)
 
 
-def _comet(broker: Broker) -> Door:
+def _comet(sessions: Sessions) -> Door:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or every bad client writes to standard error, around our log
     try:
         from millstream.doors.comet.door import CometDoor
@@ -73,10 +74,10 @@ def _comet(broker: Broker) -> Door:
             "--comet"
         ) from error
 
-    return CometDoor(broker)
+    return CometDoor(sessions)
 
 
-DOORS: dict[str, Callable[[Broker], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun, "comet": _comet}
+DOORS: dict[str, Callable[[Sessions], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun, "comet": _comet}
 """The doors of `DOOR_PORTS`. Each is imported when it opens: most brokers have only the Kafka door."""
 
 
@@ -112,11 +113,12 @@ class Server:
         try:
             await self._broker.start()
             self._count_recovered(logs)
-            self._kafka = KafkaDoor(self._broker)
+            sessions = Sessions(self._broker)
+            self._kafka = KafkaDoor(sessions)
             self.addresses["kafka"] = address = self._kafka.start(self.config.kafka_address)
-            await self._open_others()
+            await self._open_others(sessions)
             await cluster.join(*(self.config.advertised_address or address))
-            await self._open_http()
+            await self._open_http(sessions)
             self._watch.start()
         except RequestError as error:
             await self.stop()
@@ -125,7 +127,7 @@ class Server:
             await self.stop()
             raise
 
-    async def _open_http(self) -> None:
+    async def _open_http(self, sessions: Sessions) -> None:
         address = self.config.http_address
         if address is None:
             return
@@ -140,7 +142,7 @@ class Server:
             damage=self._damage_figures,
             room=lambda: self.broker.storage()[1:],
         )
-        pages = Pages(self.broker, scrape, lambda: "http" in self.addresses, self._date_queues)
+        pages = Pages(sessions, scrape, lambda: "http" in self.addresses, self._date_queues)
         self._http = HttpDoor(address.host, address.port, pages.routes, pages.actions, names=self._http_names())
         self.addresses["http"] = opened = Address(*await self._http.start())
         # Clients may ask the broker for the address of its pages: the port chosen for port 0 is now known.
@@ -153,11 +155,11 @@ class Server:
         names = [socket.gethostname(), *given, advertised.host if advertised is not None else ""]
         return [name for name in names if name]
 
-    async def _open_others(self) -> None:
+    async def _open_others(self, sessions: Sessions) -> None:
         for name in DOOR_PORTS:
             address = self.config.door_address(name)
             if address is not None:
-                door = DOORS[name](self.broker)
+                door = DOORS[name](sessions)
                 self._doors.append(door)
                 opened = door.start(address)
                 self.addresses[name] = opened if isinstance(opened, Address) else await opened

@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests import confluent
 from tests.compat.clients import (
     FROM_START,
     HEARTBEAT_MS,
@@ -53,7 +54,7 @@ class Confluent(Client):
                 topic,
                 value=record.value,
                 key=record.key,
-                headers=record.headers,
+                headers=list(record.headers) if record.headers else None,
                 on_delivery=lambda error, message: errors.append(error) if error else None,
                 **places,
             )
@@ -80,11 +81,10 @@ def _seen(message: Message) -> Seen:
     if error is not None:
         raise KafkaException(error)
     return Seen(
-        message.partition(),
-        message.offset(),
+        *confluent.place(message),
         message.key(),
         message.value(),
-        list(message.headers() or []),
+        confluent.headers(message),
         message.timestamp()[1],
     )
 

@@ -117,7 +117,7 @@ class Flume:
         """Error and offset."""
         body = self.ask(OFFSET_FETCH, string(group) + string(topic) + struct.pack(">i", partition))
         assert len(body) == 10
-        return struct.unpack(">hq", body)  # type: ignore[return-value]
+        return struct.unpack(">hq", body)
 
 
 def join_payload(group: str, topics: list[str], member: str = "", session_ms: int = 10_000) -> bytes:

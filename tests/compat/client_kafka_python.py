@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -105,7 +104,7 @@ class KafkaPython(Client):
         )
         # It must know the topic before it joins. A leader that learns of it afterwards joins a second time, and if a
         # `poll` times out during that join, 3.0.12 forgets to take over its result: the member then waits for ever.
-        wait_for(lambda: consumer.partitions_for_topic(topic) or time.sleep(0.05), f"metadata of {topic}")
+        wait_for(lambda: consumer.partitions_for_topic(topic), f"metadata of {topic}", pause=0.05)
         return _Member(consumer)
 
 

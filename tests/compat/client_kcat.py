@@ -7,7 +7,6 @@ import queue
 import re
 import subprocess
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
@@ -143,7 +142,7 @@ class KcatReader(Reader):
             self.events.append(line)
 
     def wait_for_event(self, text: str) -> None:
-        wait_for(lambda: any(text in line for line in self.events) or time.sleep(0.01), f"{text!r} in {self.events}")
+        wait_for(lambda: any(text in line for line in self.events), f"{text!r} in {self.events}", pause=0.01)
 
     def _poll(self, seconds: float) -> list[Seen]:
         found = []
@@ -180,7 +179,7 @@ def _parse(line: str) -> Seen:
 class _Member(KcatReader, Member):
     """It commits by itself: when it loses partitions, when it ends, and every 5 s, which kcat does not let one change.
 
-    Its assignment stands in what it says about rebalances.
+    Its assignment is in its rebalance messages.
     """
 
     commits_by_itself = True

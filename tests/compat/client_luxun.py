@@ -5,19 +5,25 @@ The code is generated once per test session by Debian's `thrift`; the Makefile i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol, TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TFramedTransport
 
+from tests.serving import ServedBroker
+
 IDL = Path(__file__).with_name("luxun_document.thrift")
 SECONDS_MAX = 20
+PASSWORD = "let me in"
 
 
 def generate(directory: Path) -> tuple[Any, Any]:
@@ -77,3 +83,28 @@ class Luxun:
 
     def size(self, topic: str, fanout: str | None = None) -> Any:
         return self.calls.getSize(self.types.GetSizeRequest(topic=topic, fanoutId=fanout))
+
+
+Open = Callable[..., Luxun]
+
+
+@pytest.fixture(scope="session")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    return generate(tmp_path_factory.mktemp("generated"))
+
+
+@pytest.fixture(scope="module")
+def luxun_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """A broker with a Luxun door and a password."""
+    directory = tmp_path_factory.mktemp("luxun")
+    config = directory / "millstream.toml"
+    config.write_text(f'luxun_password = "{PASSWORD}"\n')
+    with ServedBroker(directory / "data", "--luxun", "127.0.0.1:0", "--config", str(config)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def open_client(luxun_broker: ServedBroker, generated: tuple[Any, Any]) -> Iterator[Open]:
+    """Opens Luxun clients; they close after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(Luxun(luxun_broker.doors["luxun"], generated, **options))

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests import stores
+from tests.compat.client_luxun import generated as generated
+from tests.compat.client_luxun import luxun_broker as luxun_broker
+from tests.compat.client_luxun import open_client as open_client
 from tests.compat.python_api import behind as behind
 from tests.compat.python_api import ms as ms
 from tests.compat.python_api import server as server
+from tests.compat.raw import Raw
 from tests.postgres import postgres as postgres
 from tests.serving import ServedBroker
 
@@ -48,3 +52,10 @@ def own_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     url = stores.store_url(getattr(request, "param", stores.DEFAULT), directory, request)
     with ServedBroker(directory, store=url) as served:
         yield served
+
+
+@pytest.fixture
+def link(broker: ServedBroker) -> Iterator[Raw]:
+    """A bare connection to the shared broker."""
+    with Raw(broker.address) as opened:
+        yield opened

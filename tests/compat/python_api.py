@@ -55,7 +55,7 @@ def behind(
 
 
 async def take(items: Any, count: int) -> list[Any]:
-    taken = []
+    taken: list[Any] = []
     async with asyncio.timeout(SECONDS):
         while len(taken) < count:
             item = await items.receive(SECONDS)

@@ -131,7 +131,7 @@ class Raw:
         self.close()
 
 
-def create_topic(address: str, topic: str, partitions: int = 1, **settings: str) -> None:
+def create_topic(address: str, topic: str, partitions: int = 1, /, **settings: str) -> None:
     """Setting names with underscores for dots."""
     configs = [{"name": name.replace("_", "."), "value": value} for name, value in settings.items()]
     wanted = {

@@ -144,7 +144,7 @@ def codes(answer: Any) -> dict[int, int]:
     }
 
 
-def records(answer: Any) -> list[bytes]:
+def records(answer: Any) -> list[bytes | None]:
     """The values that came, leased or not."""
     data = b"".join(one.records or b"" for topic in answer.responses for one in topic.partitions)
     return [record.value for record in codec.iterate(data)]

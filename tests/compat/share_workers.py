@@ -21,6 +21,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
+from tests import confluent
+
 DEADLINE_SECONDS = 30.0
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 
@@ -106,11 +108,11 @@ def explicit(address: str, group: str, *topics: str, **config: Any) -> Worker:
     return Worker(address, group, *topics, share__acknowledgement__mode="explicit", **config)
 
 
-def values(messages: Iterable[Message]) -> list[bytes | None]:
-    return sorted(message.value() for message in messages)
+def values(messages: Iterable[Message]) -> list[bytes]:
+    return sorted(confluent.value(message) for message in messages)
 
 
-def counts(messages: Iterable[Message]) -> set[int]:
+def counts(messages: Iterable[Message]) -> set[int | None]:
     return {message.delivery_count() for message in messages}
 
 
@@ -176,6 +178,6 @@ def offsets_of(address: str, topic: str) -> list[int]:
             if error is not None:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 return found
-            found.append(message.offset())
+            found.append(confluent.offset(message))
     finally:
         consumer.close()

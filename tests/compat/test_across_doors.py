@@ -15,7 +15,7 @@ import millstream.sync
 from tests.compat.client_comet import Comet
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.raw import create_topic
 from tests.serving import ServedBroker
 
@@ -41,12 +41,7 @@ def over_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBrok
         yield broker
 
 
-@pytest.fixture(scope="module")
-def thrift(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
-def put(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str, value: bytes, key: bytes) -> None:
+def put(door: str, served: ServedBroker, generated: tuple[Any, Any], topic: str, value: bytes, key: bytes) -> None:
     if door == "kafka":
         producer = Producer({"bootstrap.servers": served.address})
         producer.produce(topic, value, key)
@@ -58,7 +53,7 @@ def put(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str, va
         with Flume(served.doors["flume"]) as flume:
             assert flume.produce(topic, value, key).error == 0
     elif door == "luxun":
-        with Luxun(served.doors["luxun"], thrift) as luxun:
+        with Luxun(served.doors["luxun"], generated) as luxun:
             luxun.produce(topic, value)
     elif door == "comet":
         with Comet(served.doors["comet"]) as comet:
@@ -76,7 +71,7 @@ def put(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str, va
                 time.sleep(0.01)
 
 
-def take(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str) -> tuple[bytes | None, bytes | None]:
+def take(door: str, served: ServedBroker, generated: tuple[Any, Any], topic: str) -> tuple[bytes | None, bytes | None]:
     """The first record of the topic: value, and key where the door has keys."""
     if door == "kafka":
         consumer = Consumer({"bootstrap.servers": served.address, "group.id": "across", "log_level": 0})
@@ -95,7 +90,7 @@ def take(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str) -
         with Flume(served.doors["flume"]) as flume:
             return flume.fetch(topic, 0, 0).records[0][1], None
     if door == "luxun":
-        with Luxun(served.doors["luxun"], thrift) as luxun:
+        with Luxun(served.doors["luxun"], generated) as luxun:
             return bytes(luxun.consume(topic, fanout="across").itemList[0]), None
     if door == "comet":
         with Comet(served.doors["comet"]) as comet:
@@ -112,12 +107,12 @@ def take(door: str, served: ServedBroker, thrift: tuple[Any, Any], topic: str) -
 @pytest.mark.parametrize("out", DOORS)
 @pytest.mark.parametrize("into", DOORS)
 def test_what_goes_in_through_one_door_comes_out_through_another(
-    request: pytest.FixtureRequest, thrift: tuple[Any, Any], unique: Callable[[str], str], into: str, out: str
+    request: pytest.FixtureRequest, generated: tuple[Any, Any], unique: Callable[[str], str], into: str, out: str
 ) -> None:
     served: ServedBroker = request.getfixturevalue("over_sqlite" if "embedded" in (into, out) else "over_files")
     topic = unique("across")
     create_topic(served.address, topic)
     value = f"from {into} to {out} ".encode() + bytes(range(256))
     key = f"key of {into}".encode() + bytes(range(256))
-    put(into, served, thrift, topic, value, key)
-    assert take(out, served, thrift, topic) == (value, key if into in KEYED_IN and out in KEYED_OUT else None)
+    put(into, served, generated, topic, value, key)
+    assert take(out, served, generated, topic) == (value, key if into in KEYED_IN and out in KEYED_OUT else None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.client.link import Link
 from millstream.core.errors import Code
 from millstream.records import codec
@@ -20,18 +20,18 @@ NOW = 1_700_000_000_000
 
 
 @pytest.fixture
-def cluster(broker: ServedBroker) -> Iterator[Cluster]:
-    made = Cluster(broker.address, timeout_seconds=10)
+def cluster(broker: ServedBroker) -> Iterator[KafkaCluster]:
+    made = KafkaCluster(broker.address, timeout_seconds=10)
     yield made
     made.close()
 
 
-def batch(count: int, **producer: int) -> bytearray:
+def batch(count: int, **producer: Any) -> bytearray:
     return codec.encode([(0, NOW + number, b"k", b"v%d" % number, ()) for number in range(count)], **producer)
 
 
 def test_what_is_produced_is_fetched_from_any_offset(
-    cluster: Cluster, broker: ServedBroker, unique: Callable[[str], str]
+    cluster: KafkaCluster, broker: ServedBroker, unique: Callable[[str], str]
 ) -> None:
     topic = unique("cluster")
     Producer({"bootstrap.servers": broker.address}).list_topics(topic, timeout=10)
@@ -50,7 +50,7 @@ def test_what_is_produced_is_fetched_from_any_offset(
 
 
 def test_ends_are_asked_for_as_records_are_read_without_transactions_under_way(
-    cluster: Cluster, broker: ServedBroker, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    cluster: KafkaCluster, broker: ServedBroker, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = (unique("cluster"), 0)
     Producer({"bootstrap.servers": broker.address}).list_topics(place[0], timeout=10)
@@ -70,7 +70,7 @@ def test_ends_are_asked_for_as_records_are_read_without_transactions_under_way(
 
 
 def test_a_repeated_idempotent_batch_is_stored_once(
-    cluster: Cluster, broker: ServedBroker, unique: Callable[[str], str]
+    cluster: KafkaCluster, broker: ServedBroker, unique: Callable[[str], str]
 ) -> None:
     place = (unique("cluster"), 0)
     Producer({"bootstrap.servers": broker.address}).list_topics(place[0], timeout=10)
@@ -83,7 +83,7 @@ def test_a_repeated_idempotent_batch_is_stored_once(
 def test_it_speaks_to_a_broker_that_is_not_ours() -> None:
     mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3})
     brokers = mock.list_topics("mocked", timeout=10).brokers.values()
-    cluster = Cluster(",".join(f"{node.host}:{node.port}" for node in brokers), timeout_seconds=10)
+    cluster = KafkaCluster(",".join(f"{node.host}:{node.port}" for node in brokers), timeout_seconds=10)
     places = [("mocked", index) for index in cluster.partitions(["mocked"])["mocked"]]
     for place in places:
         assert cluster.produce(place, batch(20)) == 0
@@ -99,7 +99,7 @@ def test_an_unreachable_broker_is_one_clear_error_in_time() -> None:
     with pytest.raises(
         ClusterError, match=r"cannot list the topics within 0\.5 s: no broker answers at 127\.0\.0\.1:1:"
     ):
-        Cluster("127.0.0.1:1", timeout_seconds=0.5).topics()
+        KafkaCluster("127.0.0.1:1", timeout_seconds=0.5).topics()
     assert time.monotonic() - began < 5
     with pytest.raises(ClusterError, match="is not HOST:PORT"):
-        Cluster("nonsense")
+        KafkaCluster("nonsense")

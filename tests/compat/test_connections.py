@@ -146,8 +146,10 @@ def fetches(broker: BrokerInThread) -> int:
 
 
 def wakers(server: Server, topic: str) -> int:
-    log = server.broker.topics.find(topic).partitions[0].log  # type: ignore[union-attr]
-    return len(log._wakers or ())  # type: ignore[attr-defined]
+    found = server.broker.topics.find(topic)
+    assert found is not None
+    log: Any = found.partitions[0].log
+    return len(log._wakers or ())
 
 
 def test_an_abandoned_join_is_noticed_although_a_request_waits_behind_it(broker: BrokerInThread) -> None:
@@ -225,15 +227,15 @@ def test_a_flowmq_connection_that_is_reset_while_it_waits_for_memory_is_closed_a
 ) -> None:
     before = open_connections(broker)
     door = broker.ask(lambda server: server._doors[0])
-    free = broker.ask(lambda server: door.budget.free)  # type: ignore[attr-defined]
-    broker.ask(lambda server: door.budget.take(free))  # type: ignore[attr-defined]
+    free = broker.ask(lambda server: door.frames.free)  # type: ignore[attr-defined]
+    broker.ask(lambda server: door.frames.take(free))  # type: ignore[attr-defined]
     client = connected(broker.address("flowmq"))
     client.sendall(flowmq_frame(Command.PUBLISH, b"quiet\0" + bytes(200_000))[:150_000])
-    wait_for(lambda: broker.ask(lambda server: door.budget.is_contested), "a frame that waits")  # type: ignore[attr-defined]
+    wait_for(lambda: broker.ask(lambda server: door.frames.is_contested), "a frame that waits")  # type: ignore[attr-defined]
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ALONE)
     client.close()
     until_open(broker, before)
-    broker.ask(lambda server: door.budget.give(free))  # type: ignore[attr-defined]
+    broker.ask(lambda server: door.frames.give(free))  # type: ignore[attr-defined]
 
 
 # -- too many ----------------------------------------------------------------------------------------------------------
@@ -408,10 +410,11 @@ def test_where_all_connections_of_a_peer_are_owed_answers_another_peer_makes_roo
 def test_kafka_clients_that_are_gone_without_a_word_are_detected(broker: BrokerInThread) -> None:
     def options(server: Server) -> list[list[int]]:
         assert server._kafka is not None
+        transports: list[Any] = [each.transport for each in server._kafka._connections]
         return [
-            [each.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
-            + [each.transport._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
-            for each in server._kafka._connections
+            [each._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+            + [each._socket.getsockopt(socket.IPPROTO_TCP, option) for option, _ in KEEPALIVE]
+            for each in transports
         ]
 
     with Raw(broker.address("kafka")) as client:

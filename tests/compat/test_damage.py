@@ -15,11 +15,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 import millstream.sync
 from millstream.core.errors import Code, RequestError
+from tests import confluent
 from tests.command_line import Cli
 from tests.compat import raw, share_frames
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import UNKNOWN, Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.serving import ServedBroker
 
 FLAGS = [part for door in ("flowmq", "flume", "luxun") for part in (f"--{door}", "127.0.0.1:0")]
@@ -32,16 +33,11 @@ TOPICS = ("fetched", "flume", "luxun", "fanout", "flowmq", "redriven", "shared",
 OF_ONE_PARTITION = ("luxun", "fanout")
 
 
-@pytest.fixture(scope="module")
-def thrift(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
 def fill(address: str, topics: tuple[str, ...] = TOPICS) -> None:
     """A batch for each record."""
     raw.create_topic(address, "__dlq__")
     for topic in topics:
-        raw.create_topic(address, topic, partitions=1 if topic in OF_ONE_PARTITION else 2)
+        raw.create_topic(address, topic, 1 if topic in OF_ONE_PARTITION else 2)
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0})
     for number, value in enumerate(VALUES):
         for topic in topics:
@@ -99,7 +95,7 @@ def consume(served: ServedBroker, topic: str, count: int, *partitions: int, star
     while len(got) < count:
         message = consumer.poll(SECONDS)
         assert message is not None, got
-        got.append(message.value() if message.error() is None else message.error().code())
+        got.append(message.value() if message.error() is None else confluent.error_code(message))
     consumer.close()
     return got
 
@@ -122,16 +118,18 @@ def test_flume_answers_error_1(served: ServedBroker) -> None:
         assert flume.fetch("flume", 0, 2) == (0, [(2, VALUES[2])])
 
 
-def test_luxun_answers_an_internal_error_by_index(served: ServedBroker, thrift: tuple[Any, Any]) -> None:
-    with Luxun(served.doors["luxun"], thrift) as luxun:
+def test_luxun_answers_an_internal_error_by_index(served: ServedBroker, generated: tuple[Any, Any]) -> None:
+    with Luxun(served.doors["luxun"], generated) as luxun:
         refused = luxun.consume("luxun", index=VICTIM)
         assert refused.result.errorCode == luxun.types.ErrorCode.INTERNAL_ERROR
         assert "the next offset to read is 2" in refused.result.errorMessage
         assert luxun.consume("luxun", index=2).itemList == [VALUES[2]]
 
 
-def test_a_fanout_id_is_told_once_and_goes_on_behind_the_damage(served: ServedBroker, thrift: tuple[Any, Any]) -> None:
-    with Luxun(served.doors["luxun"], thrift) as luxun:
+def test_a_fanout_id_is_told_once_and_goes_on_behind_the_damage(
+    served: ServedBroker, generated: tuple[Any, Any]
+) -> None:
+    with Luxun(served.doors["luxun"], generated) as luxun:
         assert luxun.consume("fanout", fanout="f").itemList == [VALUES[0]]
         assert "are damaged" in luxun.consume("fanout", fanout="f").result.errorMessage
         assert luxun.consume("fanout", fanout="f").itemList == [VALUES[2]]
@@ -169,7 +167,8 @@ def test_a_share_fetch_is_told_once_and_the_group_goes_on_behind_the_damage(serv
     topic = share_frames.topic_id(served.address, "shared")
     Cli(served.address)("queue", "create", "sharers", "--from", "start")
     with share_frames.Bare(served.address, "sharers", "shared") as member:
-        got, codes, epoch = [], [], 0
+        got: list[bytes | None] = []
+        codes, epoch = [], 0
         while len(got) < 2:
             answer = member.fetch(epoch, {(topic, 0): []} if not epoch else None, wait_ms=5000)
             got += share_frames.records(answer)

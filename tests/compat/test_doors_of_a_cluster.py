@@ -1,10 +1,12 @@
-"""The other doors of two brokers over one database: what one looks after the other refuses, and says who has it."""
+"""The other doors of two brokers over one database: a broker that does not coordinate a group refuses and names the one
+that does."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,16 +14,20 @@ import pytest
 from tests.compat import client_flume
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.raw import create_topic
 from tests.serving import ServedBroker
 
 FLAGS = [part for door in ("flowmq", "flume", "luxun") for part in (f"--{door}", "127.0.0.1:0")]
 
 
+def has_topic(client: Flume, topic: str) -> bool:
+    return client.fetch(topic, 0, 0).error == client_flume.NONE
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    """The first one looks after all groups: it was alone when it came."""
+    """The first broker coordinates all groups, because it started alone."""
     directory = tmp_path_factory.mktemp("pair")
     url = f"sqlite:{directory / 'store.db'}"
     with (
@@ -32,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedBroke
             create_topic(one.address, door)
         with Flume(two.doors["flume"]) as client:
             for door in ("flowmq", "flume", "luxun"):
-                wait_for(lambda topic=door: client.fetch(topic, 0, 0).error == client_flume.NONE)
+                wait_for(partial(has_topic, client, door))
         yield one, two
 
 
@@ -44,16 +50,11 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def thrift(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
 def test_luxun_sizes_and_items_of_a_fanout_id_come_from_the_broker_that_knows(
-    pair: tuple[ServedBroker, ServedBroker], thrift: tuple[Any, Any]
+    pair: tuple[ServedBroker, ServedBroker], generated: tuple[Any, Any]
 ) -> None:
     with contextlib.ExitStack() as stack:
-        one, two = (stack.enter_context(Luxun(broker.doors["luxun"], thrift)) for broker in pair)
+        one, two = (stack.enter_context(Luxun(broker.doors["luxun"], generated)) for broker in pair)
         for number in range(5):
             assert one.produce("luxun", b"%d" % number).index == number
         assert [one.consume("luxun", "f").itemList for _ in range(3)] == [[b"0"], [b"1"], [b"2"]]

@@ -16,9 +16,9 @@ from tests.compat import client_flume as flume
 from tests.compat.client_comet import Comet
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.in_thread import BrokerInThread
-from tests.unit.test_broker_session import Refusing
+from tests.refusing import Refusing
 
 DOORS = dict.fromkeys(("flowmq", "flume", "luxun", "comet"), "127.0.0.1:0")
 LATEST = -1
@@ -36,7 +36,11 @@ class Guarded:
         return self._broker.address(door)
 
     def deny(self, operation: Operation, kind: Kind, *names: str) -> None:
-        self._broker.ask(lambda server: [self.rules.deny(operation, kind, name) for name in names])
+        def deny_all(server: Server) -> None:
+            for name in names:
+                self.rules.deny(operation, kind, name)
+
+        self._broker.ask(deny_all)
 
     def deny_creation(self, *names: str) -> None:
         self.deny(Operation.CREATE, Kind.CLUSTER, CLUSTER_NAME)
@@ -175,11 +179,6 @@ def test_flume_refuses_a_pipelined_record_once_its_right_is_gone(broker: Guarded
 
 
 # -- Luxun -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
 
 
 @pytest.fixture

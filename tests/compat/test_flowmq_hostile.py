@@ -1,4 +1,4 @@
-"""Bytes that no client sends, on FlowMQ's port: an ERROR with a reason or a closed connection, and nobody notices."""
+"""Bytes that no client sends, on FlowMQ's port: an ERROR or a closed connection, and no effect on other clients."""
 
 from __future__ import annotations
 

@@ -8,18 +8,18 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Message, Producer
 
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
 from tests.compat.clients import wait_for
+from tests.compat.hostile_frames import attack
 from tests.compat.raw import create_topic
 from tests.serving import MILLSTREAM, ServedBroker
 
@@ -141,10 +141,15 @@ def test_records_of_kafka_clients_come_out_and_go_in(served: ServedBroker, clien
     assert client.fetch(topic, 1, 37, max_bytes=1).records == [(37, b"gzip 16")], "from the middle of a batch"
     consumer = Consumer({"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
-    messages: list[object] = []
-    wait_for(lambda: bool(messages.extend(consumer.consume(500, 0.05)) or len(messages) >= 101), "all records")
-    first = next(message for message in messages if message.offset() == 0)  # type: ignore[attr-defined]
-    assert (first.key(), first.value()) == (b"the key", b"from flume")  # type: ignore[attr-defined]
+    messages: list[Message] = []
+
+    def consume() -> bool:
+        messages.extend(consumer.consume(500, 0.05))
+        return len(messages) >= 101
+
+    wait_for(consume, "all records")
+    first = next(message for message in messages if message.offset() == 0)
+    assert (first.key(), first.value()) == (b"the key", b"from flume")
     consumer.close()
 
 
@@ -335,7 +340,7 @@ def test_a_member_that_lost_its_place_cannot_commit(open_client: Callable[[], Fl
     wait_for(lambda: fast.heartbeat(group, new.generation, new.member) == flume.REBALANCE_NEEDED, "the slow one's end")
     assert fast.commit(group, topic, 0, 1) == flume.NONE, "its partitions are the other's, who need not join again"
     assert slow.commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER
-    assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "nobody in particular, beside members"
+    assert open_client().commit(group, topic, 0, 0) == flume.UNKNOWN_MEMBER, "no member id, in a group with members"
     assert fast.committed(group, topic, 0) == (flume.NONE, 1)
 
 
@@ -347,7 +352,7 @@ def test_a_generation_that_the_member_has_left_behind_cannot_commit(
     first.produce(topic, b"x")
     old = first.join(group, [topic])
     assert second.join(group, [topic]).error == flume.NONE
-    # The same member rejoins over a new connection: the old one still stands for the old generation.
+    # The same member rejoins over a new connection: the old one still belongs to the old generation.
     assert third.heartbeat(group, old.generation, old.member) == flume.REBALANCE_NEEDED
     assert first.commit(group, topic, 0, 1) == flume.NONE, "the member has not joined again, and owns it still"
     assert third.join(group, [topic], old.member).error == flume.NONE
@@ -518,45 +523,13 @@ def test_hostile_frames_harm_nobody(alone: ServedBroker, unique: Unique) -> None
         steady = threading.Thread(target=produce)
         steady.start()
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda seed: _attack(address, sound, seed), range(40)))
+            list(pool.map(lambda seed: attack(address, sound, seed, header=10), range(40)))
         stopping.set()
         steady.join(20)
         assert len(sent) > 5 and all(sent)
         assert bystander.fetch(topic, 2, 0, max_bytes=1 << 20).records[0] == (0, b"0")
     assert alone.is_running and "Traceback" not in alone.errors(), alone.errors()[-3000:]
     assert peak - before < 64 << 20, "while they are connected, not only afterwards"
-
-
-def _attack(address: str, sound: list[bytes], seed: int) -> None:
-    generator = random.Random(seed)
-    for _ in range(50):
-        stream = bytearray()
-        for _ in range(10):
-            frame = bytearray(generator.choice(sound))
-            how = generator.randrange(5)
-            if how == 0:
-                frame[generator.randrange(len(frame))] ^= 1 << generator.randrange(8)
-            elif how == 1:
-                del frame[generator.randrange(10, len(frame)) :]
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 2:
-                at = generator.randrange(10, len(frame))
-                frame[at : at + 4] = generator.choice([b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x00\x00\xff\xff"])
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 3:
-                frame[10:] = generator.randbytes(generator.randrange(200))
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            stream += frame
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
-            with contextlib.suppress(OSError):
-                connection.sendall(stream)
-                connection.shutdown(socket.SHUT_WR)
-            deadline = time.monotonic() + 5
-            with contextlib.suppress(OSError):
-                connection.settimeout(0.1)
-                while connection.recv(1 << 16) and time.monotonic() < deadline:
-                    pass
 
 
 def greedy_for(topic: str, times: int = 200) -> bytes:

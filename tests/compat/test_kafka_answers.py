@@ -6,7 +6,7 @@ The Java client and its tools fail on a null list or an unknown API, so each ans
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +23,6 @@ TOPIC_OPERATIONS = 0b1101_1111_1000
 """READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, by their AclOperation codes."""
 CLUSTER_OPERATIONS = 0b1_1111_1010_0000
 GROUP_OPERATIONS = 0b1101_0100_1000
-
-
-@pytest.fixture
-def link(broker: ServedBroker) -> Iterator[Raw]:
-    with Raw(broker.address) as opened:
-        yield opened
 
 
 @pytest.fixture

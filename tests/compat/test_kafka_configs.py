@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,12 +39,6 @@ TAKEN = {
     "segment.jitter.ms": "1000",
     "unclean.leader.election.enable": "true",
 }
-
-
-@pytest.fixture
-def link(broker: ServedBroker) -> Iterator[Raw]:
-    with Raw(broker.address) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -156,8 +150,9 @@ def test_a_setting_without_a_value_is_refused(link: Raw, topic: str, unique: Uni
 
 
 def test_a_created_topic_comes_with_the_settings_that_describing_it_shows(link: Raw, unique: Unique) -> None:
+    made_name = unique("made")
     wanted = {
-        "name": unique("made"),
+        "name": made_name,
         "num_partitions": 1,
         "replication_factor": 1,
         "assignments": [],
@@ -165,7 +160,7 @@ def test_a_created_topic_comes_with_the_settings_that_describing_it_shows(link: 
     }
     fields = {"topics": [wanted], "timeout": 1000, "validate_only": False}
     [made] = link.ask(raw.request(19, 7, fields)).topics
-    described = configs(link, TOPIC, wanted["name"])
+    described = configs(link, TOPIC, made_name)
     assert {each.name: (each.value, each.config_source) for each in made.configs} == {
         name: (entry.value, entry.config_source) for name, entry in described.items()
     }

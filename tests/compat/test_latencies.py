@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,12 +93,20 @@ def test_a_produce_request_counts_until_its_records_are_synced(
 
 def in_line(server: Server) -> bool:
     assert server._kafka is not None
-    return any(each.protocol._in_line for each in server._kafka._connections)
+    protocols: list[Any] = [each.protocol for each in server._kafka._connections]
+    return any(each._in_line for each in protocols)
 
 
 def log_of(topic: str) -> Callable[[Server], int]:
     """How many readers wait for records of the topic."""
-    return lambda server: len(server.broker.topics.find(topic).partitions[0].log._wakers or ())  # type: ignore[union-attr,attr-defined]
+
+    def count(server: Server) -> int:
+        found = server.broker.topics.find(topic)
+        assert found is not None
+        log: Any = found.partitions[0].log
+        return len(log._wakers or ())
+
+    return count
 
 
 def test_a_fetch_counts_without_its_wait_for_records(broker: BrokerInThread, now: Now) -> None:

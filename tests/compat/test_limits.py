@@ -35,12 +35,6 @@ def served(tmp_path: Path) -> Iterator[ServedBroker]:
 
 
 @pytest.fixture
-def wire(broker: ServedBroker) -> Iterator[Raw]:
-    with Raw(broker.address) as connection:
-        yield connection
-
-
-@pytest.fixture
 def topic(broker: ServedBroker, unique: Unique) -> str:
     name = unique("limits")
     raw.create_topic(broker.address, name)
@@ -221,7 +215,7 @@ def test_every_answer_arrives_in_order_however_slowly_it_is_read(served: ServedB
 
 
 def test_large_frames_that_fill_the_memory_give_way_to_others(tmp_path: Path) -> None:
-    """Each holds a part of the budget and waits for more: somebody has to lose, or all would wait for ever."""
+    """Each holds a part of the budget and waits for more: one must lose its memory, or all would wait forever."""
     config = tmp_path / "millstream.toml"
     config.write_text("inflight_bytes_max = 8388608\n")
     with ServedBroker(tmp_path / "data", "--config", str(config)) as served:
@@ -240,24 +234,24 @@ def test_large_frames_that_fill_the_memory_give_way_to_others(tmp_path: Path) ->
 # -- produce -----------------------------------------------------------------------------------------------------------
 
 
-def produced(wire: Raw, data: bytes) -> Any:
-    return wire.ask(data).responses[0].partition_responses[0]
+def produced(link: Raw, data: bytes) -> Any:
+    return link.ask(data).responses[0].partition_responses[0]
 
 
-def test_acks_0_is_stored_and_not_answered(wire: Raw, topic: str) -> None:
+def test_acks_0_is_stored_and_not_answered(link: Raw, topic: str) -> None:
     for number in range(10):
-        wire.send(raw.produce(topic, raw.batch(b"%d" % number), acks=0))
-    assert wire.ask(raw.request(18, 0, {})).error_code == 0, "the next answer belongs to the next request"
-    assert produced(wire, raw.produce(topic, raw.batch(b"last"))).base_offset == 10
+        link.send(raw.produce(topic, raw.batch(b"%d" % number), acks=0))
+    assert link.ask(raw.request(18, 0, {})).error_code == 0, "the next answer belongs to the next request"
+    assert produced(link, raw.produce(topic, raw.batch(b"last"))).base_offset == 10
 
 
-def test_acks_0_with_a_batch_that_is_refused_costs_the_connection(wire: Raw, topic: str) -> None:
-    wire.send(raw.produce(topic, b"nonsense", acks=0))
-    assert wire.receive() == b""
+def test_acks_0_with_a_batch_that_is_refused_costs_the_connection(link: Raw, topic: str) -> None:
+    link.send(raw.produce(topic, b"nonsense", acks=0))
+    assert link.receive() == b""
 
 
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
-def test_bad_batches_are_refused_with_the_error_that_says_why(version: int, wire: Raw, topic: str) -> None:
+def test_bad_batches_are_refused_with_the_error_that_says_why(version: int, link: Raw, topic: str) -> None:
     sound = raw.batch(b"hello" * 10)
     flipped = sound[:-1] + bytes([sound[-1] ^ 1])
     old = sound[:16] + b"\1" + sound[17:]
@@ -275,40 +269,40 @@ def test_bad_batches_are_refused_with_the_error_that_says_why(version: int, wire
         "no epoch": (raw.batch(b"x", producer_id=1), Code.INVALID_RECORD),
     }
     for name, (records, code) in refused.items():
-        answer = produced(wire, raw.produce(topic, records, version=version))
+        answer = produced(link, raw.produce(topic, records, version=version))
         assert answer.error_code == code, name
         assert answer.base_offset == -1
-    assert produced(wire, raw.produce(topic, sound, version=version)).base_offset == 0
+    assert produced(link, raw.produce(topic, sound, version=version)).base_offset == 0
 
 
-def test_unknown_topics_and_partitions_are_refused(wire: Raw, topic: str, unique: Unique) -> None:
+def test_unknown_topics_and_partitions_are_refused(link: Raw, topic: str, unique: Unique) -> None:
     sound = raw.batch(b"x")
-    assert produced(wire, raw.produce(unique("nowhere"), sound)).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert produced(link, raw.produce(unique("nowhere"), sound)).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
     for partition in (1, -1, 0x7FFF_FFFF):
-        answer = produced(wire, raw.produce(topic, sound, partition=partition))
+        answer = produced(link, raw.produce(topic, sound, partition=partition))
         assert answer.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_acks_that_do_not_exist_are_refused_every_time(wire: Raw, topic: str) -> None:
+def test_acks_that_do_not_exist_are_refused_every_time(link: Raw, topic: str) -> None:
     for _ in range(3):
-        answer = produced(wire, raw.produce(topic, raw.batch(b"x"), acks=2))
+        answer = produced(link, raw.produce(topic, raw.batch(b"x"), acks=2))
         assert answer.error_code == Code.INVALID_REQUIRED_ACKS
-    assert produced(wire, raw.produce(topic, raw.batch(b"x"))).base_offset == 0
+    assert produced(link, raw.produce(topic, raw.batch(b"x"))).base_offset == 0
 
 
-def test_a_repeated_batch_of_an_idempotent_producer_is_stored_once(wire: Raw, topic: str) -> None:
-    ids = {"producer_id": wire.ask(raw.request(22, 4, init_producer())).producer_id, "producer_epoch": 0}
+def test_a_repeated_batch_of_an_idempotent_producer_is_stored_once(link: Raw, topic: str) -> None:
+    ids = {"producer_id": link.ask(raw.request(22, 4, init_producer())).producer_id, "producer_epoch": 0}
     batches = [raw.batch(b"%d" % number, base_sequence=number, **ids) for number in range(6)]
-    offsets = [produced(wire, raw.produce(topic, one)).base_offset for one in batches]
+    offsets = [produced(link, raw.produce(topic, one)).base_offset for one in batches]
     assert offsets == list(range(6))
-    assert [produced(wire, raw.produce(topic, one)).base_offset for one in batches[1:]] == offsets[1:]
-    too_old = produced(wire, raw.produce(topic, batches[0]))
+    assert [produced(link, raw.produce(topic, one)).base_offset for one in batches[1:]] == offsets[1:]
+    too_old = produced(link, raw.produce(topic, batches[0]))
     assert too_old.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
-    skipping = produced(wire, raw.produce(topic, raw.batch(b"x", base_sequence=9, **ids)))
+    skipping = produced(link, raw.produce(topic, raw.batch(b"x", base_sequence=9, **ids)))
     assert skipping.error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     newer = raw.batch(b"x", base_sequence=0, producer_id=ids["producer_id"], producer_epoch=1)
-    assert produced(wire, raw.produce(topic, newer)).base_offset == 6
-    fenced = produced(wire, raw.produce(topic, raw.batch(b"x", base_sequence=6, **ids)))
+    assert produced(link, raw.produce(topic, newer)).base_offset == 6
+    fenced = produced(link, raw.produce(topic, raw.batch(b"x", base_sequence=6, **ids)))
     assert fenced.error_code == Code.INVALID_PRODUCER_EPOCH
 
 
@@ -321,40 +315,40 @@ def init_producer(transactional_id: str | None = None) -> dict[str, Any]:
     }
 
 
-def test_a_transactional_producer_is_refused(wire: Raw) -> None:
-    answer = wire.ask(raw.request(22, 4, init_producer("tx")))
+def test_a_transactional_producer_is_refused(link: Raw) -> None:
+    answer = link.ask(raw.request(22, 4, init_producer("tx")))
     assert answer.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and answer.producer_id == -1
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------
 
 
-def test_pipelined_produce_requests_are_answered_in_order_at_consecutive_offsets(wire: Raw, topic: str) -> None:
+def test_pipelined_produce_requests_are_answered_in_order_at_consecutive_offsets(link: Raw, topic: str) -> None:
     frames = [raw.produce(topic, raw.batch(b"%d" % number)) for number in range(500)]
-    wire.send(b"".join(frames))
-    answers = [wire.answer(0, 9).responses[0].partition_responses[0] for _ in frames]
+    link.send(b"".join(frames))
+    answers = [link.answer(0, 9).responses[0].partition_responses[0] for _ in frames]
     assert [answer.base_offset for answer in answers] == list(range(500))
 
 
 def test_a_waiting_fetch_wakes_on_the_append_long_before_its_time_is_over(
-    broker: ServedBroker, wire: Raw, topic: str
+    broker: ServedBroker, link: Raw, topic: str
 ) -> None:
-    wire.send(raw.fetch(topic, 0, wait_ms=20_000))
+    link.send(raw.fetch(topic, 0, wait_ms=20_000))
     with Raw(broker.address) as producer:
-        wire.socket.settimeout(0.2)
+        link.socket.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            wire.receive()
-        wire.socket.settimeout(20)
+            link.receive()
+        link.socket.settimeout(20)
         produced(producer, raw.produce(topic, raw.batch(b"at last")))
         started = time.monotonic()
-        answer = wire.answer(1, 11)
+        answer = link.answer(1, 11)
     assert time.monotonic() - started < 10, "its time is 20 s"
     assert b"at last" in answer.responses[0].partitions[0].records
 
 
-def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(wire: Raw, topic: str) -> None:
+def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(link: Raw, topic: str) -> None:
     started = time.monotonic()
-    answer = wire.ask(raw.fetch(topic, 0, wait_ms=300))
+    answer = link.ask(raw.fetch(topic, 0, wait_ms=300))
     assert 0.29 < time.monotonic() - started < 10
     assert not answer.responses[0].partitions[0].records
 
@@ -362,65 +356,65 @@ def test_a_fetch_with_nothing_to_give_answers_when_its_time_is_over(wire: Raw, t
 def test_a_client_that_goes_while_its_fetch_waits_is_noticed(served: ServedBroker) -> None:
     raw.create_topic(served.address, "quiet")
     process = psutil.Process(served.pid)
-    wait_for(lambda: len(process.net_connections()) <= 2 or time.sleep(0.02), "nobody")
+    wait_for(lambda: len(process.net_connections()) <= 2, "no connection", pause=0.02)
     before = process.num_fds()
     connections = [Raw(served.address) for _ in range(20)]
     for connection in connections:
         connection.send(raw.fetch("quiet", 0, wait_ms=60_000))
-    wait_for(lambda: process.num_fds() >= before + 20 or time.sleep(0.02), "twenty connections")
+    wait_for(lambda: process.num_fds() >= before + 20, "twenty connections", pause=0.02)
     for connection in connections:
         connection.close()
-    wait_for(lambda: process.num_fds() <= before or time.sleep(0.02), "descriptors that are closed")
+    wait_for(lambda: process.num_fds() <= before, "descriptors that are closed", pause=0.02)
 
 
-def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(wire: Raw, topic: str) -> None:
+def test_a_fetch_is_cut_at_whole_batches_and_gives_at_least_one(link: Raw, topic: str) -> None:
     one = raw.batch(b"x" * 1000)
     for _ in range(5):
-        produced(wire, raw.produce(topic, one))
+        produced(link, raw.produce(topic, one))
     for bytes_max, whole in ((1, 1), (len(one), 1), (len(one) * 2 + 10, 2), (MB, 5)):
-        records = wire.ask(raw.fetch(topic, 0, bytes_max=bytes_max)).responses[0].partitions[0].records
+        records = link.ask(raw.fetch(topic, 0, bytes_max=bytes_max)).responses[0].partitions[0].records
         assert len(records) == whole * len(one)
 
 
-def test_an_answer_has_a_largest_size_whatever_the_client_allows(wire: Raw, topic: str) -> None:
-    produced(wire, raw.produce(topic, raw.batch(os.urandom(1_000_000))))
+def test_an_answer_has_a_largest_size_whatever_the_client_allows(link: Raw, topic: str) -> None:
+    produced(link, raw.produce(topic, raw.batch(os.urandom(1_000_000))))
     one = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 0x7FFF_FFFF}
     topics = [{"topic": topic, "partitions": [one] * 80}]
     fields = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 0x7FFF_FFFF, "isolation_level": 0}
-    wire.send(raw.request(1, 4, {**fields, "topics": topics}))
-    assert 50 * MB < len(wire.receive()) < 56 * MB
+    link.send(raw.request(1, 4, {**fields, "topics": topics}))
+    assert 50 * MB < len(link.receive()) < 56 * MB
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 1 << 62, -(1 << 63)])
-def test_an_offset_outside_the_log_is_refused_at_once(offset: int, wire: Raw, topic: str) -> None:
-    answer = wire.ask(raw.fetch(topic, offset, wait_ms=10_000)).responses[0].partitions[0]
+def test_an_offset_outside_the_log_is_refused_at_once(offset: int, link: Raw, topic: str) -> None:
+    answer = link.ask(raw.fetch(topic, offset, wait_ms=10_000)).responses[0].partitions[0]
     assert answer.error_code == Code.OFFSET_OUT_OF_RANGE
 
 
-def test_an_incremental_session_tells_only_news(wire: Raw, topic: str) -> None:
-    first = wire.ask(raw.fetch(topic, 0, session=(0, 0)))
+def test_an_incremental_session_tells_only_news(link: Raw, topic: str) -> None:
+    first = link.ask(raw.fetch(topic, 0, session=(0, 0)))
     session = first.session_id
     assert session > 0 and len(first.responses) == 1
-    quiet = wire.ask(raw.fetch(topic, 0, session=(session, 1), is_named=False))
+    quiet = link.ask(raw.fetch(topic, 0, session=(session, 1), is_named=False))
     assert quiet.session_id == session and quiet.responses == ()
-    produced(wire, raw.produce(topic, raw.batch(b"news")))
-    news = wire.ask(raw.fetch(topic, 0, session=(session, 2), is_named=False))
+    produced(link, raw.produce(topic, raw.batch(b"news")))
+    news = link.ask(raw.fetch(topic, 0, session=(session, 2), is_named=False))
     assert b"news" in news.responses[0].partitions[0].records
-    moved = wire.ask(raw.fetch(topic, 1, session=(session, 3)))
+    moved = link.ask(raw.fetch(topic, 1, session=(session, 3)))
     assert moved.responses == (), "it asked for what comes next, and nothing came"
     forgotten = [{"topic": topic, "partitions": [0]}]
-    wire.ask(raw.fetch(topic, 1, session=(session, 4), forgotten=forgotten, is_named=False))
-    produced(wire, raw.produce(topic, raw.batch(b"not for us")))
-    assert wire.ask(raw.fetch(topic, 1, session=(session, 5), is_named=False)).responses == ()
+    link.ask(raw.fetch(topic, 1, session=(session, 4), forgotten=forgotten, is_named=False))
+    produced(link, raw.produce(topic, raw.batch(b"not for us")))
+    assert link.ask(raw.fetch(topic, 1, session=(session, 5), is_named=False)).responses == ()
 
 
-def test_a_session_that_is_not_known_or_out_of_step_starts_over(wire: Raw, topic: str) -> None:
-    unknown = wire.ask(raw.fetch(topic, 0, session=(0x7FFF_0000, 1)))
+def test_a_session_that_is_not_known_or_out_of_step_starts_over(link: Raw, topic: str) -> None:
+    unknown = link.ask(raw.fetch(topic, 0, session=(0x7FFF_0000, 1)))
     assert unknown.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
-    session = wire.ask(raw.fetch(topic, 0, session=(0, 0))).session_id
-    ahead = wire.ask(raw.fetch(topic, 0, session=(session, 5)))
+    session = link.ask(raw.fetch(topic, 0, session=(0, 0))).session_id
+    ahead = link.ask(raw.fetch(topic, 0, session=(session, 5)))
     assert ahead.error_code == Code.INVALID_FETCH_SESSION_EPOCH
-    closing = wire.ask(raw.fetch(topic, 0, session=(session, -1)))
+    closing = link.ask(raw.fetch(topic, 0, session=(session, -1)))
     assert closing.error_code == 0 and closing.session_id == 0
-    gone = wire.ask(raw.fetch(topic, 0, session=(session, 1)))
+    gone = link.ask(raw.fetch(topic, 0, session=(session, 1)))
     assert gone.error_code == Code.FETCH_SESSION_ID_NOT_FOUND

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,35 +21,14 @@ from thrift.Thrift import TApplicationException
 
 from millstream.records.compression import Codec, compress
 from millstream.wire import luxun
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import PASSWORD, Luxun, Open
 from tests.compat.clients import wait_for
+from tests.compat.hostile_frames import attack
 from tests.compat.raw import create_topic
 from tests.in_thread import BrokerInThread
 from tests.serving import MILLSTREAM, ServedBroker
 
 Unique = Callable[[str], str]
-Open = Callable[..., Luxun]
-PASSWORD = "let me in"
-
-
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("luxun")
-    config = directory / "millstream.toml"
-    config.write_text(f'luxun_password = "{PASSWORD}"\n')
-    with ServedBroker(directory / "data", "--luxun", "127.0.0.1:0", "--config", str(config)) as broker:
-        yield broker
-
-
-@pytest.fixture
-def open_client(served: ServedBroker, generated: tuple[Any, Any]) -> Iterator[Open]:
-    with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(Luxun(served.doors["luxun"], generated, **options))
 
 
 @pytest.fixture
@@ -189,14 +168,14 @@ def test_every_fanout_id_gets_every_item_once(client: Luxun, unique: Unique) -> 
     assert client.consume(topic, "one", index=3, size=100).itemList == [b"10"], "the fanout id counts, not the index"
 
 
-def test_time_finds_the_closest_index(served: ServedBroker, client: Luxun, unique: Unique) -> None:
+def test_time_finds_the_closest_index(luxun_broker: ServedBroker, client: Luxun, unique: Unique) -> None:
     topic = unique("times")
     now = int(time.time() * 1000)
     assert code(client, client.find(topic, now)) == ("FAILURE", "TOPIC_NOT_EXIST")
-    create_topic(served.address, topic, 1)
+    create_topic(luxun_broker.address, topic, 1)
     assert code(client, client.find(topic, now)) == ("FAILURE", "TOPIC_IS_EMPTY")
     assert (client.find(topic, -1).index, client.find(topic, -2).index) == (0, 0)
-    producer = Producer({"bootstrap.servers": served.address})
+    producer = Producer({"bootstrap.servers": luxun_broker.address})
     for number in range(10):
         producer.produce(topic, b"%d" % number, timestamp=now + 1000 * number)
     assert producer.flush(10) == 0
@@ -209,7 +188,7 @@ def test_time_finds_the_closest_index(served: ServedBroker, client: Luxun, uniqu
     assert (latest.index, latest.timestampOfIndex) == (10, now + 9000)
 
 
-def test_every_error_code_says_what_is_wrong(served: ServedBroker, client: Luxun, unique: Unique) -> None:
+def test_every_error_code_says_what_is_wrong(luxun_broker: ServedBroker, client: Luxun, unique: Unique) -> None:
     topic, missing = unique("errors"), unique("missing")
     not_there = ("FAILURE", "TOPIC_NOT_EXIST")
     assert code(client, client.consume(missing, "f")) == not_there
@@ -219,7 +198,7 @@ def test_every_error_code_says_what_is_wrong(served: ServedBroker, client: Luxun
     for name in ("", "no spaces", "x" * 300):
         assert code(client, client.produce(name, b"x")) == invalid
         assert code(client, client.consume(name, "f")) == invalid
-    create_topic(served.address, topic, 1)
+    create_topic(luxun_broker.address, topic, 1)
     assert code(client, client.consume(topic, "f")) == ("TRY_LATER", "TOPIC_IS_EMPTY")
     assert code(client, client.consume(topic, index=0)) == ("TRY_LATER", "TOPIC_IS_EMPTY")
     assert code(client, client.produce(topic, b"x" * (2 << 20))) == ("FAILURE", "MESSAGE_SIZE_TOO_LARGE")
@@ -230,10 +209,10 @@ def test_every_error_code_says_what_is_wrong(served: ServedBroker, client: Luxun
 
 
 def test_topics_with_more_partitions_are_refused_with_a_clear_message(
-    served: ServedBroker, client: Luxun, unique: Unique
+    luxun_broker: ServedBroker, client: Luxun, unique: Unique
 ) -> None:
     topic = unique("wide")
-    create_topic(served.address, topic, 3)
+    create_topic(luxun_broker.address, topic, 3)
     for answer in (client.produce(topic, b"x"), client.consume(topic, "f"), client.size(topic), client.find(topic, -1)):
         assert code(client, answer) == ("FAILURE", "INVALID_TOPIC")
         assert "3 partitions" in answer.result.errorMessage
@@ -271,17 +250,19 @@ def test_old_clients_without_the_strict_header_are_understood(open_client: Open,
     assert old.consume(topic, "f").itemList == [b"x"]
 
 
-def test_records_of_kafka_clients_come_out_and_items_go_in(served: ServedBroker, client: Luxun, unique: Unique) -> None:
+def test_records_of_kafka_clients_come_out_and_items_go_in(
+    luxun_broker: ServedBroker, client: Luxun, unique: Unique
+) -> None:
     topic = unique("both")
     client.produce(topic, b"from luxun")
-    producer = Producer({"bootstrap.servers": served.address, "compression.type": "zstd", "linger.ms": 50})
+    producer = Producer({"bootstrap.servers": luxun_broker.address, "compression.type": "zstd", "linger.ms": 50})
     for number in range(50):
         producer.produce(topic, b"%d" % number, key=b"k")
     assert producer.flush(10) == 0
     expected = [b"from luxun", *(b"%d" % number for number in range(50))]
     assert client.consume(topic, "f", size=1 << 20).itemList == expected
     assert [client.consume(topic, "one by one").itemList for _ in range(51)] == [[item] for item in expected]
-    consumer = Consumer({"bootstrap.servers": served.address, "group.id": topic})
+    consumer = Consumer({"bootstrap.servers": luxun_broker.address, "group.id": topic})
     consumer.assign([TopicPartition(topic, 0, 0)])
     assert consumer.consume(1, 10)[0].value() == b"from luxun"
     consumer.close()
@@ -291,11 +272,13 @@ def test_records_of_kafka_clients_come_out_and_items_go_in(served: ServedBroker,
 
 
 def test_eight_readers_of_one_fanout_id_share_100_000_items_and_each_goes_to_one(
-    served: ServedBroker, open_client: Open, unique: Unique
+    luxun_broker: ServedBroker, open_client: Open, unique: Unique
 ) -> None:
     topic, count = unique("shared"), 100_000
-    create_topic(served.address, topic, 1)
-    producer = Producer({"bootstrap.servers": served.address, "queue.buffering.max.messages": count, "linger.ms": 20})
+    create_topic(luxun_broker.address, topic, 1)
+    producer = Producer(
+        {"bootstrap.servers": luxun_broker.address, "queue.buffering.max.messages": count, "linger.ms": 20}
+    )
     for number in range(count):
         producer.produce(topic, b"%d" % number)
     assert producer.flush(30) == 0
@@ -416,11 +399,11 @@ def test_the_printed_idl_is_what_the_document_has_and_compiles(tmp_path: Path) -
         assert " ".join(block.split()) in " ".join(ours.split()), block
 
 
-def test_packs_are_shown_message_by_message(served: ServedBroker, client: Luxun, unique: Unique) -> None:
+def test_packs_are_shown_message_by_message(luxun_broker: ServedBroker, client: Luxun, unique: Unique) -> None:
     topic = unique("packs")
     for codec in (Codec.NONE, Codec.GZIP, Codec.SNAPPY):
         client.produce(topic, luxun.pack([f"{codec.name} {number}".encode() for number in range(3)], codec))
-    command = [MILLSTREAM, "consume", topic, "--format", "luxun-pack", "--until-end", "--broker", served.address]
+    command = [MILLSTREAM, "consume", topic, "--format", "luxun-pack", "--until-end", "--broker", luxun_broker.address]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert shown.stdout.split("\n")[:-1] == [f"{name} {n}" for name in ("NONE", "GZIP", "SNAPPY") for n in range(3)]
     client.produce(topic, b"not a pack")
@@ -445,13 +428,13 @@ def test_packs_of_generated_clients_are_understood(
     assert (ours.magic, ours.attribute, ours.messageList) == (1, 0, content)
 
 
-def test_a_client_that_thriftpy2_makes_from_the_idl_works(served: ServedBroker, unique: Unique) -> None:
+def test_a_client_that_thriftpy2_makes_from_the_idl_works(luxun_broker: ServedBroker, unique: Unique) -> None:
     import thriftpy2
     from thriftpy2.rpc import make_client
     from thriftpy2.transport import TFramedTransportFactory
 
     types = thriftpy2.load(str(luxun.IDL), module_name="luxun_idl_thrift")
-    host, _, port = served.doors["luxun"].rpartition(":")
+    host, _, port = luxun_broker.doors["luxun"].rpartition(":")
     client = make_client(types.QueueService, host, int(port), trans_factory=TFramedTransportFactory())
     topic = unique("thriftpy2")
     for number in range(3):
@@ -470,8 +453,8 @@ def call(name: bytes, body: bytes, kind: int = 1) -> bytes:
     return struct.pack(">i", len(message)) + message
 
 
-def raw(served: ServedBroker) -> socket.socket:
-    host, _, port = served.doors["luxun"].rpartition(":")
+def raw(luxun_broker: ServedBroker) -> socket.socket:
+    host, _, port = luxun_broker.doors["luxun"].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
 
@@ -514,10 +497,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
-def test_arguments_that_lie_are_refused_at_once_and_cost_no_memory(served: ServedBroker, data: bytes) -> None:
-    process = psutil.Process(served.pid)
+def test_arguments_that_lie_are_refused_at_once_and_cost_no_memory(luxun_broker: ServedBroker, data: bytes) -> None:
+    process = psutil.Process(luxun_broker.pid)
     before, started = process.memory_info().rss, sum(process.cpu_times()[:2])
-    with raw(served) as connection:
+    with raw(luxun_broker) as connection:
         connection.sendall(data)
         answer = connection.recv(1 << 16)
         assert answer[4:8] == b"\x80\x01\x00\x03" and b"getSize" in answer, "an exception, not silence"
@@ -537,19 +520,21 @@ def test_arguments_that_lie_are_refused_at_once_and_cost_no_memory(served: Serve
         pytest.param(call(b"asyncProduce", b"\0", kind=4), id="a oneway call without arguments"),
     ],
 )
-def test_what_is_no_message_costs_its_connection(served: ServedBroker, data: bytes) -> None:
-    with raw(served) as connection:
+def test_what_is_no_message_costs_its_connection(luxun_broker: ServedBroker, data: bytes) -> None:
+    with raw(luxun_broker) as connection:
         connection.sendall(data)
         assert connection.recv(100) == b""
 
 
-def test_what_was_produced_before_nonsense_is_answered(served: ServedBroker, client: Luxun, unique: Unique) -> None:
+def test_what_was_produced_before_nonsense_is_answered(
+    luxun_broker: ServedBroker, client: Luxun, unique: Unique
+) -> None:
     topic = unique("nonsense")
     client.produce(topic, b"first")
     name = topic.encode()
     text = struct.pack(">i", len(name)) + name
     sound = call(b"produce", OPEN + b"\x0b\x00\x01\x00\x00\x00\x03abc\x0b\x00\x02" + text + b"\0\0")
-    with raw(served) as connection:
+    with raw(luxun_broker) as connection:
         connection.sendall(sound * 20 + struct.pack(">i", -5))
         answer = b""
         while more := connection.recv(1 << 16):
@@ -557,7 +542,7 @@ def test_what_was_produced_before_nonsense_is_answered(served: ServedBroker, cli
     assert answer.count(b"produce") == 20 and client.size(topic).size == 21
 
 
-def test_hostile_frames_harm_nobody(served: ServedBroker, open_client: Open, unique: Unique) -> None:
+def test_hostile_frames_harm_nobody(luxun_broker: ServedBroker, open_client: Open, unique: Unique) -> None:
     topic = unique("hostile")
     name = topic.encode()
     text = struct.pack(">i", len(name)) + name
@@ -570,7 +555,7 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, open_client: Open, uni
         call(b"getSize", OPEN + b"\x0b\x00\x01" + text + b"\0\0"),
         call(b"deleteTopic", OPEN + b"\x0b\x00\x01" + text + b"\x0b\x00\x02\x00\x00\x00\x01x\0\0"),
     ]
-    process = psutil.Process(served.pid)
+    process = psutil.Process(luxun_broker.pid)
     bystander = open_client()
     bystander.produce(topic, b"first")
     before = peak = process.memory_info().rss
@@ -586,45 +571,12 @@ def test_hostile_frames_harm_nobody(served: ServedBroker, open_client: Open, uni
     steady = threading.Thread(target=produce)
     with contextlib.ExitStack() as stack:
         for number in range(100):  # connections that stop in the middle of a frame, or claim a large one
-            stack.enter_context(raw(served)).sendall(struct.pack(">i", 1 << (10 + number % 16)) + bytes(number))
+            stack.enter_context(raw(luxun_broker)).sendall(struct.pack(">i", 1 << (10 + number % 16)) + bytes(number))
         steady.start()
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda seed: _attack(served, sound, seed), range(40)))
+            list(pool.map(lambda seed: attack(luxun_broker.doors["luxun"], sound, seed, header=8, body=24), range(40)))
         stopping.set()
         steady.join(20)
     assert len(seen) > 5 and seen == list(range(len(seen)))
-    assert served.is_running and "Traceback" not in served.errors(), served.errors()[-3000:]
+    assert luxun_broker.is_running and "Traceback" not in luxun_broker.errors(), luxun_broker.errors()[-3000:]
     assert peak - before < 64 << 20, "while they are connected, not only afterwards"
-
-
-def _attack(served: ServedBroker, sound: list[bytes], seed: int) -> None:
-    generator = random.Random(seed)
-    for _ in range(50):
-        stream = bytearray()
-        for _ in range(10):
-            frame = bytearray(generator.choice(sound))
-            how = generator.randrange(5)
-            if how == 0:
-                frame[generator.randrange(len(frame))] ^= 1 << generator.randrange(8)
-            elif how == 1:
-                del frame[generator.randrange(8, len(frame)) :]
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 2:
-                at = generator.randrange(8, len(frame))
-                frame[at : at + 4] = generator.choice(
-                    [HUGE, b"\xff\xff\xff\xff", b"\x00\x00\xff\xff", b"\x0f\x0f\x0f\x0f"]
-                )
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            elif how == 3:
-                frame[24:] = generator.randbytes(generator.randrange(200))
-                frame[:4] = struct.pack(">i", len(frame) - 4)
-            stream += frame
-        with raw(served) as connection:
-            with contextlib.suppress(OSError):
-                connection.sendall(stream)
-                connection.shutdown(socket.SHUT_WR)
-            deadline = time.monotonic() + 5
-            with contextlib.suppress(OSError):
-                connection.settimeout(0.1)
-                while connection.recv(1 << 16) and time.monotonic() < deadline:
-                    pass

@@ -9,42 +9,20 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import PASSWORD, Luxun, Open
 from tests.serving import ServedBroker
 
 Unique = Callable[[str], str]
-Open = Callable[[], Luxun]
-PASSWORD = "let me in"
 
 
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("luxun")
-    config = directory / "millstream.toml"
-    config.write_text(f'luxun_password = "{PASSWORD}"\n')
-    with ServedBroker(directory / "data", "--luxun", "127.0.0.1:0", "--config", str(config)) as broker:
-        yield broker
-
-
-@pytest.fixture
-def connect(served: ServedBroker, generated: tuple[Any, Any]) -> Iterator[Open]:
-    with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(Luxun(served.doors["luxun"], generated))
-
-
-def test_each_item_is_visible_to_the_next_consume_on_another_connection(connect: Open, unique: Unique) -> None:
-    producer, consumer = connect(), connect()
+def test_each_item_is_visible_to_the_next_consume_on_another_connection(open_client: Open, unique: Unique) -> None:
+    producer, consumer = open_client(), open_client()
     topics = [unique("visible") for _ in range(4)]
     for number in range(400):
         topic, item = topics[number % 4], b"%d" % number
@@ -53,19 +31,21 @@ def test_each_item_is_visible_to_the_next_consume_on_another_connection(connect:
         assert consumer.consume(topic, "fanout").itemList == [item]
 
 
-def test_the_item_that_creates_a_topic_is_visible_from_a_connection_that_is_new(connect: Open, unique: Unique) -> None:
-    consumer = connect()
+def test_the_item_that_creates_a_topic_is_visible_from_a_connection_that_is_new(
+    open_client: Open, unique: Unique
+) -> None:
+    consumer = open_client()
     for number in range(40):
         topic = unique("created")
-        producer = connect()
+        producer = open_client()
         producer.async_produce(topic, b"first")
         if number % 2:
             producer.transport.close()
         assert consumer.consume(topic, index=0).itemList == [b"first"]
 
 
-def test_sizes_times_and_deletions_count_every_item(connect: Open, unique: Unique) -> None:
-    producer, consumer = connect(), connect()
+def test_sizes_times_and_deletions_count_every_item(open_client: Open, unique: Unique) -> None:
+    producer, consumer = open_client(), open_client()
     for number in range(40):
         topic = unique("counted")
         for item in range(3):
@@ -82,8 +62,8 @@ def test_sizes_times_and_deletions_count_every_item(connect: Open, unique: Uniqu
 
 
 @pytest.mark.parametrize("size", [20_000, 300_000, 1_000_000])
-def test_large_items_are_visible_although_they_arrive_in_pieces(connect: Open, unique: Unique, size: int) -> None:
-    producer, consumer, topic = connect(), connect(), unique("large")
+def test_large_items_are_visible_although_they_arrive_in_pieces(open_client: Open, unique: Unique, size: int) -> None:
+    producer, consumer, topic = open_client(), open_client(), unique("large")
     for number in range(30):
         item = bytes([number]) * size
         producer.async_produce(topic, item)
@@ -107,9 +87,9 @@ def test_items_behind_backpressure_are_visible(tmp_path: Path, generated: tuple[
             assert consumer.size("parked").size == total
 
 
-def test_readers_beside_busy_producers_are_served(connect: Open, unique: Unique) -> None:
-    producers, topic, stopping = [connect() for _ in range(3)], unique("busy"), threading.Event()
-    own, consumer = connect(), connect()
+def test_readers_beside_busy_producers_are_served(open_client: Open, unique: Unique) -> None:
+    producers, topic, stopping = [open_client() for _ in range(3)], unique("busy"), threading.Event()
+    own, consumer = open_client(), open_client()
 
     def produce(producer: Luxun) -> None:
         while not stopping.is_set():
@@ -130,8 +110,10 @@ def test_readers_beside_busy_producers_are_served(connect: Open, unique: Unique)
             thread.join(20)
 
 
-def test_two_clients_that_pipeline_a_read_and_an_item_do_not_wait_for_each_other(connect: Open, unique: Unique) -> None:
-    clients, topic = [connect(), connect()], unique("circle")
+def test_two_clients_that_pipeline_a_read_and_an_item_do_not_wait_for_each_other(
+    open_client: Open, unique: Unique
+) -> None:
+    clients, topic = [open_client(), open_client()], unique("circle")
     clients[0].produce(topic, b"first")
     for _ in range(20):
         for client in clients:
@@ -141,8 +123,8 @@ def test_two_clients_that_pipeline_a_read_and_an_item_do_not_wait_for_each_other
             assert client.calls.recv_consume().itemList == [b"first"]
 
 
-def test_a_producer_that_stops_within_a_frame_holds_nobody_up(connect: Open, unique: Unique) -> None:
-    stopped, producer, consumer, topic = connect(), connect(), connect(), unique("half")
+def test_a_producer_that_stops_within_a_frame_holds_nobody_up(open_client: Open, unique: Unique) -> None:
+    stopped, producer, consumer, topic = open_client(), open_client(), open_client(), unique("half")
     stopped.socket.handle.sendall(struct.pack(">i", 100_000) + bytes(50_000))
     for number in range(100):
         producer.async_produce(topic, b"%d" % number)

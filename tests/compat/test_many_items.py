@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from struct import pack
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -31,10 +32,10 @@ class Row(NamedTuple):
     fields: Callable[[list[Any]], dict[str, Any]]
     """The request, made of its long list."""
     item: Any
-    count: int = ITEMS
+    items: int = ITEMS
 
 
-def listed(name: str = "topics", **more: Any) -> Callable[[list[Any]], dict[str, Any]]:
+def listed(name: str = "topics", /, **more: Any) -> Callable[[list[Any]], dict[str, Any]]:
     return lambda items: {**more, name: items}
 
 
@@ -47,32 +48,62 @@ def of_orders(inner: str = "partitions", topic: str = "name", **more: Any) -> Ca
     return inside("topics", inner, {topic: "orders"}, **more)
 
 
-TIMED = {"timeout": 1000}
-TRIED = {"timeout": 1000, "validate_only": True}
-TOPIC = {"name": NAME, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-FRESH = {**TOPIC, "name": "fresh", "num_partitions": -1, "replication_factor": -1}
-MEMBER = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "group_id": "g"}
+TIMED: dict[str, Any] = {"timeout": 1000}
+TRIED: dict[str, Any] = {"timeout": 1000, "validate_only": True}
+TOPIC: dict[str, Any] = {"name": NAME, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+FRESH: dict[str, Any] = {**TOPIC, "name": "fresh", "num_partitions": -1, "replication_factor": -1}
+MEMBER: dict[str, Any] = {
+    "generation_id_or_member_epoch": -1,
+    "member_id": "",
+    "group_instance_id": None,
+    "group_id": "g",
+}
 COMMITTED = {"committed_offset": 0, "committed_leader_epoch": -1, "committed_metadata": ""}
-LATEST = {"replica_id": -1, "isolation_level": 0}
+LATEST: dict[str, Any] = {"replica_id": -1, "isolation_level": 0}
 END = {"current_leader_epoch": -1, "leader_epoch": 0}
 ACL = {"resource_name": NAME, "resource_pattern_type": 3, "principal": "User:a", "host": "*"}
 ACLS = {"resource_name_filter": NAME, "pattern_type_filter": 3, "principal_filter": None, "host_filter": None}
 ANY = {"operation": 3, "permission_type": 3}
-SHOWN = {"include_synonyms": True, "include_documentation": False}
-JOIN = {"session_timeout": 9000, "rebalance_timeout": 9000, "group_instance_id": "i", "protocol_type": "consumer"}
-BEAT = {"group_id": "c", "member_id": "m", "instance_id": None, "rack_id": None, "rebalance_timeout": 9000}
-SUBSCRIBED = {"subscribed_topic_names": None, "subscribed_topic_regex": None, "server_assignor": None}
+SHOWN: dict[str, Any] = {"include_synonyms": True, "include_documentation": False}
+JOIN: dict[str, Any] = {
+    "session_timeout": 9000,
+    "rebalance_timeout": 9000,
+    "group_instance_id": "i",
+    "protocol_type": "consumer",
+}
+BEAT: dict[str, Any] = {
+    "group_id": "c",
+    "member_id": "m",
+    "instance_id": None,
+    "rack_id": None,
+    "rebalance_timeout": 9000,
+}
+SUBSCRIBED: dict[str, Any] = {"subscribed_topic_names": None, "subscribed_topic_regex": None, "server_assignor": None}
 OURS = {"resource_type": 2, "resource_name": "orders"}
 NAMED = {"resource_type": 2, "resource_name": NAME}
-PRODUCED = {"transactional_id": None, "acks": -1, "timeout": 9000}
+PRODUCED: dict[str, Any] = {"transactional_id": None, "acks": -1, "timeout": 9000}
 BATCH = raw.batch(b"v")
-FETCHED = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0, "rack_id": ""}
-NO_SESSION = {**FETCHED, "session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
-SESSION = {**FETCHED, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": []}
-FORGETS = {**FETCHED, "session_id": 0, "session_epoch": 0, "topics": []}
+FETCHED: dict[str, Any] = {
+    "replica_id": -1,
+    "max_wait": 0,
+    "min_bytes": 1,
+    "max_bytes": 1 << 20,
+    "isolation_level": 0,
+    "rack_id": "",
+}
+NO_SESSION: dict[str, Any] = {**FETCHED, "session_id": 0, "session_epoch": -1, "forgotten_topics_data": []}
+SESSION: dict[str, Any] = {**FETCHED, "session_id": 0, "session_epoch": 0, "forgotten_topics_data": []}
+FORGETS: dict[str, Any] = {**FETCHED, "session_id": 0, "session_epoch": 0, "topics": []}
 READ = {"current_leader_epoch": -1, "fetch_offset": 0, "log_start_offset": -1, "partition_max_bytes": 1 << 20}
-SHARE = {"group_id": "s", "member_id": "m", "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 9}
-SHARED = {**SHARE, "batch_size": 9, "share_session_epoch": 0, "forgotten_topics_data": []}
+SHARE: dict[str, Any] = {
+    "group_id": "s",
+    "member_id": "m",
+    "max_wait": 0,
+    "min_bytes": 1,
+    "max_bytes": 1 << 20,
+    "max_records": 9,
+}
+SHARED: dict[str, Any] = {**SHARE, "batch_size": 9, "share_session_epoch": 0, "forgotten_topics_data": []}
 ACKNOWLEDGED = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}
 
 ROWS = {
@@ -232,6 +263,20 @@ MORE_ROWS = {
         {"topic_id": SOME_ID, "partitions": [0]},
         PAIRS,
     ),
+    "consumer heartbeat of a new member": Row(
+        68,
+        1,
+        lambda items: {
+            **BEAT,
+            **SUBSCRIBED,
+            "group_id": "c2",
+            "member_epoch": 0,
+            "topic_partitions": [],
+            "subscribed_topic_names": items,
+        },
+        NAME,
+        9_990,
+    ),
     "describe consumer groups": Row(69, 1, listed("group_ids", include_authorized_operations=False), NAME),
     "list config resources": Row(74, 1, listed("resource_types"), 2),
     "describe topic partitions": Row(75, 0, listed(response_partition_limit=2000, cursor=None), {"name": NAME}),
@@ -249,6 +294,9 @@ MORE_ROWS = {
         listed(group_id="s"),
         {"topic_name": NAME, "partitions": [{"partition_index": 0, "start_offset": 0}]},
         PAIRS,
+    ),
+    "alter share offsets of no group": Row(
+        91, 0, of_orders(topic="topic_name", group_id="none"), {"partition_index": NUMBER, "start_offset": 0}
     ),
     "delete share offsets": Row(92, 0, listed(group_id="s"), {"topic_name": NAME}),
 }
@@ -281,7 +329,7 @@ def test_a_request_about_very_many_things_holds_up_no_other_client(served: Serve
 
 @pytest.mark.parametrize(("what", "path"), [("offset fetch", "topics"), ("offset delete", "topics")])
 def test_a_list_that_is_gone_through_in_steps_is_answered_as_one(served: ServedBroker, what: str, path: str) -> None:
-    row = ROWS[what]._replace(count=2500)
+    row = ROWS[what]._replace(items=2500)
     with Raw(served.address) as client:
         (topic,) = getattr(client.ask(large_requests.request(*row)), path)
     assert topic.name == "orders" and len(topic.partitions) == 2500
@@ -348,6 +396,37 @@ def test_a_share_request_for_more_partitions_than_a_session_holds_is_refused(ser
         assert client.ask(large_requests.request(*MORE_ROWS[what])).error_code == Code.INVALID_REQUEST
 
 
+def blob(topics: int, owned: int) -> bytes:
+    """The metadata of a consumer that subscribes to so many topics and owns so many partitions."""
+    names = pack(">i", topics) + (b"\0\6orders" if topics == 1 else b"\0\0" * topics)
+    partitions = pack(">i", 1) + b"\0\6orders" + pack(f">i{owned}i", owned, *range(owned))
+    return pack(">h", 1) + names + pack(">i", -1) + partitions
+
+
+@pytest.mark.parametrize(
+    ("topics", "owned", "error"),
+    [
+        (1, 49_000, Code.NONE),
+        (1, 1_000_000, Code.INCONSISTENT_GROUP_PROTOCOL),
+        (500_000, 1, Code.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_a_blob_that_names_very_many_things_holds_up_no_other_client(
+    served: ServedBroker, topics: int, owned: int, error: Code
+) -> None:
+    group = {"group_id": f"blobs-{topics}-{owned}", "member_id": "m", "member_epoch": 0}
+    subscribed = {**SUBSCRIBED, "subscribed_topic_names": ["orders"], "topic_partitions": []}
+    join = {"group_id": group["group_id"], "member_id": "", **JOIN}
+    with Raw(served.address) as client, Raw(served.address) as newer:
+        assert newer.ask(raw.request(68, 1, {**BEAT, **group, **subscribed})).error_code == 0
+        served.busy_seconds_max()
+        row = listed("protocols", **join)
+        answer = client.ask(raw.request(11, 5, row([{"name": "range", "metadata": blob(topics, owned)}])))
+        assert answer.error_code == error
+        assert newer.ask(raw.request(68, 1, {**BEAT, **group, "member_epoch": -1, **subscribed})).error_code == 0
+    assert served.busy_seconds_max() <= BUSY_SECONDS_MAX
+
+
 def one_commit() -> dict[str, Any]:
     return {**MEMBER, "topics": [{"name": "orders", "partitions": [{"partition_index": 0, **COMMITTED}]}]}
 
@@ -360,12 +439,10 @@ def test_of_many_new_topics_the_first_come_with_their_settings(served: ServedBro
     assert [bool(each.configs) for each in topics] == [True] * 500 + [False] * 1500
 
 
-def test_a_topic_of_thousands_of_partitions_is_made_grown_and_deleted_beside_other_clients(
-    served: ServedBroker,
-) -> None:
-    raw.create_topic(served.address, "wide", 5000)
+def test_a_topic_of_thousands_of_partitions_is_made_grown_and_deleted_beside_other_clients(tmp_path: Path) -> None:
     grown = {"topics": [{"name": "wide", "count": 9000, "assignments": None}], "timeout": 10_000}
-    with Raw(served.address) as client:
+    with ServedBroker(tmp_path) as alone, Raw(alone.address) as client:
+        raw.create_topic(alone.address, "wide", 5000)
         client.socket.settimeout(60)
         assert client.ask(raw.request(37, 3, {**grown, "validate_only": False})).results[0].error_code == 0
         (topic,) = client.ask(
@@ -373,7 +450,7 @@ def test_a_topic_of_thousands_of_partitions_is_made_grown_and_deleted_beside_oth
         ).topics
         assert [each.partition_index for each in topic.partitions] == list(range(9000))
         assert client.ask(raw.request(20, 4, {"topic_names": ["wide"], "timeout": 10_000})).responses[0].error_code == 0
-    assert served.busy_seconds_max() <= BUSY_SECONDS_MAX
+        assert alone.busy_seconds_max() <= BUSY_SECONDS_MAX
 
 
 def test_a_large_request_that_is_none_costs_its_connection_and_is_no_failure(served: ServedBroker) -> None:

@@ -12,6 +12,7 @@ import pytest
 from millstream.core.errors import Code
 from millstream.records import codec
 from tests.compat import raw
+from tests.compat.random_messages import read_response
 from tests.compat.raw import Raw
 from tests.serving import ServedBroker
 
@@ -45,7 +46,7 @@ def exchange(wire: Raw, frames: list[bytes]) -> list[Any]:
         (version,) = struct.unpack_from(">h", frame, 6)
         assert struct.unpack_from(">i", answer) == (number,)
         body = answer[5:] if version >= 9 else answer[4:]
-        answers.append(raw.read_response(0, version, body).responses[0].partition_responses[0])
+        answers.append(read_response(0, version, body).responses[0].partition_responses[0])
     return answers
 
 

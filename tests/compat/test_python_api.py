@@ -169,7 +169,7 @@ async def test_a_refused_record_costs_nothing_but_itself(ms: Millstream, unique:
     with pytest.raises(TooLarge):
         await ms.send(topic, b"x" * 3000)
     with pytest.raises(MillstreamError, match="a value is bytes or None, not str"):
-        await ms.send(topic, "text")  # type: ignore[arg-type, call-overload]
+        await ms.send(topic, "text")  # type: ignore[call-overload]
     await ms.send(topic, b"fits")
     assert [record.value for record in await everything(ms, topic)] == [b"fits"]
 
@@ -391,7 +391,7 @@ async def test_members_share_the_partitions_and_each_record_comes_once(
                     streams.stop()
 
         async def settled() -> None:
-            while sorted(len(stream.assignment) for stream in streams) != [1, 1, 2]:  # noqa: ASYNC110  (nobody tells)
+            while sorted(len(stream.assignment) for stream in streams) != [1, 1, 2]:  # noqa: ASYNC110  (there is no event for it)
                 await asyncio.sleep(0.02)
 
         async with asyncio.timeout(SECONDS):
@@ -485,7 +485,7 @@ async def test_a_released_job_comes_again_and_a_rejected_one_is_dead(
                 await job.reject("nobody can do this")
         assert await jobs.receive(0.3) is None
     async with asyncio.timeout(SECONDS):
-        while dead not in await ms.topics():  # noqa: ASYNC110  (nobody tells when it is there)
+        while dead not in await ms.topics():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.02)
         async for record in ms.read(dead):
             assert record.value == b"never" and record.key == b"k2"

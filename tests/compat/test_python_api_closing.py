@@ -1,4 +1,4 @@
-"""Closing the iterators of the Python API while somebody waits on them, embedded and remote."""
+"""Closing the iterators of the Python API while tasks wait on them, embedded and remote."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ async def waiting(items: Consuming[Any]) -> asyncio.Task[list[Any]]:
     return task
 
 
+async def threads_ended(before: int) -> None:
+    async with asyncio.timeout(SECONDS):
+        while threading.active_count() > before:  # noqa: ASYNC110  (a thread's end is no event)
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_waits_on_what_is_closed_comes_to_the_end(
     ms: Millstream, unique: Callable[[str], str], kind: str
@@ -51,9 +57,7 @@ async def test_who_waits_on_what_is_closed_comes_to_the_end(
         assert await task == []
     with pytest.raises(Closed):
         await items.receive(0)
-    async with asyncio.timeout(SECONDS):
-        while threading.active_count() > before:  # noqa: ASYNC110  (a thread tells nobody that it ends)
-            await asyncio.sleep(0.01)
+    await threads_ended(before)
 
 
 async def test_a_stream_that_is_closed_while_somebody_waits_on_it_leaves_its_group(
@@ -131,8 +135,7 @@ async def test_what_is_closed_while_it_opens_is_closed(ms: Millstream, unique: C
         await items.close()
         assert await task is None
         assert not ms._consuming
-        while threading.active_count() > before:  # noqa: ASYNC110  (a thread tells nobody that it ends)
-            await asyncio.sleep(0.01)
+    await threads_ended(before)
 
 
 async def test_who_is_cancelled_while_it_opens_leaves_nothing_open(

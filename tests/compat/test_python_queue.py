@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,6 @@ SECONDS = 20.0
 DEAD = "errors.deadletterqueue.topic.name"
 Unique = Callable[[str], str]
 Moved = tuple[Millstream, Callable[[float], None]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
 
 
 @pytest.fixture(params=["embedded", "server"])
@@ -88,7 +83,7 @@ async def test_a_dead_letter_has_the_reason_that_was_given(ms: Millstream, uniqu
             else:
                 await job.release(reason="busy")
     async with asyncio.timeout(SECONDS):
-        while dead not in await ms.topics():  # noqa: ASYNC110  (nobody tells when it is there)
+        while dead not in await ms.topics():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.02)
         reasons = {}
         async for letter in ms.read(dead):
@@ -164,7 +159,7 @@ async def test_a_wait_that_is_cancelled_costs_no_job(ms: Millstream, unique: Uni
             with suppress(asyncio.CancelledError):
                 await waiting
             await ms.send(topic, b"%d" % round_)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(SECONDS):
                 job = await take(jobs)
                 assert (job.value, job.attempt) == (b"%d" % round_, 1)
                 await job.accept()
@@ -182,7 +177,7 @@ async def test_a_worker_comes_back_by_itself_when_the_server_does(unique: Unique
                     await job.accept()
                 server.restart()
                 async with asyncio.timeout(SECONDS):
-                    found = set()
+                    found: set[bytes | None] = set()
                     while len(found) < 2:
                         again = await take(jobs)
                         found.add(again.value)
@@ -211,7 +206,7 @@ async def test_where_only_kafka_is_spoken_its_verbs_work_and_the_others_say_that
         with pytest.raises(Unsupported):
             await job.release(delay=1)
         await job.release()
-        seen = []
+        seen: list[Any] = []
         while len(seen) < 3:
             job = await take(jobs)
             seen.append((job.value, job.attempt))

@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_holds_nobody_up(cli: QueueCli, topic: str, work
     process.kill()
     started = time.monotonic()
     out, _ = workers.drain("echo $MILLSTREAM_RECORD_ATTEMPT")
-    assert out == "2\n" and time.monotonic() - started < 15  # the lease would have lasted 30 s
+    assert out == "2\n" and time.monotonic() - started < 25  # the lease would have lasted 30 s
 
 
 def test_workers_go_on_when_the_broker_was_killed_and_is_back(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_peek_shows_what_is_next_and_leases_nothing(cli: QueueCli, topic: str, g
     assert (row["offset"], row["value"]) == (1, "b")
     assert cli.figures(group) == {"available": 3, "leased": 0, "waiting": 0, "done": 1, "dead": 0}
     workers.drain("exit 0")
-    assert cli.run("queue", "peek", topic, "-g", group) == ("", f"nothing of {topic} is available to {group} now\n")
+    assert cli.run("queue", "peek", topic, "-g", group) == ("", f"no record of {topic} is available to {group} now\n")
 
 
 def test_purging_needs_a_yes_and_an_idle_queue(

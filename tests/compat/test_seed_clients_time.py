@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from millstream.core.promise import Promise
 from millstream.server import Server
 from tests.compat import client_flume as flume
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.clients import wait_for
 from tests.in_thread import BrokerInThread
 
@@ -77,8 +78,9 @@ class GroupConsumer:
         self.connection.close()
 
 
-def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(broker: BrokerInThread, tmp_path: Path) -> None:
-    generated = generate(tmp_path)
+def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(
+    broker: BrokerInThread, generated: tuple[Any, Any]
+) -> None:
     address = broker.address("luxun")
     with Luxun(address, generated) as producer, Luxun(address, generated) as consumer:
         for number in range(3):
@@ -88,11 +90,6 @@ def test_luxuns_producer_sleeps_for_hours_and_its_next_item_is_there(broker: Bro
 
 
 # -- Luxun's reads behind oneway items ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    return generate(tmp_path_factory.mktemp("generated"))
 
 
 class HeldCreation:
@@ -115,7 +112,7 @@ class HeldCreation:
                 raise self.refusal
             return await ensure(*arguments)
 
-        server.broker.topics.ensure = held  # type: ignore[method-assign]
+        server.broker.topics.ensure = held  # type: ignore[assignment, method-assign]
 
     def go_on(self, refusal: RequestError | None = None) -> None:
         self.refusal = refusal
@@ -126,12 +123,17 @@ def open_connections(broker: BrokerInThread) -> int:
     return broker.ask(lambda server: server.metrics.connections_active)
 
 
+def has_connections(broker: BrokerInThread, count: int) -> bool:
+    return open_connections(broker) == count
+
+
 def waiting(broker: BrokerInThread) -> int:
     """Luxun connections that wait for the answer to a read."""
 
     def count(server: Server) -> int:
-        [door] = [each for each in server._doors if each.name == "luxun"]
-        return sum(bool(each.protocol._in_line) and not each.protocol.creates for each in door._connections)  # type: ignore[union-attr]
+        doors: list[Any] = [*server._doors]
+        [door] = [each for each in doors if each.name == "luxun"]
+        return sum(bool(each.protocol._in_line) and not each.protocol.creates for each in door._connections)
 
     return broker.ask(count)
 
@@ -229,7 +231,7 @@ def test_luxun_reads_do_not_wait_for_a_producer_that_dies_within_an_item(
                 dying.socket.handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             dying.transport.close()
             assert reader.size("items").size == 1
-            wait_for(lambda before=before: open_connections(broker) == before, "the producer's end")
+            wait_for(partial(has_connections, broker, before), "the producer's end")
 
 
 @pytest.mark.parametrize("behind", [0, 3], ids=["alone", "with frames that are not handled yet"])

@@ -117,7 +117,7 @@ def test_offsets_are_described_altered_and_deleted(place: Place) -> None:
     assert (deleted.topic_id, deleted.error_code) == (place.id, 0)
     assert place.progress() == {}
     with place.member() as member:
-        assert leases(member.fetch(0, {(place.id, 1): ()})) == {1: [(0, 9, 1)]}, "it begins anew"
+        assert leases(member.fetch(0, {(place.id, 1): ()})) == {1: [(0, 9, 1)]}, "it starts over"
 
 
 def test_named_partitions_are_described_whether_they_were_read_or_not(place: Place) -> None:

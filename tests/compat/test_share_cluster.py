@@ -1,4 +1,4 @@
-"""Queues over several brokers with one store: unmodified share consumers fetch from whoever leads a partition, and one
+"""Queues over several brokers with one store: unmodified share consumers fetch from the leader of a partition, and one
 broker alone knows what is leased.
 """
 
@@ -42,7 +42,7 @@ def lease_ms() -> int:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path, lease_ms: int) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    """The first one looks after all groups: it was alone when it came. The partitions are led by both."""
+    """The first broker coordinates all groups, because it started alone. Both lead partitions."""
     url = stores.store_url(request.param, tmp_path, request)
     config = tmp_path / "config.toml"
     config.write_text(f"lease_ms = {lease_ms}\n")
@@ -143,7 +143,7 @@ def test_the_command_line_works_on_a_queue_through_any_broker(pair: tuple[Served
 
 @pytest.fixture
 def other_controller(tmp_path: Path) -> Iterator[ServedBroker]:
-    """The second of two brokers, which looks after no group: as after a restart of the one with the lowest number, whom
+    """The second of two brokers, which coordinates no group: as after a restart of the one with the lowest number, whom
     Kafka's admin clients take for the controller.
     """
     url = f"sqlite:{tmp_path / 'store.db'}"

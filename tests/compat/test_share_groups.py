@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import DeserializingShareConsumer, KafkaError, Message, Producer, ShareConsumer
 from confluent_kafka.serialization import SerializationContext, StringDeserializer
 
+from tests import confluent
 from tests.compat import share_workers
 from tests.compat.share_workers import (
     ACCEPT,
@@ -112,10 +113,10 @@ def test_what_is_released_comes_again_with_a_rising_count_and_dies_in_the_end(
         letters = all_of(place.address, place.dead, 3)
         assert values(letters) == numbers(3, first=3)
         for letter in letters:
-            headers = dict(letter.headers())
+            headers = dict(confluent.headers(letter))
             assert headers["millstream-dead-topic"] == place.topic.encode()
             assert headers["millstream-dead-group"] == place.group.encode()
-            assert headers["millstream-dead-offset"] == b"%d" % int(letter.value())
+            assert headers["millstream-dead-offset"] == b"%d" % int(confluent.value(letter))
             rejected = letter.value() == numbers(1, first=5)[0]
             assert headers["millstream-dead-attempts"] == (b"1" if rejected else b"5")
         assert worker.poll(0.3) == []
@@ -132,7 +133,7 @@ def test_acknowledgements_ride_on_the_next_poll(broker: ServedBroker, unique: Un
 
         worker.consumer.set_acknowledgement_commit_callback(on_commit)
         for message in worker.take(10):
-            worker.consumer.acknowledge_offset(place.topic, 0, message.offset(), ACCEPT)
+            worker.consumer.acknowledge_offset(place.topic, 0, confluent.offset(message), ACCEPT)
         wait_for(lambda: worker.poll(0.1) == [] and len(told) == 10, "word of ten acknowledgements")
         assert set(told.values()) == {None}
     assert place.finds_nothing()
@@ -178,7 +179,7 @@ def test_consumers_share_a_topic_and_nothing_comes_twice(broker: ServedBroker, u
         seen = [each.result(40) for each in running]
     for worker in workers:
         worker.close()
-    assert sorted(message.value() for some in seen for message in some) == wanted
+    assert values(message for some in seen for message in some) == wanted
     assert all(some for some in seen), [len(some) for some in seen]
     assert counts(message for some in seen for message in some) == {1}
     assert place.finds_nothing()
@@ -245,10 +246,12 @@ def test_nothing_is_lost_or_repeated_when_the_broker_dies_and_comes_back(
                 assert time.monotonic() < deadline, f"{len(committed)} of {goal} records after a restart"
                 messages = worker.poll(0.5)
                 results = worker.consumer.commit_sync(10)
-                # What could not be committed is nobody's now, and comes again.
+                # Records whose commit failed are available again.
                 failed = {(where.topic, where.partition) for where, error in results.items() if error is not None}
                 committed.update(
-                    message.value() for message in messages if (message.topic(), message.partition()) not in failed
+                    confluent.value(message)
+                    for message in messages
+                    if (message.topic(), message.partition()) not in failed
                 )
             if goal < 300:
                 worker.take(1)  # and more: they are leased when the broker dies
@@ -287,7 +290,7 @@ def test_gaps_that_compaction_left_are_passed_over(tmp_path: Path, unique: Uniqu
         kept = wait_until_compacted(served.address, topic)
         with Worker(served.address, group, topic) as worker:
             taken = worker.take(len(kept))
-            assert [message.offset() for message in sorted(taken, key=Message.offset)] == kept
+            assert [message.offset() for message in sorted(taken, key=confluent.offset)] == kept
             worker.commit()
         with Worker(served.address, group, topic) as worker:
             assert worker.poll(0.5) == []
@@ -307,8 +310,13 @@ def test_a_deserializing_consumer_rejects_what_it_cannot_read(broker: ServedBrok
     produce(place.address, place.topic, [b'{"n": 1}', b"not json", b'{"n": 2}'])
     worker = Deserializing(place.address, place.group, place.topic, share__acknowledgement__mode="explicit")
     with worker:
-        messages: list[Message] = []
-        wait_for(lambda: bool(messages.extend(worker.consumer.poll(0.5)) or len(messages) == 3), "three records")
+        messages: list[Any] = []
+
+        def poll() -> bool:
+            messages.extend(worker.consumer.poll(0.5))
+            return len(messages) == 3
+
+        wait_for(poll, "three records")
         for message in messages:
             error = message.error()
             if error is not None:
@@ -338,7 +346,7 @@ def test_large_empty_and_missing_values(broker: ServedBroker, unique: Unique) ->
         producer.produce(place.topic, value, headers=[("kind", b"odd"), ("nothing", None)])
     assert producer.flush(20) == 0
     with place.worker() as worker:
-        found = sorted(worker.take(6), key=Message.offset)
+        found = sorted(worker.take(6), key=confluent.offset)
         assert [message.value() for message in found] == [large, b"", None, large, b"\0", large]
         assert all(message.headers() == [("kind", b"odd"), ("nothing", None)] for message in found)
         worker.commit()
@@ -370,7 +378,7 @@ def test_a_new_group_begins_at_the_end_unless_told_otherwise(broker: ServedBroke
     later = itertools.count(5)
 
     def sees_a_later_one() -> bool:
-        """Nobody tells where the group begins; when it has begun, it sees what comes."""
+        """There is no event for the group's start; once started, it delivers new records."""
         produce(broker.address, topic, numbers(1, first=next(later)))
         return bool(worker.poll(0.5))
 

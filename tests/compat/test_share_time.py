@@ -37,7 +37,8 @@ class Desk:
         await self.run(lambda: configure(self.address, "workers", **settings))
 
     async def member(self) -> Bare:
-        return await self.run(Bare, self.address, "workers", "jobs")
+        bare: Bare = await self.run(Bare, self.address, "workers", "jobs")
+        return bare
 
     async def run(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         return await asyncio.to_thread(call, *arguments, **more)

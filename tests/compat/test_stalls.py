@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import psutil
@@ -28,7 +30,7 @@ from tests.bombs import empty_headers, empty_records
 from tests.compat import client_flume, raw
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import Flume
-from tests.compat.client_luxun import Luxun, generate
+from tests.compat.client_luxun import Luxun
 from tests.compat.raw import Raw
 from tests.in_thread import BrokerInThread
 
@@ -122,7 +124,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("make", BOMBS.values(), ids=BOMBS)
 def test_doors_that_give_out_records_are_not_held_up_by_a_bomb(
-    files: BrokerInThread, tmp_path: Path, make: Callable[[], bytes]
+    files: BrokerInThread, generated: tuple[Any, Any], make: Callable[[], bytes]
 ) -> None:
     address = files.address("kafka")
     raw.create_topic(address, "orders", max_message_bytes="10000000", group_share_auto_offset_reset="earliest")
@@ -132,7 +134,7 @@ def test_doors_that_give_out_records_are_not_held_up_by_a_bomb(
     with responsive(files):
         with Flume(files.address("flume")) as flume:
             assert not flume.fetch("orders", 0, 0).records
-        with Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+        with Luxun(files.address("luxun"), generated) as luxun:
             assert not luxun.consume("orders", index=0, size=1000).itemList
         with FlowmqClient(files.address("flowmq")) as flowmq:
             flowmq.subscribe("orders", "workers")
@@ -179,14 +181,45 @@ def test_thousands_of_small_requests_in_one_piece_leave_turns_to_others(
             sent.result()
 
 
-def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThread, tmp_path: Path) -> None:
+def test_many_clients_with_thousands_of_small_requests_share_one_turn(files: BrokerInThread) -> None:
+    """All are ready in the same turn of the event loop, which sleeps while they send."""
+    one = kafka_heartbeat()
+    count = (128 << 10) // len(one)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Raw(files.address("kafka"))) for _ in range(16)]
+        for client in clients:
+            client.socket.settimeout(60)
+            client.send(one)
+            size = len(client.socket.recv(1 << 16))
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        with responsive(files):
+            asleep = Event()
+
+            def hold(_: object) -> None:
+                asleep.set()
+                sleep(0.5)
+
+            held = pool.submit(files.ask, hold)
+            asleep.wait(60)
+            list(pool.map(lambda client: client.send(one * count), clients))
+            held.result()
+
+            def receive(client: Raw) -> None:
+                left = size * count
+                while left > 0:
+                    left -= len(client.socket.recv(1 << 16))
+
+            list(pool.map(receive, clients))
+
+
+def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThread, generated: tuple[Any, Any]) -> None:
     """Half a million records: within the bounds, and far too many for one turn of the loop."""
     address, count = files.address("kafka"), 500_000
     raw.create_topic(address, "orders", max_message_bytes="10000000", group_share_auto_offset_reset="earliest")
     with Raw(address) as client:
         assert produce(client, "orders", empty_records(count)) == Code.NONE
     with responsive(files):
-        with Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+        with Luxun(files.address("luxun"), generated) as luxun:
             assert len(luxun.consume("orders", index=count - 5, size=1000).itemList) == 5
         with Flume(files.address("flume")) as flume:
             assert flume.fetch("orders", 0, count - 1).records == [(count - 1, b"")]
@@ -195,12 +228,12 @@ def test_a_batch_of_very_many_records_is_read_piece_by_piece(files: BrokerInThre
             assert len(flowmq.take(3)) == 3
 
 
-def test_a_record_of_64_mb_is_given_whole(files: BrokerInThread, tmp_path: Path) -> None:
+def test_a_record_of_64_mb_is_given_whole(files: BrokerInThread, generated: tuple[Any, Any]) -> None:
     address = files.address("kafka")
     raw.create_topic(address, "orders", max_message_bytes="10000000")
     with Raw(address) as client:
         assert produce(client, "orders", raw.batch(b"first", bytes(64 << 20), b"last", codec=Codec.GZIP)) == Code.NONE
-    with responsive(files), Luxun(files.address("luxun"), generate(tmp_path)) as luxun:
+    with responsive(files), Luxun(files.address("luxun"), generated) as luxun:
         for offset, item in ((0, b"first"), (2, b"last")):
             assert luxun.consume("orders", index=offset).itemList == [item]
 
@@ -286,7 +319,7 @@ def fetch_all(
 def test_a_fetch_over_60_cold_partitions_holds_up_nobody(tmp_path: Path) -> None:
     """A quarter of a megabyte of the smallest batches in each: 4000 checksums."""
     with BrokerInThread(tmp_path) as broker:
-        raw.create_topic(broker.address("kafka"), "orders", partitions=60)
+        raw.create_topic(broker.address("kafka"), "orders", 60)
         for partition in range(60):
             fill_with_small_batches(broker, "orders", partition, 4000)
     with BrokerInThread(tmp_path) as broker:

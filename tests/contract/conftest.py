@@ -37,9 +37,19 @@ class Driver:
     def __init__(self, place: Path, clock: VirtualClock) -> None:
         self.place = place
         self.clock = clock
-        self.logs: LogStore | None = None
-        self.meta: MetaStore | None = None
+        self._logs: LogStore | None = None
+        self._meta: MetaStore | None = None
         self.killed: list[LogStore] = []
+
+    @property
+    def logs(self) -> LogStore:
+        assert self._logs is not None
+        return self._logs
+
+    @property
+    def meta(self) -> MetaStore:
+        assert self._meta is not None
+        return self._meta
 
     def written_now(self) -> None:
         """Files were written by the machine's clock; the test's says another time."""
@@ -59,16 +69,16 @@ class Driver:
     async def open_topic(
         self, topic: str, topic_id: str, partition: int = 0, config: LogConfig | None = None
     ) -> PartitionLog:
-        if self.logs is None:
-            self.logs = self.make_logs()
-            await self.logs.start()
+        if self._logs is None:
+            self._logs = self.make_logs()
+            await self._logs.start()
         await self.logs.prepare(topic_id, partition + 1)
         return self.logs.open(topic, topic_id, partition, config or LogConfig())
 
     async def open_meta(self) -> MetaStore:
-        self.meta = self.make_meta()
-        await self.meta.start()
-        return self.meta
+        self._meta = self.make_meta()
+        await self._meta.start()
+        return self._meta
 
     async def reopen(self, config: LogConfig | None = None) -> PartitionLog:
         """After a clean shutdown."""
@@ -76,18 +86,18 @@ class Driver:
         return await self.open(config)
 
     async def reopen_after_kill(self, config: LogConfig | None = None) -> PartitionLog:
-        """As after `kill -9`: nobody closed anything, the operating system still has every page."""
-        if self.logs is not None:
-            self.killed.append(self.logs)
-        self.logs = None
+        """As after `kill -9`: nothing was closed, and the operating system still has every page."""
+        if self._logs is not None:
+            self.killed.append(self._logs)
+        self._logs = None
         return await self.open(config)
 
     async def close(self) -> None:
-        if self.logs is not None:
-            await self.logs.close()
-        if self.meta is not None:
-            await self.meta.close()
-        self.logs = self.meta = None
+        if self._logs is not None:
+            await self._logs.close()
+        if self._meta is not None:
+            await self._meta.close()
+        self._logs = self._meta = None
 
     async def bury(self) -> None:
         """Ends what a killed process would have taken along: threads and connections."""

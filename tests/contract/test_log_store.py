@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.contract.conftest import TOPIC, TOPIC_ID, Driver
 OpenLog = Callable[..., Awaitable[PartitionLog]]
 DAY_MS = 24 * 3600 * 1000
 KEEP = {"retention_ms": -1}
-SMALL = {"segment_bytes": 1000, "index_interval_bytes": 200, **KEEP}
+SMALL: dict[str, Any] = {"segment_bytes": 1000, "index_interval_bytes": 200, **KEEP}
 
 
 async def refusal(promise: Awaitable[object]) -> Code:
@@ -128,7 +129,6 @@ class TestAppendRun:
 
     async def test_a_log_that_was_discarded_refuses_it(self, driver: Driver) -> None:
         log = await driver.open()
-        assert driver.logs is not None
         await driver.logs.discard(TOPIC, TOPIC_ID)
         assert await refusal(append_run(log, batch(b"a"), batch(b"b"))) == Code.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -139,7 +139,6 @@ class TestTogether:
         await append(one, batch(b"known", producer=7))
         woken: list[int] = []
         one.wake(lambda: woken.append(one.end))
-        assert driver.logs is not None
         with driver.logs.together():
             promises = [append(log, batch(b"a", producer=8)) for log in (one, two)]
             promises.append(append(one, batch(b"gap", producer=7, sequence=5)))
@@ -157,7 +156,6 @@ class TestTogether:
 
     async def test_an_error_among_the_appends_takes_them_back_in_an_atomic_store(self, driver: Driver) -> None:
         log = await driver.open()
-        assert driver.logs is not None
         with pytest.raises(ZeroDivisionError), driver.logs.together():
             promise = append(log, batch(b"a"))
             raise ZeroDivisionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,13 @@ async def stores(driver: Driver) -> AsyncIterator[tuple[TableLogStore, TableLogS
 def logs(stores: tuple[TableLogStore, TableLogStore]) -> tuple[PartitionLog, PartitionLog]:
     one, two = stores
     return one.open(TOPIC, TOPIC_ID, 0, LogConfig()), two.open(TOPIC, TOPIC_ID, 0, LogConfig())
+
+
+async def on_its_way(database: PostgresDatabase) -> None:
+    """Until a connection carries an append."""
+    async with asyncio.timeout(SECONDS):
+        while not database._appends.uses():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def woken(log: PartitionLog, condition: Callable[[], bool]) -> None:
@@ -113,6 +121,14 @@ class TestLogs:
         assert caught.value.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert list((await two.known_producers()).by_id) == [7]
 
+    async def test_batches_get_the_epoch_of_their_log(self, logs: tuple[PartitionLog, PartitionLog]) -> None:
+        log = logs[0]
+        await append(log, batch(b"a"))
+        log.epochs.begin(3, log.end)
+        await append(log, batch(b"b"))
+        epochs = [read_header((await log.read(at, 1)).to_bytes()).leader_epoch for at in (0, 1)]
+        assert epochs == [0, 3]
+
     async def test_a_reader_that_was_elsewhere_before_is_not_out_of_range(
         self, logs: tuple[PartitionLog, PartitionLog]
     ) -> None:
@@ -138,7 +154,9 @@ class TestLogs:
         with pytest.raises(RequestError, match="cannot be reached"):
             async with stopped.database._appends.take() as connection, connection.transaction():
                 one = batch(b"never committed")
-                await stopped.database._append(connection, [Append(log.id, [bytearray(one)], [read_header(one)])], NOW)
+                await stopped.database._append(
+                    connection, [Append(log.id, [bytearray(one)], [read_header(one)], 0)], NOW
+                )
                 async with asyncio.timeout(SECONDS):
                     assert (await append(log, batch(b"another"))).base_offset == 0
         assert [record.value for record in await read_back(log)] == [b"another"]
@@ -380,56 +398,50 @@ class Line:
                 way.close()
 
 
+@asynccontextmanager
+async def cut_off(
+    store: TableLogStore, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Line, PostgresDatabase, PartitionLog]]:
+    """A log with one record, over a line to the same server that has just been cut."""
+    if not isinstance(store.database, PostgresDatabase):
+        pytest.skip("there is no line to it")
+    url = urlsplit(store.database._url.dsn)
+    assert url.port is not None
+    monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
+    line = Line(url.port)
+    async with line.open() as port:
+        database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
+        beyond = TableLogStore(database, SystemClock())
+        await beyond.start()
+        await beyond.prepare(TOPIC_ID, 1)
+        log = beyond.open(TOPIC, TOPIC_ID, 0, LogConfig())
+        await append(log, batch(b"a"))
+        line.cut()
+        yield line, database, log
+        await beyond.close()
+
+
 class TestLines:
     async def test_what_a_server_that_vanished_did_not_answer_is_given_up_when_there_is_one_again(
         self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not isinstance(stores[0].database, PostgresDatabase):
-            pytest.skip("there is no line to it")
-        url = urlsplit(stores[0].database._url.dsn)
-        assert url.port is not None
-        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
-        line = Line(url.port)
-        async with line.open() as port:
-            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
-            store = TableLogStore(database, SystemClock())
-            await store.start()
-            await store.prepare(TOPIC_ID, 1)
-            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
-            await append(log, batch(b"a"))
-            line.cut()
+        async with cut_off(stores[0], monkeypatch) as (_, _, log):
             async with asyncio.timeout(SECONDS):
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await append(log, batch(b"never answered"))
                 assert (await append(log, batch(b"b"))).base_offset == 1
-            await store.close()
 
     async def test_also_where_its_successor_has_told_the_listening_connection_at_once(
         self, driver: Driver, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not isinstance(stores[0].database, PostgresDatabase):
-            pytest.skip("there is no line to it")
-        url = urlsplit(stores[0].database._url.dsn)
-        assert url.port is not None
-        monkeypatch.setattr(postgres, "PING_SECONDS", 1.0)
-        line = Line(url.port)
-        async with line.open() as port:
-            database = PostgresDatabase(url._replace(netloc=url.netloc.replace(str(url.port), str(port))).geturl())
-            store = TableLogStore(database, SystemClock())
-            await store.start()
-            await store.prepare(TOPIC_ID, 1)
-            log = store.open(TOPIC, TOPIC_ID, 0, LogConfig())
-            await append(log, batch(b"a"))
-            line.cut()
+        async with cut_off(stores[0], monkeypatch) as (line, database, log):
             unanswered = append(log, batch(b"never answered"))
             async with asyncio.timeout(SECONDS):
-                await asyncio.sleep(0.1)
-                assert database._appends.uses()  # it is on its way
+                await on_its_way(database)
                 line.refuse_the_first()  # which is the one that listens
                 with pytest.raises(RequestError, match="cannot be reached"):
                     await unanswered
                 assert (await append(log, batch(b"b"))).base_offset == 1
-            await store.close()
 
     async def test_what_a_server_is_at_work_on_is_waited_for_though_the_listening_connection_was_lost(
         self, stores: tuple[TableLogStore, TableLogStore], monkeypatch: pytest.MonkeyPatch
@@ -446,8 +458,7 @@ class TestLines:
         async with other.transaction():
             await other.execute("SELECT * FROM millstream.logs FOR UPDATE")
             waiting = append(log, batch(b"a"))
-            await asyncio.sleep(0.2)
-            assert database._appends.uses()  # it is on its way
+            await on_its_way(database)
             await other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE query LIKE 'LISTEN%' AND datname = current_database()"
@@ -515,7 +526,7 @@ class TestTogether:
 
 
 class Watched:
-    """Changes as a watch tells them, with an event for whoever waits for one."""
+    """The changes that a watch reports, with an event per change."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes | None]] = []
@@ -551,8 +562,13 @@ class TestMetadata:
     async def test_own_and_others_changes_come_in_one_order(self, stores: tuple[TableLogStore, TableLogStore]) -> None:
         one, two = stores
         told: tuple[list[int], list[int]] = ([], [])
+
+        def note(revisions: list[int], _: str, value: Versioned | None) -> None:
+            assert value is not None
+            revisions.append(value.revision)
+
         for store, revisions in zip(stores, told, strict=True):
-            store.meta.watch("t/", lambda _, value, revisions=revisions: revisions.append(value.revision))
+            store.meta.watch("t/", partial(note, revisions))
         await asyncio.gather(*(store.meta.transact(Put(f"t/{at}", b"")) for at in range(30) for store in stores))
         last = Watched()
         for store in stores:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import FlushPolicy, LogConfig
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.records import codec
 from millstream.records.batch import PREFIX_BYTES, BatchHeader, patch_offset, read_header
 from millstream.records.record import Record
@@ -24,6 +25,7 @@ from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk, PowerLoss
 from tests.crash.machine import HandFlusher
+from tests.crash.store_directory import open_log
 
 TOPIC, TOPIC_ID = "history", "0123456789abcdef"
 IN_FLIGHT_MAX = 5
@@ -137,9 +139,9 @@ class History:
     def _open(self) -> None:
         self.flusher = HandFlusher()
         self.store = LocalLogStore(os.path.join(self.directory, "data"), self.clock, self.flusher, self.disk)
-        self.logs = [self.store.open(TOPIC, TOPIC_ID, each.index, each.config) for each in self.partitions]
+        self.logs = [open_log(self.store, TOPIC, TOPIC_ID, each.index, each.config) for each in self.partitions]
         for expected, log in zip(self.partitions, self.logs, strict=True):
-            log.wake(lambda expected=expected, log=log: self._read_on(expected, log))
+            log.wake(partial(self._read_on, expected, log))
 
     def _step(self) -> None:
         random = self.random
@@ -165,7 +167,7 @@ class History:
         else:
             self._restart()
 
-    def _append(self, expected: Expected, log: Log) -> None:
+    def _append(self, expected: Expected, log: ReplicaLog) -> None:
         producer = self.random.choice([*expected.producers, None])
         if producer is None or expected.is_weak or producer.unanswered() >= IN_FLIGHT_MAX:
             self._send(expected, log, self._batch(expected))
@@ -189,7 +191,9 @@ class History:
             return codec.encode(records)
         return codec.encode(records, producer_id=producer.number, producer_epoch=0, base_sequence=producer.sequence)
 
-    def _send(self, expected: Expected, log: Log, batch: bytearray, sent: Sent | None = None) -> Promise[Appended]:
+    def _send(
+        self, expected: Expected, log: ReplicaLog, batch: bytearray, sent: Sent | None = None
+    ) -> Promise[Appended]:
         header = read_header(batch)
         self.report.attempted += header.count
         end = log.end
@@ -199,7 +203,7 @@ class History:
         promise.then(lambda done: self._answered(expected, header, done))
         return promise
 
-    def _hand_over(self, expected: Expected, log: Log, batch: bytearray) -> Promise[Appended]:
+    def _hand_over(self, expected: Expected, log: ReplicaLog, batch: bytearray) -> Promise[Appended]:
         """Appends. Readers may be woken, or the power may fail, within the call: the batch is expected before it."""
         end = log.end
         placed = bytearray(batch)
@@ -217,12 +221,12 @@ class History:
         if not expected.is_weak:
             expected.settle(answer.base_offset)
 
-    def _trim(self, expected: Expected, log: Log) -> None:
+    def _trim(self, expected: Expected, log: ReplicaLog) -> None:
         offset = self.random.randint(log.start, log.high_watermark)
         expected.start_max = max(expected.start_max, offset)
         expected.trimmed = max(expected.trimmed, log.trim(offset).value())
 
-    def _flush(self, expected: Expected, log: Log) -> None:
+    def _flush(self, expected: Expected, log: ReplicaLog) -> None:
         self.flusher.is_willing = True
         log.flush().value()
         self.flusher.is_willing = False
@@ -247,7 +251,7 @@ class History:
             for base in expected.content:
                 expected.settle(base)
 
-    def _read_on(self, expected: Expected, log: Log) -> None:
+    def _read_on(self, expected: Expected, log: ReplicaLog) -> None:
         """A consumer that reads whatever is published, and never forgets."""
         offset = max(expected.seen_to, log.start)
         while offset < log.high_watermark:
@@ -296,7 +300,7 @@ class History:
                         found[os.path.join(parent, name)] = file.read()
         return found
 
-    def _check(self, expected: Expected, log: Log) -> None:
+    def _check(self, expected: Expected, log: ReplicaLog) -> None:
         where = f"{expected.kind}: {log.start} to {log.end}"
         assert log.high_watermark == log.end and log.start <= log.end, where
         assert not log.damage.ranges, f"{where}: a crash is no damage: {log.damage.ranges}"
@@ -318,7 +322,7 @@ class History:
         for base in found:
             expected.settle(base)
 
-    def _read_all(self, log: Log) -> dict[int, bytes]:
+    def _read_all(self, log: ReplicaLog) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         offset = log.start
         while offset < log.end:
@@ -332,7 +336,7 @@ class History:
             offset = piece.next_offset
         return found
 
-    def _check_dense(self, expected: Expected, log: Log, found: dict[int, bytes]) -> None:
+    def _check_dense(self, expected: Expected, log: ReplicaLog, found: dict[int, bytes]) -> None:
         if found:
             assert min(found) <= log.start
         next_offset = min(found, default=log.end)
@@ -351,7 +355,7 @@ class History:
                 if read_header(batch).last_offset >= expected.start_max:
                     assert found.get(base) == batch, f"{expected.kind}: a reader saw {base} before"
 
-    def _check_compacted(self, expected: Expected, log: Log, found: dict[int, bytes]) -> None:
+    def _check_compacted(self, expected: Expected, log: ReplicaLog, found: dict[int, bytes]) -> None:
         records = {record.offset: record for batch in found.values() for record in codec.decode(batch)}
         assert list(records) == sorted(records)
         sent = {record.offset: record for batch in expected.content.values() for record in codec.decode(batch)}
@@ -369,7 +373,7 @@ class History:
                     self.report.lost += 1
                     raise AssertionError(f"{record.offset} was the newest record of {record.key!r}, and is gone")
 
-    def _check_set_aside(self, log: Log, before: dict[str, bytes]) -> None:
+    def _check_set_aside(self, log: ReplicaLog, before: dict[str, bytes]) -> None:
         """What recovery took out of the log is kept, unless it lies below the start or is nothing but zeros."""
         directory = os.path.join(self.directory, "data", "set-aside")
         kept = set()
@@ -388,7 +392,7 @@ class History:
                 assert file.read() == old[:size]
             assert not old[size:].strip(b"\0") or old[size:] in kept, f"what was cut from {path} was not set aside"
 
-    def _repeat(self, expected: Expected, log: Log) -> None:
+    def _repeat(self, expected: Expected, log: ReplicaLog) -> None:
         """Clients come back and send again what they had no answer for, and perhaps some that they had."""
         if expected.is_weak:
             return
@@ -399,7 +403,7 @@ class History:
                 self._send_again(expected, log, sent)
         self.flusher.is_willing = False
 
-    def _send_again(self, expected: Expected, log: Log, sent: Sent) -> None:
+    def _send_again(self, expected: Expected, log: ReplicaLog, sent: Sent) -> None:
         was_answered = sent.promise.done
         batch = bytearray(sent.batch)
         header = read_header(batch)

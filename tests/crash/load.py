@@ -9,6 +9,8 @@ from random import Random
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests import confluent
+
 PARTITIONS = 4
 TOPIC = "load"
 IN_FLIGHT_MAX = 3000
@@ -65,11 +67,11 @@ class Load:
         if error is not None:
             self.errors.append(error)
             return
-        place = message.partition(), message.offset()
+        place = confluent.place(message)
         if place in self.acknowledged:
             self.acknowledged_twice.append(place)
         with self.moved:
-            self.acknowledged[place] = message.value()
+            self.acknowledged[place] = confluent.value(message)
             self.moved.notify_all()
 
     def wait_for_more(self, count: int) -> None:
@@ -99,8 +101,7 @@ def consume_all(address: str) -> dict[int, list[tuple[int, bytes]]]:
         first = consumer.poll(20)
         assert first is not None, f"partitions {left} do not go on"
         for message in (first, *consumer.consume(10_000, timeout=0)):  # `consume` would wait until there are so many
-            assert message.error() is None
-            found[message.partition()].append((message.offset(), message.value()))
+            found[confluent.partition(message)].append((confluent.offset(message), confluent.value(message)))
         left = {number for number in left if found[number][-1:] == [] or found[number][-1][0] + 1 < ends[number]}
     consumer.close()
     return found

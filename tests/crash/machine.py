@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from millstream.log.flusher import Syncable
+from millstream.log.flusher import Flusher, Syncable
 
 
-class HandFlusher:
-    """Stands in for `Flusher`. A sync begins and ends when told, so that anything can happen in between.
+class HandFlusher(Flusher):
+    """A sync begins and ends when the test says so: anything can happen in between.
 
     While it `is_willing`, every request is carried out at once.
     """
@@ -42,7 +42,7 @@ class HandFlusher:
             work()
         except OSError as error:
             failure = error
-        log.end_sync(failure)
+        log.end_sync(failure, lambda: None)
 
     def run(self, log: Syncable) -> None:
         self.end(log)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from millstream.core.errors import Code, RequestError
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.records import codec
 
 
-async def read_around(log: Log, bytes_max: int = 1 << 20) -> tuple[dict[int, bytes | None], set[int]]:
+async def read_around(log: ReplicaLog, bytes_max: int = 1 << 20) -> tuple[dict[int, bytes | None], set[int]]:
     """What a reader that goes on behind each refusal gets, by offset; and which offsets are refused."""
     values: dict[int, bytes | None] = {}
     refused: set[int] = set()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from millstream.core.disk import Disk
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
+from millstream.log.segment import Segment
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 
@@ -25,10 +29,10 @@ class StoreDirectory:
         self.disk = Disk()
         self.store: LocalLogStore | None = None
 
-    def open(self, config: LogConfig = SMALL) -> Log:
+    def open(self, config: LogConfig = SMALL) -> ReplicaLog:
         self.store = LocalLogStore(str(self.directory), self.clock, Flusher(asyncio.get_running_loop()), self.disk)
         self.store.lock()
-        log = self.store.open(TOPIC, TOPIC_ID, 0, config)
+        log = open_log(self.store, TOPIC, TOPIC_ID, 0, config)
         self.store.opened_all()
         return log
 
@@ -38,12 +42,12 @@ class StoreDirectory:
             self.store = None
 
     def kill(self) -> None:
-        """The process is gone and nobody closed anything: all that the next one notices is a lock that is free."""
+        """The process died without closing anything; the next one finds only that the lock is free."""
         assert self.store is not None and self.store._lock is not None
         self.store._lock.release()
         self.store = None
 
-    async def reopen(self, config: LogConfig = SMALL) -> Log:
+    async def reopen(self, config: LogConfig = SMALL) -> ReplicaLog:
         await self.close()
         return self.open(config)
 
@@ -54,3 +58,23 @@ class StoreDirectory:
     def set_aside(self) -> dict[str, bytes]:
         directory = self.directory / "set-aside"
         return {path.name: path.read_bytes() for path in directory.iterdir()} if directory.exists() else {}
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
+    place = StoreDirectory(tmp_path / "data")
+    yield place
+    await place.close()
+
+
+def open_log(store: LocalLogStore, topic: str, topic_id: str, partition: int, config: LogConfig) -> ReplicaLog:
+    """Its directory is there."""
+    log = store.open(topic, topic_id, partition, config)
+    assert isinstance(log, ReplicaLog)
+    return log
+
+
+def position_of(segment: Segment, offset: int) -> int:
+    found = segment.locate(offset, segment.size)
+    assert found is not None
+    return found[0]

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+from tests import confluent
 from tests.compat import raw
 from tests.crash.load import PARTITIONS, TOPIC, Load, consume_all, count, create_topic
 from tests.postgres import KILLABLE, PrivatePostgres
@@ -127,8 +128,7 @@ class Members:
             for message in consumer.consume(500, timeout=0.2):
                 if message.error() is None:
                     with self.moved:
-                        place = message.partition(), message.offset()
-                        value = message.value()
+                        place, value = confluent.place(message), confluent.value(message)
                         assert self.seen.setdefault(place, value) == value, "an offset has one value for ever"
                         self.moved.notify_all()
         consumer.close()
@@ -316,11 +316,11 @@ def test_a_coordinator_that_slept_past_its_lease_commits_nothing_more(
         with raw.Raw(one.address) as to_one, raw.Raw(two.address) as to_two:
             # The first is the coordinator: it was alone when it came. Unless it was held up for longer than its lease.
             roles = [(one, to_one, to_two), (two, to_two, to_one)]
-            until(lambda: any(is_coordinator(*wires) for _, *wires in roles), "nobody looks after the group")
+            until(lambda: any(is_coordinator(*wires) for _, *wires in roles), "no broker coordinates the group")
             sleeper, asleep, awake = roles[to_one.ask(ask).node_id != 1]
             os.kill(sleeper.pid, signal.SIGSTOP)
             try:
-                until(lambda: commit(awake, 7) == 0, "nobody took over")
+                until(lambda: commit(awake, 7) == 0, "no broker took over")
                 asleep.send(commit_request(4))  # it finds this when it wakes up, before it can find out anything
             finally:
                 os.kill(sleeper.pid, signal.SIGCONT)

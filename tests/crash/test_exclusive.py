@@ -145,7 +145,7 @@ async def test_three_processes_process_every_record_under_kills_and_stalls(
             return history[-1].positions.get(0, 0) if history else 0
 
         async def send() -> None:
-            """So many, and more until there were enough terms: without anything to do, nobody takes over."""
+            """So many, and more until there were enough terms: without work, no member takes over."""
             nonlocal sent
             while sent < records or len(workers.terms()) < TERMS_MIN:
                 if sent < committed() + AHEAD_MAX:

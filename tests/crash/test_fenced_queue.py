@@ -17,13 +17,13 @@ from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.serving import ServedBroker
 
 LEASE_MS = 12_000
-"""Somebody waits for it to run out once. It is so long because a broker must not lose it on a machine that is busy."""
+"""One test waits for its end. It is long because a broker on a busy machine must not lose it."""
 RECORDS = 100
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
-    """The second one is to be started when the first stands still: until then nobody can take its groups."""
+    """Start the second broker when the first is stopped: until then no broker can take its groups."""
     (tmp_path / "millstream.toml").write_text(f"lease_ms = {LEASE_MS}\nflowmq_unacknowledged_max = 20\n")
     store = f"sqlite:{tmp_path / 'store.db'}"
     flags = ["--flowmq", "127.0.0.1:0", "--config", str(tmp_path / "millstream.toml"), "--node-id"]
@@ -63,7 +63,7 @@ def work(client: FlowmqClient, count: int, seconds: float) -> list[bytes]:
 
 
 def stand_still(broker: ServedBroker, file: Path) -> None:
-    """Stops a process, but not inside a transaction: whoever holds SQLite's lock then keeps it from all others."""
+    """Stops a process outside a transaction: a stopped holder of SQLite's lock would block all others."""
     while True:
         os.kill(broker.pid, signal.SIGSTOP)
         while psutil.Process(broker.pid).status() != psutil.STATUS_STOPPED:

@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody mount a small file system")
+        pytest.skip("this machine does not allow mounting a small file system")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from millstream.core.errors import Code, RequestError
 from millstream.log.checkpoint import Checkpoint
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.log.segment import Segment
 from millstream.records import codec
+from tests import confluent
 from tests.batches import NOW, append, batch, fill, read_all
 from tests.compat import raw
 from tests.crash.reading import read_around
@@ -32,18 +33,11 @@ COMPACTED = LogConfig(
 SECONDS = 20.0
 
 
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
-
-
-def spans(log: Log) -> list[tuple[int, int, Cause]]:
+def spans(log: ReplicaLog) -> list[tuple[int, int, Cause]]:
     return [(each.first, each.end, each.cause) for each in log.damage.ranges]
 
 
-async def check(log: Log, values: list[bytes], lost: set[int]) -> None:
+async def check(log: ReplicaLog, values: list[bytes], lost: set[int]) -> None:
     """A reader gets all that is not lost, under its own offset, and is refused the rest."""
     for bytes_max in (1, 300, 1 << 20):
         got, refused = await read_around(log, bytes_max)
@@ -55,7 +49,7 @@ async def check(log: Log, values: list[bytes], lost: set[int]) -> None:
         assert isinstance(answer.error, RequestError) and answer.error.code is Code.CORRUPT_MESSAGE
 
 
-async def check_through_restarts(place: StoreDirectory, values: list[bytes], lost: set[int]) -> Log:
+async def check_through_restarts(place: StoreDirectory, values: list[bytes], lost: set[int]) -> ReplicaLog:
     """Now, behind appends, after a clean restart, and after a kill."""
     log = place.open()
     found = spans(log)
@@ -244,7 +238,7 @@ class TestOfTheActiveSegment:
 
 class TestOfACompactedLog:
     @staticmethod
-    async def fill(place: StoreDirectory) -> Log:
+    async def fill(place: StoreDirectory) -> ReplicaLog:
         """Of whose first segments little is left, and nothing of some."""
         log = place.open(COMPACTED)
         for turn in range(60):
@@ -302,11 +296,10 @@ def test_librdkafka_is_told_of_a_hole_and_goes_on_where_it_seeks_to(tmp_path: Pa
         consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", "enable.auto.commit": False})
         consumer.assign([TopicPartition("t", 0, 0)])
         got = [consumer.poll(SECONDS) for _ in range(first + 1)]
-        assert [message.value() for message in got[:-1]] == values[:first]
-        error = got[-1].error()
-        assert error is not None and error.code() == KafkaError.INVALID_MSG
+        assert [confluent.value(message) for message in got[:-1]] == values[:first]
+        assert confluent.error_code(got[-1]) == KafkaError.INVALID_MSG
         consumer.seek(TopicPartition("t", 0, behind))
-        rest = []
+        rest: list[bytes | None] = []
         while len(rest) < len(values) - behind:
             message = consumer.poll(SECONDS)
             assert message is not None

@@ -181,7 +181,8 @@ class TestATopicOfAnEarlierVersion:
         assert lost(topics, "orders") == [] and machine.partitions("orders") == {"orders/0", "orders/1"}
         assert machine.stored("orders")["created"] == 2
         assert machine.stored("orders")["settings"] == {"retention.ms": "5"}
-        await topics.configure("orders", {}), await topics.grow("orders", 3)  # the revision is the new one
+        await topics.configure("orders", {})
+        await topics.grow("orders", 3)  # the revision is the new one
         machine.lose("orders", 0)
         assert lost(await machine.restart(), "orders") == [0]
 

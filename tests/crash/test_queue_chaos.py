@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
+from tests import confluent
 from tests.crash.queue_worker import LEASE_SECONDS
 from tests.serving import ServedBroker
 
@@ -111,9 +112,9 @@ def dead_letters(broker: ServedBroker) -> list[Place]:
         while at < end:
             if (message := consumer.poll(5)) is not None:
                 assert message.error() is None
-                headers = dict(message.headers() or [])
+                headers = dict(confluent.headers(message))
                 places.append((int(headers["millstream-dead-partition"]), int(headers["millstream-dead-offset"])))
-                at = message.offset() + 1
+                at = confluent.offset(message) + 1
     consumer.close()
     return places
 

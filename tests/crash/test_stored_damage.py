@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
+from millstream.log.config import LogConfig
 from millstream.log.damage import Cause
 from millstream.log.log import Log
 from millstream.log.retention import expire
@@ -18,7 +20,7 @@ from millstream.log.segment import BrokenSegment, Segment
 from millstream.records import codec
 from tests.batches import NOW, append, append_run, batch, fill, read_all
 from tests.crash.reading import read_around
-from tests.crash.store_directory import SMALL, StoreDirectory
+from tests.crash.store_directory import SMALL, StoreDirectory, position_of
 
 FIELDS = {
     "base offset, too low": (6, 1 << 6),
@@ -36,18 +38,13 @@ FIELDS = {
     "value": (80, 1 << 3),
 }
 
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
+LOWERED = {"last offset delta": (23, struct.pack(">i", 1)), "max timestamp": (35, struct.pack(">q", NOW - 1000))}
 
 
-def position_of(segment: Segment, offset: int) -> int:
-    found = segment.locate(offset, segment.size)
-    assert found is not None
-    return found[0]
+def write(path: str, position: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
 
 
 def flip(path: str | Path, position: int, bits: int) -> None:
@@ -235,3 +232,99 @@ async def test_a_damaged_header_below_the_checkpoint_does_not_stop_the_start(pla
     got, refused = await read_around(log)
     assert set(range(30, 41)) <= set(got) and refused
     assert log.damage.ranges
+
+
+class TestAHeaderThatSkipsRecords:
+    """A header that lies about its records is refused, although a search by the headers passes over its batch."""
+
+    @pytest.fixture
+    def config(self) -> LogConfig:
+        return SMALL.__class__(segment_bytes=2000, index_interval_bytes=200, retention_ms=-1)
+
+    async def filled(self, place: StoreDirectory, config: LogConfig) -> Log:
+        """60 batches of ten records, a millisecond apart."""
+        log = place.open(config)
+        for number in range(60):
+            await append(log, batch(*(b"%d" % each for each in range(10)), at=NOW + number))
+        return log
+
+    @pytest.mark.parametrize("victim", [0, 200, 590], ids=["first", "in the middle", "last"])
+    async def test_by_offset_is_refused_from_every_offset(
+        self, place: StoreDirectory, config: LogConfig, victim: int
+    ) -> None:
+        log = await self.filled(place, config)
+        assert len(log.segments) > 3
+        await self.lower(place, log, victim, "last offset delta")
+        for offset in range(log.end):
+            log = place.open(config)
+            if victim <= offset < victim + 10:
+                with pytest.raises(RequestError) as caught:
+                    await log.read(offset, 300)
+                assert caught.value.code is Code.CORRUPT_MESSAGE
+                assert [(each.first, each.end) for each in log.damage.ranges] == [(victim, victim + 10)]
+            else:
+                piece = await log.read(offset, 300)
+                assert next(codec.iterate(piece.to_bytes())).offset == offset // 10 * 10
+            await place.close()
+
+    async def test_by_offset_is_refused_at_the_end_of_a_segment(self, place: StoreDirectory, config: LogConfig) -> None:
+        log = await self.filled(place, config)
+        victim = log.segments[1].base_offset - 10
+        await self.lower(place, log, victim, "last offset delta")
+        log = place.open(config)
+        with pytest.raises(RequestError) as caught:
+            await log.read(victim + 5, 300)
+        assert caught.value.code is Code.CORRUPT_MESSAGE
+
+    @pytest.mark.parametrize("field", ["max timestamp", "last offset delta"])
+    @pytest.mark.parametrize("victim", [0, 200, 590], ids=["first", "in the middle", "last"])
+    async def test_by_time_is_refused(self, place: StoreDirectory, config: LogConfig, victim: int, field: str) -> None:
+        log = await self.filled(place, config)
+        await self.lower(place, log, victim, field)
+        log = place.open(config)
+        time = NOW + victim // 10
+        with pytest.raises(RequestError) as caught:
+            await log.find_time(time)
+        assert caught.value.code is Code.CORRUPT_MESSAGE
+        assert [(each.first, each.end) for each in log.damage.ranges] == [(victim, victim + 10)]
+        if victim < 590:
+            assert await log.find_time(log.segments[-1].max_timestamp) == (590, NOW + 59)
+
+    async def test_by_time_is_refused_at_the_end_of_a_segment(self, place: StoreDirectory, config: LogConfig) -> None:
+        log = await self.filled(place, config)
+        victim = log.segments[1].base_offset - 10
+        await self.lower(place, log, victim, "max timestamp")
+        log = place.open(config)
+        with pytest.raises(RequestError) as caught:
+            await log.find_time(NOW + victim // 10)
+        assert caught.value.code is Code.CORRUPT_MESSAGE
+
+    async def test_of_the_newest_record_is_refused(self, place: StoreDirectory, config: LogConfig) -> None:
+        log = await self.filled(place, config)
+        await self.lower(place, log, 590, "max timestamp")
+        log = place.open(config)
+        with pytest.raises(RequestError) as caught:
+            await log.find_max_time()
+        assert caught.value.code is Code.CORRUPT_MESSAGE
+
+    @pytest.mark.parametrize("start", [0, 5], ids=["whole", "trimmed"])
+    async def test_is_found_once_and_checked_bytes_are_not_read_again(
+        self, place: StoreDirectory, config: LogConfig, start: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await self.filled(place, config)
+        log = await place.reopen(config)
+        if start:
+            await log.trim(start)
+        times = [NOW + number for number in range(60)]
+        found = [await log.find_time(time) for time in times]
+        assert found == [(max(number * 10, start), time) for number, time in enumerate(times)]
+        assert await log.find_max_time() == (590, NOW + 59)
+        monkeypatch.setattr(Log, "_check", lambda *_: pytest.fail("checked twice"))
+        assert [await log.find_time(time) for time in times] == found
+        assert await log.find_max_time() == (590, NOW + 59)
+
+    async def lower(self, place: StoreDirectory, log: Log, victim: int, field: str) -> None:
+        segment = log.segments[log._segment_index(victim)]
+        at = position_of(segment, victim)
+        await place.close()
+        write(segment.path, at + LOWERED[field][0], LOWERED[field][1])

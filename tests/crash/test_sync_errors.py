@@ -9,21 +9,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
-from millstream.core.disk import OpenFile
+from millstream.core.disk import Disk, OpenFile
 from millstream.core.errors import Code, LogReadOnly, MillstreamError, RequestError, StartupError
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.testing.disk import ForgetfulDisk
 from tests.batches import append, append_run, batch, read_all
 from tests.crash.machine import HandFlusher, InlineExecutor
+from tests.crash.store_directory import open_log
 
 KEEP = LogConfig(segment_bytes=1500, index_interval_bytes=200, retention_ms=-1)
 COMPACT = LogConfig(
@@ -40,6 +42,26 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+def fill(disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has no room but what removed files gave back."""
+    room = 0
+
+    def write(file: OpenFile, data: bytes) -> None:
+        nonlocal room
+        room -= len(data)
+        if room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        ForgetfulDisk.append(disk, file, data)
+
+    def remove(path: str) -> None:
+        nonlocal room
+        room = max(room, 0) + os.stat(path).st_size
+        ForgetfulDisk.remove(disk, path)
+
+    monkeypatch.setattr(disk, "append", write)
+    monkeypatch.setattr(disk, "remove", remove)
+
+
 class Failing:
     """A store on a disk whose syncs fail, its two logs, and what they acknowledged."""
 
@@ -50,14 +72,14 @@ class Failing:
         self.directory = str(directory / "data")
         self.acknowledged: list[dict[int, bytes]] = [{}, {}]
         self.trimmed = 0
-        self.refusals: list[Exception] = []
+        self.refusals: list[RequestError] = []
         self.open()
 
     def open(self) -> None:
         self.flusher = HandFlusher()
         self.store = LocalLogStore(self.directory, self.clock, self.flusher, self.disk)
         self.logs = [
-            self.store.open(topic, topic_id, 0, config)
+            open_log(self.store, topic, topic_id, 0, config)
             for (topic, topic_id), config in zip(TOPIC_IDS, (KEEP, COMPACT), strict=True)
         ]
 
@@ -77,19 +99,19 @@ class Failing:
         self.loop.run_until_complete(self.store.housekeep())
         self.flusher.is_willing = False
 
-    def _append(self, at: int, log: Log, value: bytes) -> None:
+    def _append(self, at: int, log: ReplicaLog, value: bytes) -> None:
         data = batch(value, keys=[b"key-%d" % (len(self.acknowledged[at]) % 3)], at=self.clock.now_ms())
         try:
             self.acknowledged[at][self.append(log, data).value().base_offset] = value
         except RequestError as refusal:
             self.refusals.append(refusal)
 
-    def append(self, log: Log, data: bytearray) -> Promise[Appended]:
+    def append(self, log: ReplicaLog, data: bytearray) -> Promise[Appended]:
         promise = append(log, data)
         self.flusher.run_all()
         return promise
 
-    def _trim(self, log: Log) -> None:
+    def _trim(self, log: ReplicaLog) -> None:
         self.trimmed = log.trim(max(log.high_watermark - 12, 0)).value()
 
     def _try(self, step: object) -> None:
@@ -179,17 +201,50 @@ def test_an_eio_at_shutdown_costs_only_its_log(
 async def test_waiting_appends_fail_with_the_sync_and_readers_go_on(tmp_path: Path) -> None:
     disk = ForgetfulDisk(str(tmp_path))
     store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), Flusher(asyncio.get_running_loop()), disk)
-    log = store.open("t", "0123456789abcdef", 0, KEEP)
+    log = open_log(store, "t", "0123456789abcdef", 0, KEEP)
     await append(log, batch(b"kept"))
     woken = asyncio.Event()
     log.wake(woken.set)
     disk.fail_sync(at=1)
     outcomes = await asyncio.gather(*(append(log, batch(b"x")) for _ in range(10)), return_exceptions=True)
     assert {type(outcome).__name__ for outcome in outcomes} == {"LogReadOnly"}
-    assert woken.is_set(), "whoever waits for more is told"
+    assert woken.is_set(), "waiting readers are woken"
     assert (log.high_watermark, [record.value for record in read_all(log)]) == (1, [b"kept"])
     with pytest.raises(MillstreamError, match="read-only"):
         await log.flush()
+    await store.close()
+
+
+class FailsWhenTold(Disk):
+    """Holds a sync until the test lets it fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_syncing, self.may_fail = Event(), Event()
+
+    def sync(self, file: OpenFile) -> None:
+        self.is_syncing.set()
+        self.may_fail.wait(60)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+async def test_a_failed_sync_of_a_topic_that_was_deleted_meanwhile_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FailsWhenTold()
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), Flusher(asyncio.get_running_loop()), disk)
+    log = store.open("t", "0123456789abcdef", 0, KEEP)
+    assert isinstance(log, ReplicaLog)
+    waiting = append(log, batch(b"x"))
+    assert await asyncio.to_thread(disk.is_syncing.wait, 60)
+    await store.discard("t", "0123456789abcdef")
+    assert isinstance(waiting.error, RequestError) and waiting.error.code is Code.UNKNOWN_TOPIC_OR_PARTITION
+    disk.may_fail.set()
+    async with asyncio.timeout(60):
+        while log._sync_target is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert log.failure is None
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     await store.close()
 
 
@@ -305,22 +360,8 @@ class TestNoRoom:
     ) -> None:
         machine.work(rounds=40)
         disk, log = machine.disk, machine.logs[0]
-        old, room = [segment.path for segment in log.segments[:-1]], 0
-
-        def write(file: OpenFile, data: bytes) -> None:
-            nonlocal room
-            room -= len(data)
-            if room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ForgetfulDisk.append(disk, file, data)
-
-        def remove(path: str) -> None:
-            nonlocal room
-            room = max(room, 0) + os.stat(path).st_size
-            ForgetfulDisk.remove(disk, path)
-
-        monkeypatch.setattr(disk, "append", write)
-        monkeypatch.setattr(disk, "remove", remove)
+        old = [segment.path for segment in log.segments[:-1]]
+        fill(disk, monkeypatch)
         assert machine.append(log, batch(b"no room")).error is not None
         if way == "retention":
             log.config = LogConfig(segment_bytes=1500, retention_ms=-1, retention_bytes=1)
@@ -342,22 +383,8 @@ class TestNoRoom:
         log.config = LogConfig(index_interval_bytes=200, segment_ms=1000, retention_ms=60_000)
         for number in range(40):
             machine._append(0, log, b"%d" % number)
-        (only,), room = [segment.path for segment in log.segments], 0
-
-        def write(file: OpenFile, data: bytes) -> None:
-            nonlocal room
-            room -= len(data)
-            if room < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ForgetfulDisk.append(disk, file, data)
-
-        def remove(path: str) -> None:
-            nonlocal room
-            room = max(room, 0) + os.stat(path).st_size
-            ForgetfulDisk.remove(disk, path)
-
-        monkeypatch.setattr(disk, "append", write)
-        monkeypatch.setattr(disk, "remove", remove)
+        (only,) = [segment.path for segment in log.segments]
+        fill(disk, monkeypatch)
         machine.clock.advance(30)
         machine.housekeep()
         assert os.path.exists(only), "it is to begin a new one by now, for which there is no room"
@@ -397,7 +424,7 @@ class TestNoRoom:
         self, machine: Failing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         for number in range(50):
-            log = machine.store.open("many", "0011223344556677", number, LogConfig(segment_ms=1000))
+            log = open_log(machine.store, "many", "0011223344556677", number, LogConfig(segment_ms=1000))
             machine.append(log, batch(b"x")).value()
         machine.clock.advance(30)
         monkeypatch.setattr(machine.disk, "append", no_room)
@@ -435,7 +462,7 @@ class TestNoDescriptors:
     async def test_do_not_keep_a_store_from_closing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         disk, clock = ForgetfulDisk(str(tmp_path)), VirtualClock()
         store = LocalLogStore(str(tmp_path / "data"), clock, Flusher(asyncio.get_running_loop()), disk)
-        log = store.open("t", "0123456789abcdef", 0, KEEP)
+        log = open_log(store, "t", "0123456789abcdef", 0, KEEP)
         await append(log, batch(b"kept"))
         log._directory_dirty = True  # as after each new segment
         monkeypatch.setattr(disk, "sync_directory", no_descriptors)

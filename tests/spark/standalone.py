@@ -76,7 +76,7 @@ class StandaloneCluster:
             daemon.stop()
         self._daemons.clear()
 
-    def run(self, job: str, python: str | None = None, **arguments: object) -> dict[str, Any]:
+    def run(self, job: str, python: str | None = None, **arguments: Any) -> dict[str, Any]:
         """Runs `jobs/JOB.py` with this cluster as its `master`, and answers with its report."""
         return run_job(job, python or self.python, master=self.master, conf=SMALL, **arguments)
 

@@ -24,12 +24,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millstream.admin.failure import Failure
 from millstream.cli import spark as cli_spark
+from tests import confluent
 from tests.serving import ServedBroker
 
 pytestmark = pytest.mark.slow
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")}
-WITHOUT_JAVA = {"JAVA_HOME": "/nowhere"}
+WITHOUT_JAVA: dict[str, Any] = {"JAVA_HOME": "/nowhere"}
 """Whatever would start Spark fails."""
 SECONDS_MAX = 240
 
@@ -358,6 +359,6 @@ def test_a_dead_letter_keeps_its_headers_and_may_be_as_large_as_what_is_read(
     consumer.assign([TopicPartition(f"{topic}.dead", 0, 0)])
     letter = consumer.poll(30)
     assert letter is not None and letter.value() == b"bad " * 700_000
-    headers = letter.headers() or []
+    headers = confluent.headers(letter)
     assert headers[0] == ("trace", b"7") and headers[1] == ("millstream-pipeline", b"shop")
     consumer.close()

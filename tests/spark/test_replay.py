@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from millstream.pipeline.files import write_files
 from millstream.pipeline.lake import create_lake
 from millstream.pipeline.replay import as_records
+from tests import confluent
 from tests.serving import ServedBroker
 
 # Yesterday, late: rows of two days, and none so old that the broker's retention would take them away.
@@ -134,11 +135,12 @@ def test_rows_of_a_key_keep_their_order_though_files_lie_across_each_other(
     order: dict[tuple[bytes, bytes], list[int]] = defaultdict(list)
     places: dict[bytes, set[int]] = defaultdict(set)
     for message in read(broker, topic, 3, total):
-        if message.key() is not None:
-            places[message.key()].add(message.partition())
-        if message.key() is not None and message.value() is not None:
-            partition, offset = message.value().removesuffix(b"\xff").split(b"/")
-            order[message.key(), partition].append(int(offset))
+        key, value = message.key(), message.value()
+        if key is not None:
+            places[key].add(confluent.partition(message))
+        if key is not None and value is not None:
+            number, offset = value.removesuffix(b"\xff").split(b"/")
+            order[key, number].append(int(offset))
     assert all(len(partitions) == 1 for partitions in places.values())
     assert len(order) == 10 and all(offsets == sorted(offsets) for offsets in order.values())
 
@@ -248,7 +250,7 @@ def test_rows_without_a_place_are_sent_too(broker: ServedBroker, unique: Callabl
     topic = unique("again")
     create(broker, topic, 2)
     replay(broker, str(tmp_path / "lake"), "--to", topic)
-    found = [json.loads(message.value()) for message in read(broker, topic, 2, 10)]
+    found = [json.loads(confluent.value(message)) for message in read(broker, topic, 2, 10)]
     assert sorted(found, key=lambda row: row["hits"]) == [{"url": f"/{n}", "hits": n} for n in range(10)]
 
 

@@ -127,7 +127,7 @@ class TestPython:
         assert interpreter.for_cluster(None, is_here=True) == sys.executable
 
     def test_what_spark_puts_on_its_path_is_taken_away_and_nothing_else(self) -> None:
-        """As a process of Spark's that starts a stream has it: what Spark adds stands there twice."""
+        """As in a Spark process that starts a stream: Spark's own entries occur twice."""
         home, other = "/opt/a spark", "/opt/other"
         added = f"{home}/python/lib/pyspark.zip:{home}/python/lib/py4j-0.10.9.9-src.zip:{home}/jars/spark-core.jar"
         kept = f"/mods.zip:{other}/python/lib/pyspark.zip:/b*/c"

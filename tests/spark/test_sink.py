@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.records import codec
 from millstream.records.batch import read_header
 from millstream.records.compression import Codec
@@ -106,7 +106,7 @@ def test_keys_values_headers_partitions_and_times_arrive_as_they_were(
         for key, value, headers, index, at in sorted(rows, key=lambda row: row[3])
     ]
     assert consume(broker.address, name) == expected
-    cluster = Cluster(broker.address)
+    cluster = KafkaCluster(broker.address)
     fetched = cluster.fetch((name, 0), 0, 1 << 20, 1000)
     cluster.close()
     header = read_header(fetched.records)
@@ -328,15 +328,15 @@ def test_nothing_is_reported_when_a_batch_is_not_acknowledged(
     broker: ServedBroker, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Counter[str]()
-    produce = Cluster.produce
+    produce = KafkaCluster.produce
 
-    def refuse_the_third(self: Cluster, place: tuple[str, int], batch: bytearray) -> int:
+    def refuse_the_third(self: KafkaCluster, place: tuple[str, int], batch: bytearray) -> int:
         sent["batches"] += 1
         if sent["batches"] == 3:
             raise ClusterError("no answer")
         return produce(self, place, batch)
 
-    monkeypatch.setattr(Cluster, "produce", refuse_the_third)
+    monkeypatch.setattr(KafkaCluster, "produce", refuse_the_third)
     batches = [pa.record_batch({"value": pa.array([b"x" * 1000])}) for _ in range(20)]
     with pytest.raises(ClusterError, match="no answer"):
         BatchWriter(options(broker, topic(), batch_bytes=1024)).write(iter(batches))
@@ -445,7 +445,7 @@ def test_it_writes_to_a_broker_that_is_not_ours(spark: SparkSession) -> None:
     rows = spark.range(5000, numPartitions=2).selectExpr("CAST(id AS STRING) key", "CAST(id * 2 AS STRING) value")
     writer = rows.write.format("millstream").mode("append").option("bootstrap.servers", address)
     writer.options(topic="mocked", compression="lz4", **{"max.request.size": "10000"}).save()
-    cluster = Cluster(address)
+    cluster = KafkaCluster(address)
     found = {}
     for index in cluster.partitions(["mocked"])["mocked"]:
         offset, end = 0, cluster.latest([("mocked", index)])["mocked", index]

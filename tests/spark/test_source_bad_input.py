@@ -1,4 +1,4 @@
-"""What goes wrong, as whoever runs the query sees it: through Spark, in one sentence that says what to do."""
+"""Errors as the author of a query sees them: through Spark, in one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_options_that_cannot_be_are_refused_before_anything_is_read(reads: Reads
 
 
 def test_options_of_sparks_kafka_source_that_mean_nothing_here_do_not_stop_a_job(reads: Reads) -> None:
-    tuning = {
+    tuning: dict[str, Any] = {
         "kafka.session.timeout.ms": 10_000,
         "kafka.security.protocol": "PLAINTEXT",
         "kafkaConsumer.pollTimeoutMs": 512,
@@ -91,7 +91,7 @@ def test_a_stream_refuses_what_only_a_batch_can_have(spark: SparkSession, topics
 
 
 def test_a_broker_that_cannot_be_reached_is_told_soon(reads: Reads, spark: SparkSession, topics: Topics) -> None:
-    away = {"kafka.bootstrap.servers": NOBODY, "request.timeout.ms": 300}
+    away: dict[str, Any] = {"kafka.bootstrap.servers": NOBODY, "request.timeout.ms": 300}
     assert f"within 0.3 s: no broker answers at {NOBODY}: " in reads.refusal(**away)
     frame = stream(spark, topics, subscribe="t", **{"bootstrap.servers": NOBODY, "request.timeout.ms": 300})
     assert f"no broker answers at {NOBODY}: " in stream_failure(lambda: drain(frame))
@@ -148,10 +148,10 @@ def test_a_topic_that_is_deleted_and_made_anew_fails_a_stream_or_is_read_from_it
         return [(row.topic, row.offset) for row in drain(stream(spark, topics, **wanted), tmp_path).rows]
 
     assert len(run()) == 20
-    assert f"{topic}-0 is not read any more, but" in stream_failure(lambda: run(subscribe=other))
+    assert f"{topic}-0 is no longer read, but" in stream_failure(lambda: run(subscribe=other))
     topics.delete(topic)
     topics.count(other, 2)
-    assert f"{topic}-0 does not exist any more, but the checkpoint has read it" in stream_failure(run)
+    assert f"{topic}-0 no longer exists, but the checkpoint has read it" in stream_failure(run)
     assert run(failOnDataLoss=False) == [(other, 0), (other, 1)]
     topics.create(topic)
     topics.count(topic, 3)

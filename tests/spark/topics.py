@@ -24,6 +24,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests import confluent
+
 SECONDS_MAX = 30
 MESSAGE_BYTES_MAX = 1_048_000
 
@@ -111,7 +113,7 @@ class Topics:
                 record.key,
                 record.partition,
                 timestamp=record.timestamp_ms,
-                headers=record.headers,
+                headers=list(record.headers) if record.headers else None,
                 on_delivery=lambda error, _: refused.add(str(error)) if error is not None else None,
             )
         assert producer.flush(SECONDS_MAX) == 0 and not refused, refused
@@ -140,7 +142,7 @@ class Topics:
             if message.error() is None:
                 rows.append(_row(message))
             else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert confluent.error_code(message) == KafkaError._PARTITION_EOF, message.error()
                 open_ -= 1
         consumer.close()
         return sorted(rows, key=lambda row: row[:3])

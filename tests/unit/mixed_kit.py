@@ -11,8 +11,7 @@ from millstream.broker.groups.stream.classic_member import Joined
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
 from millstream.broker.groups.stream.subscription import decode_subscription
 from millstream.core.errors import Code, RequestError
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, subscription, turn
+from tests.unit.groups_kit import Bench, Client, subscription, turn
 
 Named = tuple[str, int]
 
@@ -56,8 +55,8 @@ class ClassicClient:
                 self._joined(task.result())
         elif self._syncing is not None:
             if self._syncing.done():
-                task, self._syncing = self._syncing, None
-                self._synced(task.result().assignment)
+                syncing, self._syncing = self._syncing, None
+                self._synced(syncing.result().assignment)
         elif self._must_join:
             self._join()
         else:

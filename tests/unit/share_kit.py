@@ -18,7 +18,7 @@ from millstream.config import Config
 from millstream.core.metrics import Metrics
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta
+from tests.unit.groups_kit import HeldMeta
 
 SESSION_SECONDS = 45
 LEASE_SECONDS = 30
@@ -78,7 +78,7 @@ class Kit:
 
 
 @pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
+async def shares() -> AsyncIterator[Kit]:
     kit = Kit()
     await kit.broker.start()
     await kit.broker.topics.create("jobs", 2, {})

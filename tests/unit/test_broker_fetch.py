@@ -397,7 +397,8 @@ def at_all(bench: Bench, topic: str = "many") -> list[Wanted]:
 def wakers(bench: Bench) -> int:
     found = bench.topics.get("many")
     assert found is not None
-    return sum(len(each.log._wakers) for each in found.partitions)  # type: ignore[attr-defined]
+    logs: list[Any] = [each.log for each in found.partitions]
+    return sum(len(log._wakers) for log in logs)
 
 
 async def test_many_partitions_are_read_in_several_turns_and_answered_in_order(many: Bench) -> None:

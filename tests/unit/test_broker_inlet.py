@@ -73,7 +73,7 @@ async def test_the_limit_is_that_of_the_batch_that_is_stored(
     into = await inlet(broker, max_message_bytes=str(stored_bytes - 1))
     refused = into.put(bytes(size), key, headers)
     assert isinstance(refused.error, RequestError) and refused.error.code == Code.MESSAGE_TOO_LARGE
-    assert f"has {stored_bytes} bytes, max.message.bytes is {stored_bytes - 1}" in refused.error.detail
+    assert f"has {stored_bytes} bytes, the topic's max.message.bytes is {stored_bytes - 1}" in refused.error.detail
     await broker.delete_topic("jobs")
     into = await inlet(broker, max_message_bytes=str(stored_bytes))
     assert [await promise for promise in [into.put(bytes(size), key, headers) for _ in range(3)]] == [0, 1, 2]

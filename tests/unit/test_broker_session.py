@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,34 +18,12 @@ from millstream.doors.kafka.share_sessions import ShareSessions
 from millstream.security.principal import Principal
 from millstream.security.rights import Kind, Operation
 from millstream.server import Server
-from millstream.wire.kafka.fetch import FetchRequest
+from millstream.wire.kafka.fetch import FetchRequest, PartitionFetch
 from tests.compat import raw
+from tests.refusing import Refusing
 
 ALICE = Principal("User", "alice")
 MALLORY = Principal("User", "mallory")
-
-
-class Refusing:
-    """Refuses what it is told to: the second authorizer, which proves the seam."""
-
-    is_open = False
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self.denied: set[tuple[Operation, Kind, str]] = set()
-
-    def deny(self, operation: Operation, kind: Kind, name: str) -> None:
-        self.denied.add((operation, kind, name))
-        self.changes += 1
-
-    def allows(self, principal: Principal, host: str, operation: Operation, kind: Kind, name: str) -> bool:
-        return (operation, kind, name) not in self.denied
-
-    def allows_any(self, principal: Principal, host: str, operation: Operation, kind: Kind) -> bool:
-        return True
-
-    def scope(self, principal: Principal, host: str) -> Hashable:
-        return principal
 
 
 @pytest.fixture
@@ -123,7 +101,7 @@ async def test_every_verb_about_a_group_asks_for_a_right(alice: Session, rules: 
         alice.delete_group("g"),
     ]
     assert [await code_of(each) for each in asked] == [Code.GROUP_AUTHORIZATION_FAILED] * len(asked)
-    calls = [
+    calls: list[tuple[Any, ...]] = [
         (alice.heartbeat, "g", "m", None, 1),
         (alice.leave, "g", []),
         (alice.committed, "g", None),
@@ -224,7 +202,7 @@ async def test_another_principal_cannot_use_a_share_session(alice: Session, mall
 
 def test_another_principal_cannot_use_or_end_a_fetch_session() -> None:
     table = FetchSessions()
-    first = FetchRequest(0, 1, 1, 0, 0, 0, [("orders", [(0, -1, 0, 1024)])], [])
+    first = FetchRequest(0, 1, 1, 0, 0, 0, [("orders", [PartitionFetch(0, -1, 0, 1024)])], [])
     session = table.open(first, ALICE)
     assert session is not None
     following = first._replace(session_id=session.id, session_epoch=1, topics=[])

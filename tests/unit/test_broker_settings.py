@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from millstream.broker.broker_settings import PREFIX, TOPIC_DEFAULTS, BrokerSettings
@@ -186,7 +188,8 @@ def test_brokers_have_a_default_for_every_setting_of_kafkas_topics() -> None:
 
 
 async def test_what_is_altered_for_every_broker_reaches_those_that_run() -> None:
-    meta, defaults = MemoryMeta(), {}
+    meta = MemoryMeta()
+    defaults: dict[str, Any] = {}
     first, second = (BrokerSettings(Config(node_id=node), meta) for node in (1, 2))
     await first.start(lambda given: None)
     await second.start(defaults.update)

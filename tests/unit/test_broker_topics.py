@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from millstream.broker import topics
+from millstream.broker.settings import TopicSettings
 from millstream.broker.topics import Topics
 from millstream.core.errors import Code, RequestError
 from millstream.records import codec
@@ -147,6 +149,23 @@ async def test_new_settings_reach_the_logs_at_once(bench: Bench) -> None:
     assert topic.partitions[2].log.config.retention_ms == 5
     assert await code_of(bench.topics.configure("orders", {"retention.ms": "soon"})) == Code.INVALID_CONFIG
     assert topic.settings.overrides == {"retention.ms": "5", "max.message.bytes": "2000"}
+
+
+async def test_new_defaults_are_parsed_once_for_all_topics_with_the_same_overrides(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        await bench.topics.create(f"t{number}", 1, {"retention.ms": "5"} if number == 3 else {})
+    made: list[TopicSettings] = []
+
+    def make(overrides: dict[str, str], defaults: dict[str, str]) -> TopicSettings:
+        made.append(TopicSettings(overrides, defaults))
+        return made[-1]
+
+    monkeypatch.setattr(topics, "TopicSettings", make)
+    bench.topics.set_defaults({"retention.ms": "7"})
+    assert len(made) == 2
+    assert [topic.partitions[0].log.config.retention_ms for topic in bench.topics] == [7, 7, 7, 5]
 
 
 async def test_validating_changes_nothing(bench: Bench) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,6 @@ from millstream.client.embedded import Embedded
 from millstream.testing.broker_thread import BrokerThread
 
 _names = iter(range(10**6))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    async with AsyncExitStack() as stack:
-        if request.param == "embedded":
-            yield await stack.enter_async_context(package.open("memory:"))
-        else:
-            server = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
 
 
 @pytest.mark.parametrize("group", ["", "g" * 513, "ü" * 257, "\0", "a\0b", "\ud800", b"g", None, 7])
@@ -116,7 +98,8 @@ async def test_settings_are_stored_as_text_whatever_they_were_given_as(ms: Mills
     async with ms.queue("with-numbers", group="numbered", settings=limit) as jobs:
         assert await jobs.receive(timeout=0) is None
     if isinstance(ms, Embedded):
-        assert ms.broker.topics.get("with-numbers").settings.overrides == {
+        topic = ms.broker.topics.get("with-numbers")
+        assert topic is not None and topic.settings.overrides == {
             "retention.ms": "60000",
             "min.cleanable.dirty.ratio": "0.25",
             "group.millstream.key.order": "true",
@@ -141,7 +124,7 @@ async def test_a_reason_that_is_no_text_costs_no_other_job(ms: Millstream, reaso
         assert one is not None and two is not None
         for answer in (one.reject, one.release):
             with pytest.raises(MillstreamError, match="a reason is text, not"):
-                await answer(reason=reason)  # type: ignore[operator]
+                await answer(reason=reason)
         await two.accept()
         await one.accept()
 
@@ -166,7 +149,7 @@ async def test_a_reason_that_utf_8_cannot_say_is_said_with_escapes(ms: Millstrea
         assert job is not None
         await job.reject(reason="cannot read \udcff.jpg")  # as the names of files are
     async with asyncio.timeout(20):
-        while "dead" not in await ms.topics():  # noqa: ASYNC110  (nobody says when)
+        while "dead" not in await ms.topics():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.01)
         letter = await ms.read("dead").receive()
     assert letter is not None and letter.header("millstream-dead-reason") == b"cannot read \\udcff.jpg"
@@ -184,7 +167,7 @@ async def test_a_topic_without_a_proper_name(ms: Millstream, topic: Any) -> None
             ms.send_many([(topic, b"x")]),
             ms.create_topic(topic),
             ms.delete_topic(topic),
-            sender.send(b"x", topic=topic or 7),
+            sender.send(b"x", topic=topic or 7),  # type: ignore[arg-type]
         ):
             with pytest.raises(MillstreamError, match=rule):
                 await send

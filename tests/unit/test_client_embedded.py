@@ -171,7 +171,7 @@ async def test_progress_is_committed_every_so_often_and_when_there_is_nothing_to
 async def test_a_take_from_a_queue_that_was_lost_is_none_from_the_one_that_came_after(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked has gone, the take goes on; meanwhile the queue is lost, and opened anew by the next who asks."""
+    """The caller has gone and the take goes on; the queue is lost, and the next caller opens it again."""
     take = QueuePartition.take
     is_taking, may_take = asyncio.Event(), asyncio.Event()
 
@@ -443,7 +443,7 @@ def test_both_kinds_have_every_verb() -> None:
 
 
 def test_who_asks_it_on_another_event_loop_is_told(tmp_path: Path) -> None:
-    """As a test does whose fixture has a loop of its own: nobody would ever wake it up."""
+    """As in a test whose fixture has its own loop: nothing would ever wake it."""
     ms = millstream.open(f"file:{tmp_path}")
     with asyncio.Runner() as its, asyncio.Runner() as another:
         its.run(ms.__aenter__())

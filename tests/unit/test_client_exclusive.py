@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,22 +17,6 @@ from millstream.core.errors import Code
 from millstream.testing.broker_thread import BrokerThread
 
 SECONDS = 20.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    async with AsyncExitStack() as stack:
-        if request.param == "embedded":
-            yield await stack.enter_async_context(package.open("memory:"))
-        else:
-            server = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -111,7 +95,7 @@ async def test_who_is_fenced_hears_of_it_while_records_wait(hold: float) -> None
             await until(lambda: changes[:2] == [True, False])
             with pytest.raises(NotActive):
                 await first.commit()
-            events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined anew, and reads from the start
+            events = [await ledger.receive(SECONDS) for _ in range(5)]  # it joined again, and reads from the start
             assert [event.offset for event in events if event is not None] == [0, 1, 2, 3, 4]
 
 

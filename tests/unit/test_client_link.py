@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.client.link import Link, LinkBroken, plain
 from millstream.core.errors import ProtocolError
 from millstream.records import codec
@@ -67,7 +67,7 @@ def broker() -> Iterator[BrokerThread]:
 
 def test_a_cluster_over_another_transport_writes_and_reads(broker: BrokerThread) -> None:
     for name, dial in (("masked", masked), ("plain", plain)):
-        cluster = Cluster(broker.bootstrap, timeout_seconds=SECONDS, dial=dial)
+        cluster = KafkaCluster(broker.bootstrap, timeout_seconds=SECONDS, dial=dial)
         link = cluster.coordinator("g")
         metadata = link.ask(3, 4, 4, {"topics": [{"name": name}], "allow_auto_topic_creation": True})
         assert not metadata.topics[0].error_code

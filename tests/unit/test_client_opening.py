@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -19,22 +17,6 @@ VERBS = ("read", "stream", "queue", "exclusive")
 _names = iter(range(10**6))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[BrokerThread]:
-    with BrokerThread() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def ms(request: pytest.FixtureRequest) -> AsyncIterator[Millstream]:
-    async with AsyncExitStack() as stack:
-        if request.param == "embedded":
-            yield await stack.enter_async_context(package.open("memory:"))
-        else:
-            server = request.getfixturevalue("server")
-            yield await stack.enter_async_context(package.connect(server.bootstrap, timeout=10))
-
-
 def ask(ms: Millstream, verb: str, topic: str, group: str) -> Any:
     options = {} if verb == "read" else {"group": group}
     return getattr(ms, verb)(topic, **options)
@@ -43,12 +25,12 @@ def ask(ms: Millstream, verb: str, topic: str, group: str) -> Any:
 async def nothing_is_open(ms: Millstream) -> None:
     """What ends by itself has ended."""
     async with asyncio.timeout(SECONDS):
-        while ms._consuming:  # noqa: ASYNC110  (nobody says when it is empty)
+        while ms._consuming:  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.01)
 
 
 class Held:
-    """An opening that stops when it is done, until it may go on: whoever waits for it can be cancelled then."""
+    """An opening that pauses when it is done, so that a test can cancel its waiter."""
 
     def __init__(self, iterator: Consuming[Any]) -> None:
         self.is_there = asyncio.Event()
@@ -78,7 +60,7 @@ async def test_a_receive_that_is_cancelled_while_it_opens_leaves_no_member(ms: M
     held.may_go_on.set()
     async with asyncio.timeout(SECONDS), ask(ms, verb, topic, group) as another:
         item = await another.receive(SECONDS)
-        assert item is not None and item.value == b"x"  # nobody else has the partition, or is the active member
+        assert item is not None and item.value == b"x"  # no other member has the partition or is active
     assert not iterator.is_closed
     await nothing_is_open(ms)
 
@@ -235,7 +217,7 @@ async def test_one_who_is_cancelled_when_it_has_opened_shuts_it_under_nobody_who
     cancelled = asyncio.ensure_future(iterator.receive())
     await asyncio.wait_for(held.is_there.wait(), SECONDS)
     held.may_go_on.set()
-    came = asyncio.ensure_future(iterator.receive(SECONDS))  # finds it open, before whoever opened it hears of that
+    came = asyncio.ensure_future(iterator.receive(SECONDS))  # finds it open before the opening task resumes
     asyncio.get_running_loop().call_soon(cancelled.cancel)
     await asyncio.wait([cancelled])
     await ms.send(topic, b"x")

@@ -238,7 +238,7 @@ async def test_what_cannot_be_handed_over_is_counted_told_and_raised() -> None:
     told: list[Any] = []
     out = sender(Broken(), buffer_bytes_max=2 * RECORD_BYTES, on_sent=lambda message, sent: told.append(sent))
     for _ in range(3):  # the buffer is too small for two: each makes room for the next
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await out.send(b"x" * RECORD_BYTES)
     with pytest.raises(SendFailed, match="3 records could not be sent: a mistake of ours"):
         await out.close()

@@ -14,23 +14,12 @@ import millstream
 from millstream.client.embedded import Embedded
 from millstream.core.errors import LeaseLost, RequestError
 from millstream.stores import group_commit
-
-SECONDS = 20.0
+from tests.compat.python_api import SECONDS, take
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     return f"sqlite:{tmp_path / 'app.db'}"
-
-
-async def take(items: Any, count: int) -> list[Any]:
-    taken = []
-    async with asyncio.timeout(SECONDS):
-        while len(taken) < count:
-            item = await items.receive(SECONDS)
-            assert item is not None
-            taken.append(item)
-    return taken
 
 
 async def test_what_one_sends_the_other_reads(store: str) -> None:
@@ -53,7 +42,7 @@ async def test_what_one_has_sent_the_other_sees_at_once(store: str) -> None:
 
 
 async def test_opening_a_file_a_second_time_leaves_its_wal_to_the_first(store: str) -> None:
-    """A process that comes by would remove a WAL that nobody seems to use."""
+    """A second process would remove a WAL that seems unused."""
     path = store.removeprefix("sqlite:")
     look = f"import sqlite3; print(*sqlite3.connect({path!r}).execute('SELECT count(*) FROM batches').fetchone())"
     async with millstream.open(store) as one, millstream.open(store) as two:
@@ -151,4 +140,6 @@ async def test_every_one_has_a_number_of_its_own(store: str) -> None:
     one, two = Embedded(store), Embedded(store)
     async with one, two:
         assert one.broker.node_id != two.broker.node_id
-        assert one.broker.nodes("h", 1) == [(one.broker.node_id, "h", 1)]  # nobody is sent to an embedded one
+        assert one.broker.nodes("h", 1) == [
+            (one.broker.node_id, "h", 1)
+        ]  # clients are never sent to an embedded broker

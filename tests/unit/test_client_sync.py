@@ -260,7 +260,7 @@ def test_a_job_whose_value_the_decoder_refuses_can_be_answered(millstream: Broke
 
 
 def test_a_process_that_was_forked_is_told_to_open_its_own() -> None:
-    """The thread that would answer is not there: whoever asked would wait for ever."""
+    """The thread that would answer does not exist: a caller would wait forever."""
     program = """
 import os, signal, millstream.sync
 with millstream.sync.open("memory:") as ms:

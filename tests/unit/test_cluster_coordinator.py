@@ -1,4 +1,4 @@
-"""Who looks after a group, for doors whose protocols cannot send a client elsewhere."""
+"""The coordinator of a group, for doors whose protocols cannot redirect a client."""
 
 from __future__ import annotations
 

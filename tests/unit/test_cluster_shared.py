@@ -1,4 +1,4 @@
-"""Brokers that share a store: signs of life, leases, and who looks after which group."""
+"""Brokers that share a store: heartbeats, leases, and the coordinator of each group."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ class Member:
     def stop(self) -> None:
         """As a kill does: it gives no more signs of life, and hears nothing."""
         self.view.is_away = True
-        for unwatch in self.cluster._unwatch:
+        for unwatch in (self.cluster._unwatch, self.cluster._members._unwatch):
+            assert unwatch is not None
             unwatch()
 
     def refusal(self, group: str) -> Code:
@@ -177,7 +178,7 @@ async def test_nothing_is_taken_from_a_broker_that_lives_though_another_has_lost
     meta: FlakyMeta, clock: VirtualClock
 ) -> None:
     one, two = await both(meta, clock)
-    two.cluster._broker_changed("brokers/1", None)  # what told of its next sign of life was lost
+    two.cluster._members.look_at(1, None)  # what told of its next sign of life was lost
     await turn()
     assert await two.cluster.find_coordinator("g") == Node(1, "127.0.0.1", 9001)
     assert (one.refusal("g"), two.refusal("g"), two.adopted) == (Code.NONE, Code.NOT_COORDINATOR, set())
@@ -221,7 +222,7 @@ async def test_it_drops_its_groups_when_it_finds_out_and_begins_anew(meta: Flaky
     assert await one.cluster.find_coordinator("group-1") == Node(2, "127.0.0.1", 9002)
     await two.cluster.leave()
     await turn()
-    assert await one.cluster.find_coordinator("group-1") is None, "it may look after groups again"
+    assert await one.cluster.find_coordinator("group-1") is None, "it may coordinate groups again"
 
 
 async def test_a_refused_write_makes_it_find_out_at_once(meta: FlakyMeta, clock: VirtualClock) -> None:
@@ -246,7 +247,7 @@ async def test_a_broker_that_is_cut_off_says_that_it_is_no_coordinator(meta: Fla
     assert caught.value.code == Code.COORDINATOR_NOT_AVAILABLE
     one.view.is_away = False
     await live(clock, 3)
-    assert one.refusal("g") == Code.NONE and one.releases == 0, "nobody took over: it goes on with what it has"
+    assert one.refusal("g") == Code.NONE and one.releases == 0, "no broker took over: it keeps its groups"
 
 
 async def test_after_an_outage_for_all_nobody_is_taken_for_dead(meta: FlakyMeta, clock: VirtualClock) -> None:
@@ -267,7 +268,7 @@ async def test_after_the_database_stood_still_nobody_is_taken_for_dead(meta: Fla
     for member, lock in locks.items():
         member.view.lock = lock
     await live(clock, 10)  # their signs of life are on their way all the time
-    for member, lock in locks.items():  # the first to be answered is who looks after nothing, and would like to
+    for member, lock in locks.items():  # the broker without groups is answered first
         member.view.lock = None
         lock.settle(None)
         await turn()
@@ -309,7 +310,7 @@ async def test_who_comes_back_without_a_lease_does_not_replace_the_newer_of_its_
     two.view.refuses = False
     await live(clock, 10)
     assert newer.releases == 0
-    assert two.cluster._is_replaced and not newer.cluster._is_replaced
+    assert two.cluster._members._is_replaced and not newer.cluster._members._is_replaced
 
 
 async def test_a_sign_of_life_whose_answer_was_lost_does_no_harm(meta: FlakyMeta, clock: VirtualClock) -> None:
@@ -390,7 +391,7 @@ async def test_who_lost_its_lease_and_has_no_new_one_writes_nothing(meta: FlakyM
     await live(clock, 12)
     one.cluster.fenced()
     await meta.transact(Delete("brokers/1"), Delete("leases/1"))
-    one.view.refuses = True  # it finds out, and cannot begin anew
+    one.view.refuses = True  # it detects that, and cannot join again
     one.view.is_away = False
     await live(clock, 3)
     assert one.releases == 1 and await meta.get("leases/1") is None
@@ -429,7 +430,7 @@ async def test_reading_groups_for_long_costs_no_lease(meta: FlakyMeta, clock: Vi
     one.gate = asyncio.Event()
     await meta.transact(Delete("brokers/1"), Delete("leases/1"))
     await live(clock, 30)
-    assert one.releases == 1 and one.adopted == set(), "it began anew, and reads"
+    assert one.releases == 1 and one.adopted == set(), "it joined again, and reads"
     one.gate.set()
     await turn()
     assert one.releases == 1 and one.adopted == set(GROUPS) and one.refusal("group-1") == Code.NONE

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream.config import FIELDS, Address, Config, check_listeners, configure, doc, load, shown
 from millstream.core.errors import StartupError
+
+
+def with_door(door: str, address: str, allow_unauthenticated: bool = False) -> Config:
+    settings: dict[str, Any] = {door: address, "allow_unauthenticated": allow_unauthenticated}
+    return Config(**settings)
 
 
 def write(directory: Path, text: str, name: str = "millstream.toml") -> Path:
@@ -168,8 +174,8 @@ def test_http_can_be_turned_off() -> None:
 def test_a_listener_beyond_loopback_without_authentication_is_refused_until_told(host: str) -> None:
     for door in ("kafka", "http"):
         with pytest.raises(StartupError, match=rf"{door}=.*--allow-unauthenticated"):
-            check_listeners(Config(**{door: f"{host}:9092"}))
-        check_listeners(Config(**{door: f"{host}:9092"}, allow_unauthenticated=True))
+            check_listeners(with_door(door, f"{host}:9092"))
+        check_listeners(with_door(door, f"{host}:9092", allow_unauthenticated=True))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "[::1]", "localhost"])
@@ -250,11 +256,11 @@ def test_a_secret_is_not_shown() -> None:
 @pytest.mark.parametrize("door", ["flume", "luxun"])
 def test_the_other_doors_are_closed_unless_told_and_loopback_only_unless_told(door: str) -> None:
     assert Config().door_address(door) is None
-    check_listeners(Config(**{door: "127.0.0.1:1"}))
+    check_listeners(with_door(door, "127.0.0.1:1"))
     with pytest.raises(StartupError, match=door):
-        check_listeners(Config(**{door: "0.0.0.0:1"}))
+        check_listeners(with_door(door, "0.0.0.0:1"))
     with pytest.raises(StartupError, match=door):
-        Config(**{door: "nonsense"})
+        with_door(door, "nonsense")
 
 
 COMETS = {

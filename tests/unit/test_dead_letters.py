@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups.queue.dead_letters import HEADER
 from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.config import Config
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.records import codec
+from millstream.records.batch import CRC_START, HEADER_BYTES
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLog, MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.share_kit import Kit, kit
-from tests.unit.test_queue import EARLIEST, settle, take
-from tests.unit.test_queue_lost import Losing
+from tests.batches import append, batch
+from tests.unit.queue_kit import EARLIEST, Losing, settle, take
+from tests.unit.share_kit import Kit
+from tests.unit.share_kit import shares as kit
 
 __all__ = ["kit"]
 
@@ -62,6 +67,29 @@ async def test_no_letter_is_written_before_it_is_durable_that_the_record_is_give
     assert letters(kit.broker) == [b"one", b"two"]
 
 
+async def test_the_letter_of_a_batch_that_cannot_be_decoded_names_its_own_offsets(kit: Kit) -> None:
+    """Its checksum matches: the producer wrote nonsense. The batch is one letter, and the group goes on behind it."""
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"zero", b"one")
+    nonsense = batch(b"two", b"three", b"four")
+    nonsense[HEADER_BYTES:] = b"\xff" * (len(nonsense) - HEADER_BYTES)
+    struct.pack_into(">I", nonsense, CRC_START - 4, crc32c(memoryview(nonsense)[CRC_START:]))
+    partition = await kit.partition()
+    await append(partition.log, nonsense)
+    await kit.put(b"five")
+    member = kit.broker.queues.open("g").join("m")
+    taken = [each.record.offset for _ in range(3) for each in await take(partition, member)]
+    assert taken == [0, 1, 5]
+    await settle()
+    topic = kit.broker.topics.get(DEAD)
+    assert topic is not None
+    (letter,) = codec.iterate(topic.partitions[0].log.read(0, 1 << 24).value().to_bytes())
+    headers = dict(letter.headers)
+    assert letter.value is None
+    assert headers[HEADER + "offset"] == b"2" and headers[HEADER + "unreadable"] == b"5"
+    assert b"the batch of offsets 2 to 4 cannot be decoded" in (headers[HEADER + "reason"] or b"")
+
+
 async def test_a_letter_is_found_again_when_the_dead_letter_topic_has_grown_since(kit: Kit) -> None:
     await kit.broker.topics.create(DEAD, 1, {})
     topic = kit.broker.topics.get("jobs")
@@ -96,7 +124,7 @@ async def test_a_broker_whose_lease_ran_out_while_it_stood_still_writes_no_lette
     monkeypatch.setattr(MemoryLog, "refresh", lambda log: refreshed)
     partition.answer(member, [Answer(0, 0, Verb.REJECT)])
     await settle()  # it looks whether the letter is there already
-    cluster.has_lost = True  # by its own clock; nobody has told the queue
+    cluster.has_lost = True  # by its own clock, before the queue learns of it
     refreshed.settle(None)
     await settle()
     assert letters(broker) == [], "the broker that has the queue now writes it"
@@ -185,3 +213,26 @@ async def test_a_compacted_dead_letter_topic_refuses_letters_without_a_key(kit: 
     kit.clock.advance(1)
     await settle()
     assert letters(kit.broker) == [b"one"]
+
+
+async def test_a_dead_record_that_cannot_be_stored_gets_its_letter_when_it_can(kit: Kit) -> None:
+    await kit.broker.topics.create(DEAD, 1, {})
+    await kit.put(b"one", b"two")
+    partition = await kit.partition()
+    member = kit.broker.queues.open("g").join("m")
+    for _ in range(partition.settings.attempts_max - 1):
+        await take(partition, member)
+        await partition.answer(member, [Answer(0, 1, Verb.RELEASE)])
+    await take(partition, member)
+    kit.meta.holding = True
+    kit.broker.queues.open("g").leave(member)  # the last delivery of both has failed
+    await settle()
+    writes = kit.meta.revision
+    while kit.meta.held:
+        kit.meta.lose()
+        await settle()
+    assert letters(kit.broker) == [] and kit.meta.revision == writes
+    kit.meta.holding = False
+    kit.clock.advance(1)
+    await settle()
+    assert letters(kit.broker) == [b"one", b"two"] and partition.dead_records() == []

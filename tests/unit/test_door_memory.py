@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from millstream.doors.memory import Budget, BufferPool
 
@@ -12,7 +13,7 @@ def test_what_does_not_fit_waits_in_line_and_is_served_in_order() -> None:
     assert budget.take(60) and not budget.take(50)
     budget.wait(50, lambda: served.append("first"))
     budget.wait(10, lambda: served.append("second"))
-    assert not budget.take(1), "nobody overtakes those in line"
+    assert not budget.take(1), "no request overtakes those in line"
     budget.give(5)
     assert served == []
     budget.give(55)
@@ -38,7 +39,7 @@ def test_ten_thousand_in_line_who_give_back_at_once_are_all_served() -> None:
         budget.give(10)
 
     for number in range(10_000):
-        budget.wait(10, lambda number=number: serve(number))
+        budget.wait(10, partial(serve, number))
     budget.give(10)
     assert served == list(range(10_000)) and budget.free == 10
 
@@ -52,7 +53,7 @@ def test_bytes_are_never_lost_or_made_up() -> None:
         if action == 0 and budget.take(size):
             held.append(size)
         elif action == 1:
-            leaves.append(budget.wait(size, lambda size=size: held.append(size)))
+            leaves.append(budget.wait(size, partial(held.append, size)))
         elif action == 2 and held:
             budget.give(held.pop(pick.randrange(len(held))))
         elif action == 3 and leaves:

@@ -21,6 +21,7 @@ from millstream.doors.kafka.sessions import FetchSessions
 from millstream.log.answers import Appended
 from millstream.log.log import Log
 from millstream.server import Server
+from millstream.stores.base import PartitionLog
 from millstream.wire.kafka import produce
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 from millstream.wire.kafka.runs import Request
@@ -129,9 +130,13 @@ async def test_partitions_in_turn_are_answered_in_the_order_of_the_requests(cont
 
 async def test_an_append_that_wakes_a_reader_which_appends_elsewhere_does_not_disturb_the_run(context: Context) -> None:
     """A woken fetch answers its connection, and that may go on with a produce request that it had put aside."""
+
+    def put_in_between(log: PartitionLog) -> None:
+        append(log, batch(b"in between"))
+
     run = run_of(taught(context), [0, 1, 1])
     second = partition_of(context, 1).log
-    partition_of(context, 0).log.wake(lambda: append(second, batch(b"in between")) and None)
+    partition_of(context, 0).log.wake(lambda: put_in_between(second))
     run.append(context)
     assert read_answers(run) == [(0, 0, 0), (1, 0, 1), (1, 0, 2)]
     assert [(record.offset, record.value) for record in read_all(second)] == [(0, b"in between"), (1, b"1"), (2, b"2")]

@@ -11,6 +11,7 @@ from kio.index import load_request_schema
 from kio.serial import entity_writer
 
 from millstream.broker.broker import Broker
+from millstream.broker.configs import GROUP, TOPIC
 from millstream.broker.session import Session
 from millstream.config import Config
 from millstream.core.errors import Code
@@ -21,13 +22,12 @@ from millstream.doors.kafka import (
     api_37_create_partitions,
     api_44_incremental_alter_configs,
 )
-from millstream.doors.kafka.config_resources import GROUP, TOPIC
 from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from millstream.wire.kafka import messages
-from tests.unit.test_groups_kit import HeldMeta, start, turn
+from tests.unit.groups_kit import HeldMeta, start, turn
 
 SETTINGS = {
     TOPIC: {"retention.ms": "1000", "segment.ms": "2000", "cleanup.policy": "compact"},
@@ -75,7 +75,7 @@ class Admin:
         return topic.settings.overrides
 
     async def land_all(self) -> None:
-        """The store is as slow as it can be: it answers when nobody has anything else to do."""
+        """The store answers only when every other task waits."""
         await turn()
         while self.meta.held:
             self.meta.land()

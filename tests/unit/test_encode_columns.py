@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 from array import array
+from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,17 +37,12 @@ from millstream.records.rows import (
     from_arrow,
 )
 
+pytestmark = pytest.mark.usefixtures("kernel")
 NOW = 1_700_000_000_000
 BYTES_MAX = 32 << 20
 SIZES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 8100, 8191, 8192, 20_000)
 """Around the widths of moves and of numbers."""
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
-@pytest.fixture(params=[_kernel, pure], ids=["compiled", "pure"], autouse=True)
-def kernel(request, monkeypatch):
-    monkeypatch.setattr(codec, "kernel", request.param)
-    return request.param
 
 
 def _random_rows(rng: random.Random, count: int) -> list[Record]:
@@ -76,7 +73,7 @@ def _arrow(records: list[Record], kind: pa.DataType | None = None) -> pa.RecordB
     )
 
 
-def _open(batch: pa.RecordBatch, now_ms: int = NOW):
+def _open(batch: pa.RecordBatch, now_ms: int = NOW) -> Any:
     return codec.open_rows(from_arrow(batch, now_ms))
 
 
@@ -92,11 +89,10 @@ def _numbered(records: list[Record]) -> list[Record]:
     return [record._replace(offset=offset) for offset, record in enumerate(records)]
 
 
-def _binary(values: list[bytes | None], **changes) -> Bytes:
+def _binary(values: list[bytes | None]) -> Bytes:
     array = pa.array(values, pa.binary())
     validity, ends, data = array.buffers()
-    given = Bytes(len(array), 0, validity, ends, data or b"")
-    return given._replace(**changes)
+    return Bytes(len(array), 0, validity, ends, data or b"")
 
 
 # -- what goes in comes out ------------------------------------------------------------------------------------------
@@ -104,12 +100,12 @@ def _binary(values: list[bytes | None], **changes) -> Bytes:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_become_the_records_that_they_say(kind, seed):
+def test_rows_become_the_records_that_they_say(kind: pa.DataType, seed: int) -> None:
     records = _random_rows(random.Random(seed), 300)
     assert _encode(_arrow(records, kind)) == _numbered(records)
 
 
-def test_a_slice_is_read_from_where_it_begins():
+def test_a_slice_is_read_from_where_it_begins() -> None:
     records = _random_rows(random.Random(4), 100)
     batch = _arrow(records)
     for start, count in ((0, 100), (1, 99), (7, 9), (63, 2), (99, 1)):
@@ -117,7 +113,7 @@ def test_a_slice_is_read_from_where_it_begins():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes_at_the_end_of_a_column_are_not_read_beyond_it(size):
+def test_sizes_at_the_end_of_a_column_are_not_read_beyond_it(size: int | None) -> None:
     value = None if size is None else random.Random(size).randbytes(size)
     records = [Record(0, NOW, b"k", b"first"), Record(1, NOW, value, value)]
     batch = _arrow(records)
@@ -125,7 +121,7 @@ def test_sizes_at_the_end_of_a_column_are_not_read_beyond_it(size):
     assert _encode(batch.slice(1)) == _numbered(records[1:])
 
 
-def test_text_is_written_as_utf_8_and_what_is_missing_is_null_or_now():
+def test_text_is_written_as_utf_8_and_what_is_missing_is_null_or_now() -> None:
     batch = pa.record_batch({"value": pa.array(["größe", None, ""])})
     expected = [Record(0, NOW, None, "größe".encode()), Record(1, NOW, None, None), Record(2, NOW, None, b"")]
     assert _encode(batch) == expected
@@ -140,13 +136,13 @@ def test_text_is_written_as_utf_8_and_what_is_missing_is_null_or_now():
 
 
 @pytest.mark.parametrize("kind", [pa.binary(3), pa.dictionary(pa.int32(), pa.binary())])
-def test_other_types_of_bytes_are_turned_into_the_ones_that_are_read(kind):
+def test_other_types_of_bytes_are_turned_into_the_ones_that_are_read(kind: pa.DataType) -> None:
     values = pa.array([b"abc", None, b"def"]).cast(pa.binary(3))
     batch = pa.record_batch({"value": values.dictionary_encode() if isinstance(kind, pa.DictionaryType) else values})
     assert [record.value for record in _encode(batch)] == [b"abc", None, b"def"]
 
 
-def test_picked_rows_come_in_the_order_that_was_picked():
+def test_picked_rows_come_in_the_order_that_was_picked() -> None:
     records = _random_rows(random.Random(5), 200)
     order = random.Random(6).sample(range(200), 120)
     picked = array("i", order).tobytes()
@@ -154,7 +150,7 @@ def test_picked_rows_come_in_the_order_that_was_picked():
 
 
 @pytest.mark.parametrize("compression", Codec)
-def test_a_finished_batch_passes_the_checks_of_the_produce_path(compression):
+def test_a_finished_batch_passes_the_checks_of_the_produce_path(compression: Codec) -> None:
     records = _random_rows(random.Random(7), 100)
     body = codec.begin(BYTES_MAX)
     body.add(_open(_arrow(records)), None, 0, 100)
@@ -171,7 +167,7 @@ def test_a_finished_batch_passes_the_checks_of_the_produce_path(compression):
 
 
 @pytest.mark.parametrize("bytes_max", [0, 100, 1000, 30_000])
-def test_full_bodies_follow_each_other_and_lose_nothing(bytes_max):
+def test_full_bodies_follow_each_other_and_lose_nothing(bytes_max: int) -> None:
     records = _random_rows(random.Random(8), 300)
     rows, at, found = _open(_arrow(records)), 0, []
     while at < 300:
@@ -186,7 +182,7 @@ def test_full_bodies_follow_each_other_and_lose_nothing(bytes_max):
     assert found == records
 
 
-def test_a_body_takes_rows_of_many_tables_and_counts_its_bytes():
+def test_a_body_takes_rows_of_many_tables_and_counts_its_bytes() -> None:
     records = _random_rows(random.Random(9), 60)
     body = codec.begin(BYTES_MAX)
     assert (body.count, body.size) == (0, HEADER_BYTES)
@@ -197,7 +193,7 @@ def test_a_body_takes_rows_of_many_tables_and_counts_its_bytes():
     assert len(batch) == size and codec.decode(batch) == _numbered(records)
 
 
-def test_a_record_that_is_larger_than_the_bound_gets_a_body_of_its_own():
+def test_a_record_that_is_larger_than_the_bound_gets_a_body_of_its_own() -> None:
     batch = pa.record_batch({"value": pa.array([b"a", b"b" * 5000, b"c"])})
     rows = _open(batch)
     body = codec.begin(1000)
@@ -207,7 +203,7 @@ def test_a_record_that_is_larger_than_the_bound_gets_a_body_of_its_own():
     assert [record.value for record in codec.decode(codec.finish(body))] == [b"b" * 5000]
 
 
-def test_a_body_goes_on_after_memory_ran_out(kernel):
+def test_a_body_goes_on_after_memory_ran_out(kernel: ModuleType) -> None:
     script = """if True:
         import mmap, resource
         from array import array
@@ -232,12 +228,12 @@ def test_a_body_goes_on_after_memory_ran_out(kernel):
     assert (run.returncode, run.stdout) == (0, f"{4 << 20}\n"), run.stderr
 
 
-def test_a_batch_without_rows_is_refused():
+def test_a_batch_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         codec.finish(codec.begin(1000))
 
 
-def test_both_kernels_write_the_same_bytes():
+def test_both_kernels_write_the_same_bytes() -> None:
     columns = from_arrow(_arrow(_random_rows(random.Random(10), 500)), NOW)
     made = []
     for kernel in (_kernel, pure):
@@ -250,19 +246,19 @@ def test_both_kernels_write_the_same_bytes():
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 100])
-def test_a_key_goes_where_other_clients_send_it_and_the_rest_stands_last(partitions):
+def test_a_key_goes_where_other_clients_send_it_and_the_rest_stands_last(partitions: int) -> None:
     rng = random.Random(11)
     keys = [rng.choice((None, b"", rng.randbytes(rng.randrange(40)))) for _ in range(500)]
     batch = pa.record_batch({"value": pa.array([b"v"] * 500), "key": pa.array(keys)})
     order, ends = codec.pick(_open(batch), partitions)
-    groups = [[] for _ in range(partitions + 1)]
+    groups: list[list[int]] = [[] for _ in range(partitions + 1)]
     for row, key in enumerate(keys):
         groups[partitions if key is None else (murmur2(key) & 0x7FFFFFFF) % partitions].append(row)
     assert list(array("i", bytes(order))) == [row for group in groups for row in group]
     assert ends == [sum(map(len, groups[: at + 1])) for at in range(partitions + 1)]
 
 
-def test_the_hash_is_that_of_the_java_client():
+def test_the_hash_is_that_of_the_java_client() -> None:
     """The values in the tests of Kafka's own `Utils.murmur2`."""
     known = {
         b"21": -973932308,
@@ -275,7 +271,7 @@ def test_the_hash_is_that_of_the_java_client():
     assert {key: (pure.murmur2(key) + 2**31) % 2**32 - 2**31 for key in known} == known
 
 
-def test_a_partition_goes_before_a_key():
+def test_a_partition_goes_before_a_key() -> None:
     batch = pa.record_batch(
         {
             "value": pa.array([b"v"] * 4),
@@ -291,7 +287,7 @@ def test_a_partition_goes_before_a_key():
     assert ends[-1] == 4
 
 
-def test_picks_among_picked_rows():
+def test_picks_among_picked_rows() -> None:
     batch = pa.record_batch({"value": pa.array([b"v"] * 6), "partition": pa.array([1, 0, 1, 0, 1, 0], pa.int32())})
     order, ends = codec.pick(_open(batch), 2, array("i", [5, 2, 4]).tobytes())
     assert (list(array("i", bytes(order))), ends) == ([5, 2, 4], [1, 3, 3])
@@ -324,25 +320,25 @@ def _refused(columns: RowColumns, picked: bytes | None = None) -> tuple[int, int
         {"is_large": True},
     ],
 )
-def test_columns_that_are_shorter_than_their_rows_are_refused(changes):
+def test_columns_that_are_shorter_than_their_rows_are_refused(changes: dict[str, Any]) -> None:
     value = _binary(VALUES)._replace(ends=array("i", [0, 3, 3, 8]).tobytes(), validity=b"\5")
     assert _refused(RowColumns(3, NOW, value._replace(**changes))) == (BAD_COLUMN, 0)
     assert _refused(RowColumns(3, NOW, _binary(VALUES), value._replace(**changes))) == (BAD_COLUMN, 0)
 
 
-def test_fewer_rows_than_none_are_refused():
+def test_fewer_rows_than_none_are_refused() -> None:
     with pytest.raises(RowRefused):
         codec.open_rows(RowColumns(-1, NOW, _binary(VALUES)))
 
 
 @pytest.mark.parametrize("ends", [(0, 3, 3, 9), (0, 4, 3, 3), (0, -1, 3, 8), (-4, 0, 0, 8), (0, 3, 3, 2**31 - 1)])
-def test_ends_that_lie_outside_their_bytes_are_refused(ends):
+def test_ends_that_lie_outside_their_bytes_are_refused(ends: tuple[int, ...]) -> None:
     value = _binary(VALUES)._replace(validity=None, ends=array("i", ends).tobytes())
     reason, row = _refused(RowColumns(3, NOW, value))
     assert reason == BAD_BYTES and 0 <= row < 3
 
 
-def test_numbers_that_are_too_few_are_refused():
+def test_numbers_that_are_too_few_are_refused() -> None:
     value = _binary(VALUES)
     assert _refused(RowColumns(3, NOW, value, timestamp=Numbers(3, 0, None, bytes(23)))) == (BAD_COLUMN, 0)
     assert _refused(RowColumns(3, NOW, value, timestamp=Numbers(2, 0, None, bytes(16)))) == (BAD_COLUMN, 0)
@@ -350,7 +346,7 @@ def test_numbers_that_are_too_few_are_refused():
     assert _refused(RowColumns(3, NOW, value, partition=Numbers(3, 0, b"", bytes(12)))) == (BAD_COLUMN, 0)
 
 
-def test_rows_that_there_are_not_are_refused():
+def test_rows_that_there_are_not_are_refused() -> None:
     columns = RowColumns(3, NOW, _binary(VALUES))
     assert _refused(columns, array("i", [0, 3]).tobytes()) == (BAD_ROW, 3)
     assert _refused(columns, array("i", [-1]).tobytes()) == (BAD_ROW, -1)
@@ -362,26 +358,26 @@ def test_rows_that_there_are_not_are_refused():
         codec.pick(rows, 2, array("i", [3]).tobytes())
 
 
-def test_times_before_1970_are_refused():
+def test_times_before_1970_are_refused() -> None:
     times = Numbers(3, 0, None, array("q", [5, -1, 5]).tobytes())
     assert _refused(RowColumns(3, NOW, _binary(VALUES), timestamp=times)) == (BAD_TIME, 1)
 
 
-def test_headers_that_are_null_or_have_no_key_are_refused():
+def test_headers_that_are_null_or_have_no_key_are_refused() -> None:
     for pairs in ([("a", b"1"), None], [(None, b"1")]):
         batch = pa.record_batch({"value": pa.array([b"v", b"w"]), "headers": pa.array([[], pairs], HEADERS)})
         assert _refused(from_arrow(batch, NOW)) == (BAD_HEADER, 1)
 
 
 @pytest.mark.parametrize("ends", [(0, 0, 3), (0, 2, 1), (-1, 0, 2), (0, 0, 2**31 - 1)])
-def test_lists_that_end_outside_their_pairs_are_refused(ends):
+def test_lists_that_end_outside_their_pairs_are_refused(ends: tuple[int, ...]) -> None:
     lists = Lists(2, 0, None, array("i", ends).tobytes(), False, _binary([b"a", b"b"]), _binary([b"1", None]))
     reason, _ = _refused(RowColumns(2, NOW, _binary([b"v", b"w"]), headers=lists))
     assert reason == BAD_BYTES
 
 
 @pytest.mark.parametrize("number", [-1, 2, 2**31 - 1])
-def test_partitions_that_the_topic_does_not_have_are_refused(number):
+def test_partitions_that_the_topic_does_not_have_are_refused(number: int) -> None:
     batch = pa.record_batch({"value": pa.array([b"v", b"w"]), "partition": pa.array([0, number], pa.int32())})
     with pytest.raises(RowRefused) as refused:
         codec.pick(_open(batch), 2)
@@ -391,7 +387,7 @@ def test_partitions_that_the_topic_does_not_have_are_refused(number):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_both_kernels_take_or_refuse_the_same_broken_columns(seed):
+def test_both_kernels_take_or_refuse_the_same_broken_columns(seed: int) -> None:
     rng = random.Random(seed)
     columns = from_arrow(_arrow(_random_rows(rng, 40)), NOW)
 

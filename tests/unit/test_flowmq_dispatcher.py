@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.broker.session import Session
+from millstream.broker.session import Session, Sessions
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.doors.flowmq.door import FlowmqDoor
 from millstream.stores.base import Delete, Put
-from tests.unit.share_kit import Kit, kit
-from tests.unit.test_queue import settle
-
-__all__ = ["kit"]
+from tests.unit.queue_kit import settle
+from tests.unit.share_kit import Kit
 
 
 async def test_new_partitions_that_could_not_be_opened_are_opened_later(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
+    shares: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = kit.broker.topics.get("jobs")
+    topic = shares.broker.topics.get("jobs")
     assert topic is not None
-    door = FlowmqDoor(kit.broker)
-    session = Session(kit.broker, "flowmq", "127.0.0.1")
+    door = FlowmqDoor(Sessions(shares.broker))
+    session = Session(shares.broker, "flowmq", "127.0.0.1")
     dispatcher = await door.join(topic, "g", session)
-    transact = kit.meta.transact
+    transact = shares.meta.transact
 
     def without_queues(*operations: Put | Delete) -> Promise[int]:
         if any(each.key.startswith("queues/") for each in operations):
@@ -31,11 +29,11 @@ async def test_new_partitions_that_could_not_be_opened_are_opened_later(
         return transact(*operations)
 
     with monkeypatch.context() as patched:
-        patched.setattr(kit.meta, "transact", without_queues)
-        await kit.broker.topics.grow("jobs", 3)
+        patched.setattr(shares.meta, "transact", without_queues)
+        await shares.broker.topics.grow("jobs", 3)
         await settle()
     assert len(dispatcher._lanes) == 2
-    kit.clock.advance(5)
+    shares.clock.advance(5)
     await settle()
     assert len(dispatcher._lanes) == 3
     assert await door.join(topic, "g", session) is dispatcher

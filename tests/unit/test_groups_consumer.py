@@ -9,46 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.broker.groups.groups import BeatAnswer, GroupSettings
-from millstream.broker.groups.stream.assignors import Partition
 from millstream.core.errors import Code, RequestError
-from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, code_of, start, turn
-
-
-class Client:
-    """A consumer as real ones behave: it takes what it is given, and says what it owns when that changed."""
-
-    def __init__(self, bench: Bench, name: str, **subscription: Any) -> None:
-        self.bench = bench
-        self.name = name
-        self.subscription = subscription
-        self.epoch = 0
-        self.owned: frozenset[Partition] = frozenset()
-        self.unsaid = False
-
-    async def beat(self, **fields: Any) -> BeatAnswer | Code:
-        if self.epoch == 0:
-            fields = {**self.subscription, **fields}
-        elif self.unsaid:
-            fields = {"owned": self.owned, **fields}
-        try:
-            answer = await self.bench.beat(self.name, self.epoch, **fields)
-        except RequestError as error:
-            self.epoch, self.owned = 0, frozenset()
-            return error.code
-        self.epoch, self.unsaid = answer.epoch, False
-        if answer.assignment is not None:
-            self.owned = frozenset((topic, n) for topic, numbers in answer.assignment.items() for n in numbers)
-            self.unsaid = True
-        return answer
-
-    async def leave(self, epoch: int = -1, **fields: Any) -> None:
-        await self.bench.beat(self.name, epoch, **fields)
-        self.epoch, self.owned = 0, frozenset()
-
-    @property
-    def numbers(self) -> list[int]:
-        return sorted(number for _, number in self.owned)
+from tests.unit.groups_kit import Bench, Client, code_of, stable_group, start, turn
 
 
 def owned_once(clients: list[Client]) -> bool:

@@ -20,7 +20,7 @@ from millstream.records.record import Record
 from millstream.stores.base import PartitionLog
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, code_of, turn
+from tests.unit.groups_kit import HeldMeta, code_of, turn
 
 
 class Bench:
@@ -28,7 +28,7 @@ class Bench:
         self.clock: Clock = VirtualClock()
         self.meta = HeldMeta()
         self.topics = Topics(self.meta, MemoryLogStore(self.clock), self.clock, {}, 100, 1, True)
-        self.cursors = Cursors(self.meta, self.topics, Outlet(), Solo(0))
+        self.cursors = Cursors(self.meta, self.clock, self.topics, Outlet(), Solo(0))
 
     async def topic(self, count: int, name: str = "t") -> Topic:
         topic = await self.topics.create(name, 1, {})
@@ -43,7 +43,7 @@ class Bench:
 
     async def restart(self) -> None:
         await self.cursors.close()
-        self.cursors = Cursors(self.meta, self.topics, Outlet(), Solo(0))
+        self.cursors = Cursors(self.meta, self.clock, self.topics, Outlet(), Solo(0))
         await self.cursors.adopt(lambda fanout_id: True)
 
 
@@ -107,7 +107,7 @@ async def test_a_position_that_cannot_be_stored_does_not_move(bench: Bench) -> N
     assert await code_of(failing) == Code.COORDINATOR_NOT_AVAILABLE
     await turn()
     bench.meta.land()
-    assert numbers(await waiting) == [0, 1], "what nobody was given goes to the next"
+    assert numbers(await waiting) == [0, 1], "records that no reader received go to the next"
 
 
 async def test_positions_survive_a_restart_and_never_go_back(bench: Bench) -> None:
@@ -125,8 +125,8 @@ async def test_a_crash_between_the_write_and_the_answer_skips_and_does_not_repea
     await turn()
     operations, _ = bench.meta.held.pop()
     bench.meta.holding = False
-    await bench.meta.transact(*operations)  # durable, and then the broker is gone: nobody hears of it
-    bench.cursors = Cursors(bench.meta, bench.topics, Outlet(), Solo(0))
+    await bench.meta.transact(*operations)  # durable, then the broker dies before it answers
+    bench.cursors = Cursors(bench.meta, bench.clock, bench.topics, Outlet(), Solo(0))
     await bench.cursors.adopt(lambda fanout_id: True)
     assert numbers(await bench.cursors.read("a", topic, 2)) == [4, 5]
 
@@ -146,7 +146,7 @@ async def test_a_topic_deleted_while_the_broker_was_down_leaves_no_cursor(bench:
     await bench.cursors.close()
     await (await bench.topics.delete("t"))
     again = await bench.topic(5)
-    bench.cursors = Cursors(bench.meta, bench.topics, Outlet(), Solo(0))
+    bench.cursors = Cursors(bench.meta, bench.clock, bench.topics, Outlet(), Solo(0))
     await bench.cursors.adopt(lambda fanout_id: True)
     assert bench.cursors.position("a", again) == 0 and not await bench.meta.list("cursors/")
 
@@ -238,7 +238,7 @@ async def test_a_hundred_readers_at_once_get_every_record_once(bench: Bench) -> 
 
 
 class Elsewhere(Solo):
-    """A cluster in which another broker may look after everything."""
+    """A cluster in which another broker may coordinate every group."""
 
     is_ours = True
 
@@ -266,7 +266,7 @@ class SlowOutlet(Outlet):
 async def test_a_round_that_another_broker_overtook_moves_no_position(bench: Bench, is_back: bool) -> None:
     topic = await bench.topic(10)
     cluster, outlet = Elsewhere(0), SlowOutlet()
-    loser = Cursors(bench.meta, bench.topics, outlet, cluster)
+    loser = Cursors(bench.meta, bench.clock, bench.topics, outlet, cluster)
     reading = loser.read("a", topic, 2)
     await turn()
     loser.release()
@@ -280,3 +280,22 @@ async def test_a_round_that_another_broker_overtook_moves_no_position(bench: Ben
     await bench.restart()
     assert bench.cursors.position("a", topic) == 8
     await loser.close()
+
+
+async def test_closing_waits_for_a_stuck_round_by_the_clock_of_the_broker() -> None:
+    bench = Bench()
+    topic, outlet = await bench.topic(10), SlowOutlet()
+    cursors = Cursors(bench.meta, bench.clock, bench.topics, outlet, Solo(0))
+    reading = cursors.read("a", topic, 2)
+    await turn()
+    closing = asyncio.ensure_future(cursors.close())
+    await turn()
+    assert isinstance(bench.clock, VirtualClock)
+    bench.clock.advance(9)
+    await turn()
+    assert not closing.done()
+    bench.clock.advance(1)
+    await closing
+    assert not reading.done
+    outlet.gate.set()
+    await reading

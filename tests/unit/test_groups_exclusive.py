@@ -16,10 +16,10 @@ from millstream.config import Config
 from millstream.core.errors import MillstreamError, NotActive, UnknownTopic
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
-from millstream.stores.base import Delete, Put
+from millstream.stores.base import Operation
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import HeldMeta, turn
+from tests.unit.groups_kit import HeldMeta, turn
 
 KEY = state_key("projector", "ledger")
 DEFAULTS = ExclusiveSettings()
@@ -339,12 +339,12 @@ async def test_a_commit_that_landed_although_its_answer_was_lost_does_not_end_th
     member._unwatch[0]()
     real = kit.meta.transact
 
-    def lossy(*operations: Put | Delete) -> Promise[int]:
+    def lossy(*operations: Operation) -> Promise[int]:
         real(*operations)
         return Promise.failed(OSError("the connection broke"))
 
     kit.meta.transact = lossy  # type: ignore[method-assign]
-    get, kit.meta.get = kit.meta.get, lambda key: Promise.failed(OSError("still broken"))  # type: ignore[assignment, method-assign]
+    get, kit.meta.get = kit.meta.get, lambda key: Promise.failed(OSError("still broken"))  # type: ignore[method-assign]
     with pytest.raises(OSError):
         await member.commit({0: 1})
     kit.meta.transact, kit.meta.get = real, get  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from millstream.doors.kafka.context import Context
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.security.rights import AllowAll
 from millstream.wire.kafka import messages
-from tests.unit.test_groups_kit import Bench, subscription
+from tests.unit.groups_kit import Bench, subscription
 
 MODULES = [
     importlib.import_module(f"millstream.doors.kafka.{name}")

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.broker.groups.groups import GroupSettings
+from millstream.broker.groups.stream import migration
 from millstream.broker.groups.stream.plan import decode_assignment, encode_assignment
-from millstream.broker.groups.stream.subscription import decode_subscription
+from millstream.broker.groups.stream.subscription import ITEMS_MAX, Subscription, decode_subscription
 from millstream.core.errors import Code
+from tests.unit.groups_kit import Bench, Client, code_of, start, subscription, turn
 from tests.unit.mixed_kit import ClassicClient, classic_group, numbers_of, owning, run
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, start, subscription, turn
 
 both_assignors = pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
 
@@ -269,6 +269,36 @@ async def test_epochs_are_durable_before_classic_members_hear_of_them_and_go_on_
     assert numbers_of([classic, newer]) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_newer_first", [True, False])
+async def test_a_member_that_names_too_much_is_refused_and_one_below_the_bound_is_not(is_newer_first: bool) -> None:
+    bench = Bench()
+    newer = Client(bench, "a")
+    if is_newer_first:
+        await run(newer)
+    many = owning(["orders"], [("orders", number) for number in range(ITEMS_MAX)])
+    joining = bench.join(protocols=(("range", many),))
+    if is_newer_first:
+        assert await code_of(joining) == Code.INCONSISTENT_GROUP_PROTOCOL
+        fewer = owning(["orders"], [("orders", number) for number in range(ITEMS_MAX - 2)])
+        assert (await bench.join(protocols=(("range", fewer),))).error == Code.NONE
+    else:
+        await turn()
+        assert await code_of(bench.beat("a", 0)) == Code.GROUP_ID_NOT_FOUND
+
+
+async def test_a_group_whose_members_name_too_much_together_is_not_upgraded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    clients = await classic_group(bench, 2)
+    monkeypatch.setattr(migration, "ITEMS_MAX", 5)
+    caplog.set_level("INFO")
+    assert await code_of(bench.beat("a", 0)) == Code.GROUP_ID_NOT_FOUND
+    assert "its members name over 5 topics and partitions" in caplog.text
+    monkeypatch.setattr(migration, "ITEMS_MAX", 6)
+    assert (await bench.beat("a", 0)).epoch > clients[0].generation
+
+
 async def test_a_slow_write_of_an_epoch_fences_no_member_that_waits_for_it() -> None:
     bench = Bench()
     (classic,) = await classic_group(bench, 1)
@@ -475,8 +505,8 @@ def test_subscriptions_of_every_version_are_read_and_cut_ones_refused() -> None:
     for version in (1, 2, 3, 9):
         decoded = decode_subscription(version.to_bytes(2, "big") + newest[2:])
         assert decoded is not None
-        assert decoded == ({"orders"}, {("orders", 1), ("orders", 2)}, None)
-    assert decode_subscription(subscription("orders")) == ({"orders"}, frozenset(), None)
+        assert decoded == Subscription(frozenset({"orders"}), frozenset({("orders", 1), ("orders", 2)}), None)
+    assert decode_subscription(subscription("orders")) == Subscription(frozenset({"orders"}), frozenset(), None)
     assert all(decode_subscription(newest[:end]) is None for end in range(len(newest)))
 
 

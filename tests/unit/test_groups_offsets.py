@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from millstream.broker.groups import groups
 from millstream.broker.groups.groups import Groups, GroupSettings, PartitionCommit, TopicCommit
 from millstream.broker.groups.record import group_key, group_of, offset_key, offset_of
+from millstream.broker.groups.stream import offsets
 from millstream.broker.groups.stream.offsets import Committed, decode, encode
 from millstream.cluster.base import Solo
+from millstream.core import metrics
 from millstream.core.errors import Code, RequestError
 from millstream.stores.base import Check, Put
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_classic import stable_group
-from tests.unit.test_groups_kit import Bench, FakeTopics, HeldMeta, code_of, start, turn
+from tests.unit.groups_kit import Bench, FakeTopics, HeldMeta, code_of, stable_group, start, turn
 
 DAY = 24 * 3600
 
@@ -212,6 +214,97 @@ async def test_a_group_is_deleted_with_its_offsets_when_nobody_is_in_it() -> Non
     assert bench.meta.values == {}
 
 
+async def test_metrics_collect_offsets_in_turns_while_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "COMMITTED_A_TURN", 4)
+    bench = Bench(orders=10)
+    for group in ("a", "b"):
+        commits = [TopicCommit("orders", [PartitionCommit(number, 1) for number in range(10)])]
+        await bench.groups.commit(group, "", None, -1, commits)
+    scrape = metrics.Scrape(metrics.Metrics(), tuple, bench.groups.committed, tuple)
+    gathering = start(scrape.gather())
+    await asyncio.sleep(0)
+    assert not gathering.done()
+    await bench.groups.delete("b")
+    await bench.commit(5, group="c")
+    found = await gathering
+    assert [each.group for each in found if each.group != "b"] == ["a"] * 10
+    assert scrape.snapshot(found).committed == found
+
+
+class TestManyOffsets:
+    """Are deleted in parts, with other writes in between."""
+
+    @pytest.fixture
+    async def bench(self, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        """30 offsets of the topic `orders` in three groups, and one of `others` in each."""
+        monkeypatch.setattr(offsets, "REMOVED_A_TURN", 4)
+        monkeypatch.setattr(groups, "REMOVED_A_TURN", 4)
+        bench = Bench(orders=10, others=1)
+        await bench.groups.start()
+        for group in ("a", "b", "c"):
+            commits = [
+                TopicCommit("orders", [PartitionCommit(number, 1) for number in range(10)]),
+                TopicCommit("others", [PartitionCommit(0, 1)]),
+            ]
+            await bench.groups.commit(group, "", None, -1, commits)
+        bench.meta.holding = True
+        return bench
+
+    async def parts(self, bench: Bench) -> list[int]:
+        """The sizes of the transactions, each of which lands in a turn of its own."""
+        sizes = []
+        while bench.meta.held:
+            sizes.append(len(bench.meta.held[0][0]))
+            bench.meta.land()
+            for _ in range(5):
+                await turn()
+        return sizes
+
+    def left(self, bench: Bench) -> set[tuple[str, str]]:
+        return {(group, topic) for group, topic, _, _ in bench.groups.committed()}
+
+    async def test_of_a_deleted_topic(self, bench: Bench) -> None:
+        in_flight = bench.commit(7, group="a")
+        await turn()
+        bench.topics.set("orders", 0)
+        sizes = await self.parts(bench)
+        assert (await in_flight) == [[Code.NONE]]
+        assert max(sizes) <= 4 and sum(sizes) == 31
+        assert self.left(bench) == {("a", "others"), ("b", "others"), ("c", "others")}
+
+    async def test_not_those_of_a_new_topic_of_that_name(self, bench: Bench) -> None:
+        bench.topics.set("orders", 0)
+        await turn()
+        bench.topics.set("orders", 10)
+        fresh = bench.commit(7, group="c")
+        sizes = await self.parts(bench)
+        assert (await fresh) == [[Code.NONE]] and len(sizes) > 7
+        assert [offset for group, topic, _, offset in bench.groups.committed() if topic == "orders"] == [7]
+
+    async def test_of_a_deleted_group(self, bench: Bench) -> None:
+        deleted = start(bench.groups.delete("a"))
+        await turn()
+        sizes = await self.parts(bench)
+        await deleted
+        assert max(sizes) <= 4 and sum(sizes) >= 11
+        assert self.left(bench) == {(group, topic) for group in ("b", "c") for topic in ("orders", "others")}
+
+    async def test_not_those_of_a_group_that_a_member_joins_meanwhile(self, bench: Bench) -> None:
+        deleted = start(bench.groups.delete("a"))
+        await turn()
+        bench.join(group_id="a", id_required=False)
+        await turn()
+        await self.parts(bench)
+        assert await code_of(deleted) == Code.NON_EMPTY_GROUP
+        assert ("a", "orders") in self.left(bench)
+
+    async def test_of_expired_ones(self, bench: Bench) -> None:
+        bench.clock.advance(7 * DAY + 900)
+        sizes = await self.parts(bench)
+        assert max(sizes) <= 4 and sum(sizes) >= 33
+        assert self.left(bench) == set() and bench.groups.list() == []
+
+
 async def test_offsets_of_an_empty_group_expire_a_week_after_it_became_empty() -> None:
     bench = Bench()
     await bench.groups.start()
@@ -258,7 +351,7 @@ async def test_groups_are_listed_by_state_and_type(states: tuple[str], types: tu
 
 
 class Elsewhere(Solo):
-    """A cluster in which another broker looks after every group but some."""
+    """A cluster in which another broker coordinates all groups except some."""
 
     def __init__(self, *own: str) -> None:
         super().__init__(1)

@@ -7,7 +7,7 @@ from typing import Any
 from millstream.broker.groups.groups import Joined, PartitionCommit, TopicCommit
 from millstream.broker.groups.stream.plan import encode_assignment, encode_subscription
 from millstream.core.errors import Code
-from tests.unit.test_groups_kit import Bench, code_of, subscription, turn
+from tests.unit.groups_kit import Bench, code_of, subscription, turn
 
 
 def join(bench: Bench, member_id: str = "", *topics: str, **changes: Any) -> Any:

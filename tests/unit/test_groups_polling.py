@@ -21,7 +21,7 @@ from millstream.security.principal import Principal
 from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
-from tests.unit.test_groups_kit import FakeTopics
+from tests.unit.groups_kit import FakeTopics
 
 SIZE = Size(100, 1 << 20, 10)
 
@@ -120,7 +120,8 @@ async def test_a_commit_that_meets_a_rebalance_keeps_the_partitions_that_stay(
         await put(broker, partition, b"x")
     first = await session.subscribe("t", "g")
     assert len(seen(await poll(session, first))) == 4
-    commit, joined = broker.groups.commit, []
+    commit = broker.groups.commit
+    joined: list[Subscribed] = []
 
     async def commit_meanwhile(*arguments: Any, **more: Any) -> Any:
         if not joined:

@@ -1,4 +1,4 @@
-"""Fetches of share groups: parked, called one by one, cancelled; and nothing left leased that nobody has."""
+"""Fetches of share groups: parked, woken one by one, cancelled; no orphaned lease remains."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from millstream.broker.groups.queue.partition import QueuePartition
 from millstream.broker.groups.queue.share_fetch import Leased, ShareFetch
 from millstream.broker.groups.queue.verbs import Run
 from millstream.core.errors import Code
-from tests.unit.share_kit import LEASE_SECONDS, Kit, kit, runs_of
-from tests.unit.test_groups_kit import start, turn
-
-__all__ = ["kit"]
+from tests.unit.groups_kit import start, turn
+from tests.unit.share_kit import LEASE_SECONDS, Kit, runs_of
 
 
-async def test_a_parked_fetch_waits_for_the_record_of_a_lease_that_runs_out(kit: Kit) -> None:
-    await kit.put(b"1")
-    await kit.beat("a", 0)
-    assert await kit.lease("a") == [Run(0, 0, 1)]
+async def test_a_parked_fetch_waits_for_the_record_of_a_lease_that_runs_out(shares: Kit) -> None:
+    await shares.put(b"1")
+    await shares.beat("a", 0)
+    assert await shares.lease("a") == [Run(0, 0, 1)]
     waits: list[None] = []
-    parked = start(kit.fetch("b").run(kit.clock, 60_000, True, lambda: waits.append(None)))
+    parked = start(shares.fetch("b").run(shares.clock, 60_000, True, lambda: waits.append(None)))
     await turn()
-    kit.clock.advance(LEASE_SECONDS - 0.1)
+    shares.clock.advance(LEASE_SECONDS - 0.1)
     await turn()
     assert waits == [None] and not parked.done()
-    kit.clock.advance(0.2)
+    shares.clock.advance(0.2)
     leased = await asyncio.wait_for(parked, 20)
     assert runs_of(leased) == [Run(0, 0, 2)] and leased[0].lease_ms == LEASE_SECONDS * 1000
 
 
-async def test_a_fetch_that_nobody_waits_for_leaves_no_lease(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    await kit.put(b"1")
-    partition, fetch = await kit.partition(), kit.fetch("a")
+async def test_a_fetch_that_nobody_waits_for_leaves_no_lease(shares: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    await shares.put(b"1")
+    partition, fetch = await shares.partition(), shares.fetch("a")
     acquire = partition.acquire
 
     async def acquire_and_lose_the_client(*arguments: Any, **more: Any) -> Any:
@@ -44,37 +42,37 @@ async def test_a_fetch_that_nobody_waits_for_leaves_no_lease(kit: Kit, monkeypat
         return taken
 
     monkeypatch.setattr(partition, "acquire", acquire_and_lose_the_client)
-    assert await fetch.run(kit.clock, 60_000, True, lambda: None) == []
+    assert await fetch.run(shares.clock, 60_000, True, lambda: None) == []
     monkeypatch.undo()
     assert partition.figures().leased == 0
-    assert await kit.lease("b") == [Run(0, 0, 2)]
+    assert await shares.lease("b") == [Run(0, 0, 2)]
 
 
-async def test_a_parked_fetch_ends_when_it_is_cancelled(kit: Kit) -> None:
-    fetch = kit.fetch("a")
-    parked = start(fetch.run(kit.clock, 60_000, True, lambda: None))
+async def test_a_parked_fetch_ends_when_it_is_cancelled(shares: Kit) -> None:
+    fetch = shares.fetch("a")
+    parked = start(fetch.run(shares.clock, 60_000, True, lambda: None))
     await turn()
     assert not parked.done()
     fetch.cancel()
     assert await asyncio.wait_for(parked, 20) == []
-    await kit.put(b"1")
-    assert (await kit.partition()).figures().leased == 0
+    await shares.put(b"1")
+    assert (await shares.partition()).figures().leased == 0
 
 
-async def test_a_place_that_cannot_be_written_down_has_an_error_that_clients_know_of_a_partition(kit: Kit) -> None:
+async def test_a_place_that_cannot_be_written_down_has_an_error_that_clients_know_of_a_partition(shares: Kit) -> None:
     """COORDINATOR_NOT_AVAILABLE, the journal's word for it, is one that Kafka's share consumers end with."""
-    fetch = kit.fetch("a")
-    kit.meta.holding = True
-    fetching = start(fetch.run(kit.clock, 0, False, lambda: None))
+    fetch = shares.fetch("a")
+    shares.meta.holding = True
+    fetching = start(fetch.run(shares.clock, 0, False, lambda: None))
     await turn()
-    while kit.meta.held:
-        kit.meta.lose()
+    while shares.meta.held:
+        shares.meta.lose()
         await turn()
     errors = [each.error for each in await asyncio.wait_for(fetching, 20)]
     assert [error and error.code for error in errors] == [Code.KAFKA_STORAGE_ERROR] * 2
 
 
-def park(kit: Kit, count: int, records_max: int = 1) -> tuple[list[asyncio.Task[list[Leased]]], list[str]]:
+def park(shares: Kit, count: int, records_max: int = 1) -> tuple[list[asyncio.Task[list[Leased]]], list[str]]:
     """Fetches in the order in which they wait, and a list of who looked for records."""
     looks: list[str] = []
 
@@ -85,62 +83,62 @@ def park(kit: Kit, count: int, records_max: int = 1) -> tuple[list[asyncio.Task[
 
     parked = []
     for number in range(count):
-        fetch = kit.fetch(f"m{number}", records_max)
+        fetch = shares.fetch(f"m{number}", records_max)
         fetch.__class__ = Looking
-        parked.append(start(fetch.run(kit.clock, 1000, False, lambda: None)))
+        parked.append(start(fetch.run(shares.clock, 1000, False, lambda: None)))
     return parked, looks
 
 
-async def test_of_many_parked_fetches_one_gets_the_record_and_the_others_wait_on(kit: Kit) -> None:
-    parked, looks = park(kit, 20)
+async def test_of_many_parked_fetches_one_gets_the_record_and_the_others_wait_on(shares: Kit) -> None:
+    parked, looks = park(shares, 20)
     await turn()
     looks.clear()
-    await kit.put(b"1")
+    await shares.put(b"1")
     await turn()
     assert [fetch.done() for fetch in parked] == [True] + [False] * 19
     assert runs_of(parked[0].result()) == [Run(0, 0, 1)]
-    assert looks == ["m0", "m1"], "who found something calls the next, who finds nothing calls nobody"
-    kit.clock.advance(1.01)
+    assert looks == ["m0", "m1"], "a fetch with records wakes the next; a fetch without wakes none"
+    shares.clock.advance(1.01)
     rest = await asyncio.wait_for(asyncio.gather(*parked), 20)
     assert sum(bool(runs_of(leased)) for leased in rest) == 1
-    assert not len(kit.group.lines)
+    assert not len(shares.group.lines)
 
 
-async def test_every_record_finds_one_that_waits(kit: Kit) -> None:
-    parked, _ = park(kit, 10)
+async def test_every_record_finds_one_that_waits(shares: Kit) -> None:
+    parked, _ = park(shares, 10)
     await turn()
-    await asyncio.gather(*(kit.put(b"%d" % number) for number in range(7)))  # some of them in one batch
+    await asyncio.gather(*(shares.put(b"%d" % number) for number in range(7)))  # some of them in one batch
     await turn()
     found = [run.first for fetch in parked if fetch.done() for run in runs_of(fetch.result())]
     assert sorted(found) == list(range(7))
-    kit.clock.advance(1.01)
+    shares.clock.advance(1.01)
     await asyncio.wait_for(asyncio.gather(*parked), 20)
 
 
-async def test_who_has_enough_passes_on_what_it_was_called_for(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = kit.broker.topics.get("jobs")
+async def test_who_has_enough_passes_on_what_it_was_called_for(shares: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = shares.broker.topics.get("jobs")
     assert topic is not None
-    both = start(kit.fetch("both", 1).run(kit.clock, 1000, False, lambda: None))
+    both = start(shares.fetch("both", 1).run(shares.clock, 1000, False, lambda: None))
     await turn()
-    other = start(kit.fetch("other", 1, indexes=[1]).run(kit.clock, 1000, False, lambda: None))
+    other = start(shares.fetch("other", 1, indexes=[1]).run(shares.clock, 1000, False, lambda: None))
     await turn()
     acquire = QueuePartition.acquire
 
     async def acquire_while_more_comes(partition: QueuePartition, *arguments: Any, **more: Any) -> Any:
         taken = await acquire(partition, *arguments, **more)
         if partition.index == 0 and taken.runs:
-            await kit.broker.inlet(topic.partitions[1]).put(b"2")
+            await shares.broker.inlet(topic.partitions[1]).put(b"2")
         return taken
 
     monkeypatch.setattr(QueuePartition, "acquire", acquire_while_more_comes)
-    await kit.put(b"1")
+    await shares.put(b"1")
     assert [bool(each.taken.runs) for each in await asyncio.wait_for(both, 20)] == [True, False]
     assert [bool(each.taken.runs) for each in await asyncio.wait_for(other, 20)] == [True]
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_call_is_lost_whoever_goes_away(kit: Kit, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody waits, nothing lies about: in any order of coming, going and producing, and with slow disks."""
+async def test_no_call_is_lost_whoever_goes_away(shares: Kit, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fetch waits beside an available record: in any order of fetches, cancels and produces, on slow disks."""
     pick = random.Random(seed)
     acquire = QueuePartition.acquire
 
@@ -153,18 +151,18 @@ async def test_no_call_is_lost_whoever_goes_away(kit: Kit, seed: int, monkeypatc
         return taken
 
     monkeypatch.setattr(QueuePartition, "acquire", slowly)
-    topic = kit.broker.topics.get("jobs")
+    topic = shares.broker.topics.get("jobs")
     assert topic is not None
     waiting: dict[ShareFetch, asyncio.Task[list[Leased]]] = {}
     produced = taken = 0
     for step in range(150):
         action = pick.random()
         if action < 0.4:
-            fetch = kit.fetch(f"member-{step}", pick.choice((1, 1, 3)))
-            waiting[fetch] = start(fetch.run(kit.clock, 1_000_000, False, lambda: None))
+            fetch = shares.fetch(f"member-{step}", pick.choice((1, 1, 3)))
+            waiting[fetch] = start(fetch.run(shares.clock, 1_000_000, False, lambda: None))
         elif action < 0.75:
             for _ in range(pick.choice((1, 1, 4))):
-                start(kit.broker.inlet(pick.choice(topic.partitions)).put(b"x"))  # type: ignore[arg-type]
+                start(shares.broker.inlet(pick.choice(topic.partitions)).put(b"x"))  # type: ignore[arg-type]
                 produced += 1
         elif waiting:
             pick.choice(list(waiting)).cancel()
@@ -175,13 +173,13 @@ async def test_no_call_is_lost_whoever_goes_away(kit: Kit, seed: int, monkeypatc
     for task in waiting.values():
         if task.done():
             taken += sum(run.last - run.first + 1 for run in runs_of(task.result()))
-    queue = kit.broker.queues.open("g")
+    queue = shares.broker.queues.open("g")
     figures = [partition.figures() for partition in queue.partitions()]
     available = sum(each.available for each in figures)
     still_waiting = [fetch for fetch, task in waiting.items() if not task.done()]
     assert taken + available + sum(each.dead + each.dying for each in figures) == produced
-    assert not (available and still_waiting), "somebody waits beside a record"
+    assert not (available and still_waiting), "a fetch waits beside an available record"
     for fetch in still_waiting:
         fetch.cancel()
     await asyncio.gather(*waiting.values())
-    assert not len(kit.group.lines)
+    assert not len(shares.group.lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,9 +13,8 @@ from millstream.broker.groups.groups import Beat
 from millstream.broker.groups.stream.pattern import Pattern
 from millstream.broker.groups.turns import STEPS_A_TURN
 from millstream.core.errors import Code, RequestError
+from tests.unit.groups_kit import Bench, Client, code_of, start, turn
 from tests.unit.mixed_kit import classic_group, numbers_of, run
-from tests.unit.test_groups_consumer import Client
-from tests.unit.test_groups_kit import Bench, code_of, start, turn
 
 NAMES = ["".join(random.Random(seed).choices("abcd", k=249)) for seed in range(50)]
 COSTLY = ".*a.{20}z"
@@ -60,7 +58,7 @@ class Meter:
 
 
 @pytest.fixture
-def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meter]:
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     return Meter(monkeypatch)
 
 

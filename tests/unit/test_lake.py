@@ -1,4 +1,4 @@
-"""Lakes: every batch once, whatever crashes, and whoever else writes."""
+"""Lakes: every batch once, despite crashes and other writers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millstream.core.disk import Disk
-from millstream.pipeline import lake_delta
+from millstream.pipeline import files, lake_delta
 from millstream.pipeline.files import FileEntry, FilesTooOld, write_files
 from millstream.pipeline.lake import Lake, LakeError, create_lake, open_lake
 from millstream.pipeline.lake_parquet import ParquetLake
@@ -119,9 +120,13 @@ def race(count: int, act: Callable[[int], None]) -> list[BaseException]:
 
 def test_of_many_drivers_with_the_same_batch_one_gets_it_in(tmp_path: Path, format: str) -> None:
     lakes = [lake_at(tmp_path / "lake", format) for _ in range(4)]
+
+    def commit(batch: int, written: list[Any], number: int) -> None:
+        lakes[number].commit(batch, written[number])
+
     for batch in range(8):
         written = [write(lake, [rows(batch)]) for lake in lakes]
-        failures = race(4, lambda number, batch=batch, written=written: lakes[number].commit(batch, written[number]))
+        failures = race(4, partial(commit, batch, written))
         assert failures == []
         assert all(lake.has(batch) for lake in lakes)
     assert offsets(tmp_path / "lake") == all_of(8)
@@ -481,7 +486,7 @@ def test_a_merge_that_comes_second_takes_the_files_that_are_left(
     slow, quick = lake_at(tmp_path, "delta"), lake_at(tmp_path, "delta")
     for batch in range(20):
         slow.commit(batch, write(slow, [rows(batch)]))
-    write_partition = lake_delta.write_partition
+    write_partition = files.write_partition
 
     def after_the_other(*given: Any) -> Any:
         monkeypatch.setattr(lake_delta, "write_partition", write_partition)
@@ -700,9 +705,13 @@ def test_a_new_column_is_null_in_older_rows_and_a_dropped_one_in_newer(tmp_path:
 
 def test_drivers_that_add_the_same_column_at_once_both_get_it(tmp_path: Path, format: str) -> None:
     path = tmp_path / "lake"
-    assert race(4, lambda number: lake_at(path, format) and None) == []
+
+    def open_at(schema: pa.Schema) -> None:
+        lake_at(path, format, schema)
+
+    assert race(4, lambda number: open_at(SCHEMA)) == []
     wider = SCHEMA.append(pa.field("page", pa.string()))
-    assert race(4, lambda number: lake_at(path, format, wider) and None) == []
+    assert race(4, lambda number: open_at(wider)) == []
     assert open_lake(str(path)).schema.names == wider.names
 
 

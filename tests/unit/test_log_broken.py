@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,29 +16,16 @@ from millstream.core.errors import Code, RequestError
 from millstream.log import segment as segments
 from millstream.log.config import LogConfig
 from millstream.log.damage import Cause, DamagedOffset, UnreadableOffset
-from millstream.log.log import Log
 from millstream.log.readable import ReadableLog
+from millstream.log.replica import ReplicaLog
 from millstream.log.segment import Segment
 from millstream.records import codec
 from millstream.records.batch import read_header
 from tests.batches import NOW, append, append_run, batch, fill
-from tests.crash.store_directory import SMALL, StoreDirectory
+from tests.crash.store_directory import SMALL, StoreDirectory, position_of
 
 BARELY_INDEXED = LogConfig(segment_bytes=1 << 30, index_interval_bytes=1 << 20, retention_ms=-1)
 SIZE = len(batch(b"0:" + bytes(100)))
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[StoreDirectory]:
-    place = StoreDirectory(tmp_path / "data")
-    yield place
-    await place.close()
-
-
-def position_of(segment: Segment, offset: int) -> int:
-    found = segment.locate(offset, segment.size)
-    assert found is not None
-    return found[0]
 
 
 def overwrite(path: str, position: int, data: bytes) -> None:
@@ -52,7 +38,7 @@ def renumber(segment: Segment, offset: int, by: int) -> None:
     overwrite(segment.path, position_of(segment, offset), struct.pack(">q", offset + by))
 
 
-async def refused(log: Log, offset: int) -> DamagedOffset:
+async def refused(log: ReplicaLog, offset: int) -> DamagedOffset:
     with pytest.raises(DamagedOffset) as caught:
         await log.read(offset, 1 << 20)
     return caught.value
@@ -62,7 +48,7 @@ class TestADamagedHeaderInTheLastIndexedBatch:
     """After a clean restart the newest timestamp is looked up from there."""
 
     @pytest.fixture(params=["magic", "base offset"])
-    async def log(self, request: pytest.FixtureRequest, place: StoreDirectory) -> Log:
+    async def log(self, request: pytest.FixtureRequest, place: StoreDirectory) -> ReplicaLog:
         log = place.open()
         await fill(log, 30)
         active = log.segments[-1]
@@ -72,7 +58,7 @@ class TestADamagedHeaderInTheLastIndexedBatch:
         return place.open()
 
     @pytest.mark.parametrize("send", [append, append_run])
-    async def test_does_not_fail_an_append_of_which_bytes_would_stay(self, log: Log, send: object) -> None:
+    async def test_does_not_fail_an_append_of_which_bytes_would_stay(self, log: ReplicaLog, send: object) -> None:
         for number in range(5):
             await send(log, batch(b"after-%d" % number))  # type: ignore[operator]
             assert os.stat(log.segments[-1].path).st_size == log.segments[-1].size
@@ -80,7 +66,7 @@ class TestADamagedHeaderInTheLastIndexedBatch:
             piece = (await log.read(30 + number, 1)).to_bytes()
             assert read_header(piece).base_offset == 30 + number and b"after-%d" % number in piece
 
-    async def test_does_not_keep_a_segment_from_expiring(self, log: Log, place: StoreDirectory) -> None:
+    async def test_does_not_keep_a_segment_from_expiring(self, log: ReplicaLog, place: StoreDirectory) -> None:
         segment = log.segments[0]
         assert NOW <= segment.newest_ms(NOW + 10**12) <= os.stat(segment.path).st_mtime_ns // 1_000_000
 

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from millstream.log import compaction
 from millstream.log.config import LogConfig
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.records import codec
 from millstream.records.batch import Buffer
 from millstream.records.compression import Codec, compress
@@ -20,6 +20,7 @@ from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch, read_all
 from tests.crash.machine import HandFlusher
+from tests.crash.store_directory import open_log
 
 CONFIG = LogConfig(
     segment_bytes=600, index_interval_bytes=100, delete=False, compact=True, min_cleanable_dirty_ratio=0.01,
@@ -39,7 +40,7 @@ def clock() -> VirtualClock:
 def make_store(directory: Path, clock: VirtualClock) -> LocalLogStore:
     flusher = HandFlusher()
     flusher.is_willing = True
-    return LocalLogStore(str(directory), clock, flusher)  # type: ignore[arg-type]
+    return LocalLogStore(str(directory), clock, flusher)
 
 
 @pytest.fixture
@@ -50,26 +51,26 @@ async def store(tmp_path: Path, clock: VirtualClock) -> AsyncIterator[LocalLogSt
 
 
 @pytest.fixture
-def log(store: LocalLogStore) -> Log:
-    return store.open(*PLACE, CONFIG)
+def log(store: LocalLogStore) -> ReplicaLog:
+    return open_log(store, *PLACE, CONFIG)
 
 
-def put(log: Log, key: bytes, value: bytes | None) -> None:
+def put(log: ReplicaLog, key: bytes, value: bytes | None) -> None:
     append(log, batch(value, keys=[key], at=log.clock.now_ms()))
 
 
-def put_others(log: Log, name: bytes, count: int) -> None:
+def put_others(log: ReplicaLog, name: bytes, count: int) -> None:
     for number in range(count):
         put(log, b"%b-%d" % (name, number), bytes(60))
 
 
-def newest(log: Log) -> dict[bytes | None, bytes | None]:
-    """The value of each key, as whoever reads all of it learns them."""
+def newest(log: ReplicaLog) -> dict[bytes | None, bytes | None]:
+    """The newest value of each key in the log."""
     return {record.key: record.value for record in read_all(log)}
 
 
 async def test_a_deleted_key_stays_deleted_where_there_are_more_keys_than_fit(
-    store: LocalLogStore, log: Log, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    store: LocalLogStore, log: ReplicaLog, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "KEYS_MAX", 2)
     put(log, b"gone", b"value")
@@ -85,7 +86,7 @@ async def test_a_deleted_key_stays_deleted_where_there_are_more_keys_than_fit(
 
 
 async def test_a_segment_that_stays_as_long_as_it_was_is_replaced_all_the_same(
-    store: LocalLogStore, log: Log, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    store: LocalLogStore, log: ReplicaLog, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compressor makes of one record as many bytes as the producer's made of two."""
     now = clock.now_ms()
@@ -111,7 +112,7 @@ async def test_a_segment_that_stays_as_long_as_it_was_is_replaced_all_the_same(
 
 
 async def test_a_record_older_than_the_largest_lag_is_compacted_however_little_is_new(
-    store: LocalLogStore, log: Log, clock: VirtualClock
+    store: LocalLogStore, log: ReplicaLog, clock: VirtualClock
 ) -> None:
     """KIP-354: `min.cleanable.dirty.ratio` alone would let an old value stay for ever."""
     log.config = replace(CONFIG, min_cleanable_dirty_ratio=0.9, segment_ms=5000)
@@ -135,7 +136,7 @@ class TestDamage:
     VICTIM = 2
 
     @pytest.fixture
-    async def path(self, store: LocalLogStore, log: Log, clock: VirtualClock) -> Path:
+    async def path(self, store: LocalLogStore, log: ReplicaLog, clock: VirtualClock) -> Path:
         put(log, b"before", b"the damage")
         for turn in range(10):
             for key in range(3):
@@ -160,7 +161,7 @@ class TestDamage:
     ) -> None:
         data = self.flip(path, position)
         store = make_store(tmp_path, clock)
-        log = store.open(*PLACE, CONFIG)
+        log = open_log(store, *PLACE, CONFIG)
         base, behind = (log.segments[at].base_offset for at in (self.VICTIM, self.VICTIM + 1))
         if is_known:
             assert await log.inspect(base) is not None
@@ -176,7 +177,7 @@ class TestDamage:
             assert newest_from(log, behind) == {b"key-%d" % key: b"9" + bytes(150) for key in range(3)}
             await store.close()
             store = make_store(tmp_path, clock)
-            log = store.open(*PLACE, CONFIG)
+            log = open_log(store, *PLACE, CONFIG)
             assert await log.inspect(base) is not None
         assert not list(tmp_path.glob("**/*.cleaned"))
         await store.close()
@@ -184,7 +185,7 @@ class TestDamage:
     async def test_a_tombstone_behind_it_stays(self, path: Path, tmp_path: Path, clock: VirtualClock) -> None:
         """What it deletes may be in the damaged segment, which may be restored."""
         store = make_store(tmp_path, clock)
-        log = store.open(*PLACE, CONFIG)
+        log = open_log(store, *PLACE, CONFIG)
         put(log, b"key-1", None)
         put_others(log, b"behind", 12)
         behind = log.segments[self.VICTIM + 1].base_offset
@@ -192,20 +193,20 @@ class TestDamage:
         self.flip(path, 90)
         clock.advance(61)
         store = make_store(tmp_path, clock)
-        log = store.open(*PLACE, CONFIG)
+        log = open_log(store, *PLACE, CONFIG)
         await store.housekeep()
         assert log.damage.ranges
         assert newest_from(log, behind)[b"key-1"] is None
         self.flip(path, 90)
         await store.close()
         store = make_store(tmp_path, clock)
-        log = store.open(*PLACE, CONFIG)
+        log = open_log(store, *PLACE, CONFIG)
         await store.housekeep()
         assert b"key-1" not in newest(log), "and goes once that is done"
         await store.close()
 
     async def test_a_batch_that_cannot_be_decoded_and_came_like_that_is_kept(
-        self, store: LocalLogStore, log: Log, clock: VirtualClock
+        self, store: LocalLogStore, log: ReplicaLog, clock: VirtualClock
     ) -> None:
         strange = batch(b"x" * 50, keys=[b"key"], at=clock.now_ms())
         strange[22] = 3  # LZ4, it says
@@ -223,7 +224,7 @@ class TestDamage:
         assert piece[21:] == strange[21:]
 
 
-def newest_from(log: Log, offset: int) -> dict[bytes | None, bytes | None]:
+def newest_from(log: ReplicaLog, offset: int) -> dict[bytes | None, bytes | None]:
     return {record.key: record.value for record in read_all(log, offset)}
 
 
@@ -232,7 +233,7 @@ class TestTheEnd:
 
     @pytest.fixture
     async def restarted(
-        self, store: LocalLogStore, log: Log, clock: VirtualClock, tmp_path: Path
+        self, store: LocalLogStore, log: ReplicaLog, clock: VirtualClock, tmp_path: Path
     ) -> AsyncIterator[LocalLogStore]:
         """Only then the checkpoint reaches behind the last batch, and compaction as far."""
         put(log, b"only", b"value")

@@ -38,7 +38,7 @@ class CountingDisk(Disk):
 @pytest.fixture
 def machine(tmp_path: Path) -> tuple[LocalLogStore, VirtualClock, HandFlusher, CountingDisk]:
     clock, flusher, disk = VirtualClock(), HandFlusher(), CountingDisk()
-    return LocalLogStore(str(tmp_path), clock, flusher, disk), clock, flusher, disk  # type: ignore[arg-type]
+    return LocalLogStore(str(tmp_path), clock, flusher, disk), clock, flusher, disk
 
 
 Machine = tuple[LocalLogStore, VirtualClock, HandFlusher, CountingDisk]

@@ -48,15 +48,6 @@ def test_survives_as_json() -> None:
     assert again.find_repeat(header(2**40, 5, epoch=3)) == 50
 
 
-def test_forgets_whoever_was_idle() -> None:
-    table = Producers()
-    table.note(header(1, 0), 0, 1000)
-    table.note(header(2, 0), 1, 2000)
-    table.forget_idle(1500)
-    assert list(table.by_id) == [2]
-    assert table.find_repeat(header(1, 77)) is None
-
-
 def test_forgets_what_was_truncated() -> None:
     table = Producers()
     for sequence in range(4):

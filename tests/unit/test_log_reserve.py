@@ -94,7 +94,12 @@ class TestACommitThatFindsNoRoom:
     async def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bool]]:
         """How often the reserve was asked for, of a disk that is full until then."""
         asked: list[bool] = []
-        self.meta = SqliteMeta(str(tmp_path / "meta.db"), lambda: asked.append(True) is None)
+
+        def ask() -> bool:
+            asked.append(True)
+            return True
+
+        self.meta = SqliteMeta(str(tmp_path / "meta.db"), ask)
         await self.meta.transact(Put("topics/old", b"1"), Put("offsets/old", b"1"))
         write = self.meta._write_once
 

@@ -47,7 +47,9 @@ def test_locates_the_batch_that_holds_an_offset(segment: Segment) -> None:
 
 def test_locates_nothing_at_or_behind_the_limit(segment: Segment) -> None:
     assert segment.locate(BASE + 90, segment.size) is None
-    position = segment.locate(BASE + 45, segment.size)[0]
+    found = segment.locate(BASE + 45, segment.size)
+    assert found is not None
+    position, _ = found
     assert segment.locate(BASE + 45, position) is None
 
 

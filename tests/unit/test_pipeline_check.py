@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.pipeline import check
 from millstream.pipeline.mistakes import BadPipeline
 from millstream.pipeline.spec import LakeSink, PipelineSpec, parse
@@ -69,7 +69,6 @@ def test_what_a_run_asks_about_the_example() -> None:
     assert [check.is_untransformed(spec, sink) for sink in spec.sinks] == [True, False, False]
     assert [check.stateful_steps(spec, sink.source) for sink in spec.sinks] == [[], ["per_minute"], []]
     assert [check.output_mode(spec, sink) for sink in (lake, table, topic)] == ["append", "update", "append"]
-    assert check.topics_of(spec) == (("clicks",), ("alerts",), "clicks.dead")
     assert isinstance(lake, LakeSink)
     assert check.time_column(spec, lake) == "_timestamp"
 
@@ -400,7 +399,7 @@ def test_topics_that_are_not_there_are_told(broker: ServedBroker, unique: Callab
     text = f'name = "n"\n[source]\ntopic = "{there}"\nname = "clicks"\nformat = "text"\n'
     spec, _ = parse(FILE, f'{text}[[sink]]\nfrom = "clicks"\ntopic = "{out}"\n')
     assert spec is not None
-    cluster = Cluster(broker.address)
+    cluster = KafkaCluster(broker.address)
     try:
         found = check.check(spec, cluster)
         assert [(each.line, each.text) for each in found] == [
@@ -416,7 +415,7 @@ def test_topics_that_are_not_there_are_told(broker: ServedBroker, unique: Callab
 def test_a_broker_that_does_not_answer_is_one_mistake() -> None:
     spec, _ = parse(EXAMPLES / "clicks.toml")
     assert spec is not None
-    (mistake,) = check.check(spec, Cluster("127.0.0.1:1", timeout_seconds=0.1))
+    (mistake,) = check.check(spec, KafkaCluster("127.0.0.1:1", timeout_seconds=0.1))
     assert mistake.text.startswith("the broker cannot be reached, so topics could not be looked up: cannot find alerts")
 
 

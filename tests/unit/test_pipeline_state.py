@@ -76,7 +76,7 @@ def told(spec: PipelineSpec) -> list[str]:
         (JOIN, JOIN.replace("a.at = b.at", "a.price = b.price"), "JOIN changed from"),
         (PAIRS, PAIRS.replace("item", "price"), "JOIN changed from"),
         ("SELECT item FROM orders", COUNTS.format("item", "item"), "it keeps state, which the earlier batches did not"),
-        (COUNTS.format("item", "item"), "SELECT item FROM orders", "the state of the step one is not used any more"),
+        (COUNTS.format("item", "item"), "SELECT item FROM orders", "the state of the step one is no longer used"),
     ],
 )  # fmt: skip
 def test_a_change_that_state_does_not_survive_is_told_with_its_line(

@@ -4,108 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 
-from millstream.broker.broker import Broker
 from millstream.broker.groups.exclusive import ExclusiveSettings
-from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Queue
 from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
-from millstream.config import Config
 from millstream.core.errors import Code, RequestError
-from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.records import codec
 from millstream.records.compression import Codec
 from millstream.records.record import Record
 from millstream.stores.base import Operation
-from millstream.stores.keys import MemoryMeta
-from millstream.stores.memory import MemoryLogStore
-from millstream.testing.clock import VirtualClock
+from tests.unit.queue_kit import Kit, accept, say, settle, take, values
 
 DAY_MS = 24 * 3_600_000
-EARLIEST = {"share.auto.offset.reset": "earliest"}
-
-
-@dataclass
-class Kit:
-    """A broker in memory. What it stored outlives it, as after `kill -9`: `restart` never closes the old one."""
-
-    clock: VirtualClock
-    logs: MemoryLogStore
-    meta: MemoryMeta
-    broker: Broker
-
-    async def restart(self) -> None:
-        for partition in self.broker.queues.partitions():
-            partition.close()  # a dead broker's timers do not go off
-        self.broker.queues._is_closed = True
-        self.broker = Broker(Config(), self.logs, self.meta, self.clock, Metrics())
-        await self.broker.start()
-
-    async def topic(self, partitions: int = 1, **settings: str) -> None:
-        await self.broker.topics.create("jobs", partitions, settings)
-
-    async def put(self, *values: bytes, key: bytes | None = None, headers: dict[str, str] | None = None) -> None:
-        topic = self.broker.topics.get("jobs")
-        assert topic is not None
-        pairs = tuple((name, value.encode()) for name, value in (headers or {}).items())
-        puts = [self.broker.inlet(topic.partitions[0]).put(value, key, pairs) for value in values]
-        for put in puts:
-            await put
-
-    async def queue(self, **settings: str) -> tuple[Queue, QueuePartition]:
-        queue = self.broker.queues.open("workers", settings={**EARLIEST, **_dotted(settings)})
-        topic = self.broker.topics.get("jobs")
-        assert topic is not None
-        return queue, await queue.partition(topic, 0)
-
-    async def dead(self) -> list[Record]:
-        await settle()
-        topic = self.broker.topics.get("__dlq__")
-        if topic is None:
-            return []
-        return [r for p in topic.partitions for r in codec.iterate(p.log.read(0, 1 << 30).value().to_bytes())]
-
-
-def _dotted(settings: dict[str, str]) -> dict[str, str]:
-    return {name.replace("__", "."): value for name, value in settings.items()}
-
-
-async def settle() -> None:
-    """Lets what runs in the background come to its end: everything is in memory, so a few turns are enough."""
-    for _ in range(30):
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    clock = VirtualClock()
-    logs, meta = MemoryLogStore(clock), MemoryMeta()
-    kit = Kit(clock, logs, meta, Broker(Config(), logs, meta, clock, Metrics()))
-    await kit.broker.start()
-    yield kit
-    await kit.broker.close()
-
-
-def accept(partition: QueuePartition, member: Member, *taken: TakenRecord) -> None:
-    say(partition, member, Verb.ACCEPT, *taken)
-
-
-def say(partition: QueuePartition, member: Member, verb: Verb, *taken: TakenRecord, **more: object) -> None:
-    for each in taken:
-        partition.answer(member, [Answer(each.record.offset, each.record.offset, verb, **more)])  # type: ignore[arg-type]
-
-
-async def take(partition: QueuePartition, member: Member, count: int = 1000) -> list[TakenRecord]:
-    return await partition.take(member, count, 1 << 20)
-
-
-def values(taken: list[TakenRecord]) -> list[bytes | None]:
-    return [each.record.value for each in taken]
 
 
 async def test_two_members_never_hold_the_same_record(kit: Kit) -> None:
@@ -677,7 +589,9 @@ async def test_what_an_exclusive_group_or_a_cursor_has_not_read_stays(kit: Kit) 
     await kit.restart()
     kit.clock.advance(11)
     assert partition.log.start == 1, "also when none of its members is here"
-    again = kit.broker.exclusive("projector", kit.broker.topics.get("jobs"), ExclusiveSettings(takeover_ms=28_001))
+    jobs = kit.broker.topics.get("jobs")
+    assert jobs is not None
+    again = kit.broker.exclusive("projector", jobs, ExclusiveSettings(takeover_ms=28_001))
     await again.open()
     kit.clock.advance(60)
     await settle()

@@ -9,12 +9,9 @@ from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from tests.unit import share_kit
+from tests.unit.groups_kit import turn
+from tests.unit.queue_kit import take
 from tests.unit.share_kit import LEASE_SECONDS
-from tests.unit.share_kit import kit as shares
-from tests.unit.test_groups_kit import turn
-from tests.unit.test_queue import take
-
-__all__ = ["shares"]
 
 ANSWERS = {
     "accept": Answer(0, 0, Verb.ACCEPT),

@@ -1,4 +1,4 @@
-"""A queue at its bounds, and in bad moments: nothing is passed over, and nobody waits for a call that does not come."""
+"""A queue at its bounds and under failures: no record is skipped, and no fetch waits for a lost wake-up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Member
-from millstream.broker.groups.queue.verbs import Answer, Verb
+from millstream.broker.groups.queue.verbs import Answer, Member, Verb
 from millstream.config import Config
 from millstream.core.clock import SystemClock
 from millstream.core.errors import Code, RequestError

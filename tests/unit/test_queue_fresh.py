@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ async def test_not_before_a_record_that_came_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"millstream_delay_ms": "60000"}, {"group_millstream_key_order": "true"}])
-async def test_not_where_records_must_be_looked_at(bench: Bench, settings: dict[str, str]) -> None:
+async def test_not_where_records_must_be_looked_at(bench: Bench, settings: dict[str, Any]) -> None:
     await bench.start(**settings)
     await bench.put(b"a")
     assert bench.fresh == [None]

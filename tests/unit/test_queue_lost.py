@@ -1,4 +1,4 @@
-"""Queues that go to another broker, or are deleted, while somebody works on them: nobody is told what is not so."""
+"""Queues that move to another broker, or are deleted, while members use them: no member gets a false answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millstream.broker.broker import Broker
 from millstream.broker.groups.groups import PartitionCommit, ShareBeat, TopicCommit
 from millstream.broker.groups.queue import block as queue_block
 from millstream.broker.groups.queue.verbs import Answer, Verb
-from millstream.broker.session import Session
-from millstream.cluster.base import Node, Solo
+from millstream.broker.session import Session, Sessions
+from millstream.cluster.base import Node
 from millstream.config import Config
 from millstream.core.errors import Code, RequestError
 from millstream.core.metrics import Metrics
@@ -32,11 +32,8 @@ from millstream.stores.keys import MemoryMeta
 from millstream.stores.memory import MemoryLogStore
 from millstream.testing.clock import VirtualClock
 from tests.unit import share_kit
-from tests.unit.share_kit import kit as shares
-from tests.unit.test_groups_kit import start, turn
-from tests.unit.test_queue import EARLIEST, Kit, kit, settle, take, values
-
-__all__ = ["kit", "shares"]
+from tests.unit.groups_kit import start, turn
+from tests.unit.queue_kit import EARLIEST, Kit, Losing, settle, take, values
 
 ACCEPT_ALL = [Answer(0, 2, Verb.ACCEPT)]
 
@@ -149,16 +146,6 @@ async def test_taking_a_queue_up_twice_leaves_one_place(kit: Kit) -> None:
     assert partition.next == 6
 
 
-class Losing(Solo):
-    """Looks after all groups, until it is told otherwise."""
-
-    has_lost = False
-
-    def check(self, group_id: str) -> None:
-        if self.has_lost:
-            raise RequestError(Code.NOT_COORDINATOR, "another broker coordinates the group")
-
-
 class SlowMeta(MemoryMeta):
     """A store whose lists take as long as the test says."""
 
@@ -221,7 +208,7 @@ async def test_what_a_worker_takes_while_a_topic_is_forgotten_is_not_forgotten()
     found, queue = broker.topics.get("jobs"), broker.queues.open("workers")
     assert found is not None
     again = await take(await queue.partition(found, 0), queue.join("later"))
-    assert [each.record.offset for each in again] == list(range(queue_block.SIZE)), "nobody answered them"
+    assert [each.record.offset for each in again] == list(range(queue_block.SIZE)), "no member acknowledged them"
     assert isinstance(forgetting.error, RequestError) and forgetting.error.code == Code.NON_EMPTY_GROUP
     await broker.close()
 
@@ -274,7 +261,7 @@ async def test_a_beginning_that_could_not_be_written_is_forgotten(shares: share_
     assert queue.opened(topic, 0) is None
     third = start(queue.partition(topic, 0))
     await turn()
-    assert not third.done(), "it begins anew, and waits for that"
+    assert not third.done(), "it starts over, and waits for that"
     shares.meta.land_all()
     partition = await asyncio.wait_for(third, 20)
     assert len(await take(partition, queue.join("one"))) == 1
@@ -310,7 +297,7 @@ async def test_an_open_session_is_not_served_when_the_lease_has_run_out() -> Non
         context.shares.find("g", "m", 2, context)
     assert refused.value.code == Code.SHARE_SESSION_NOT_FOUND
     cluster.has_lost = False
-    assert context.shares.find("g", "m", 2, context), "nobody took over, so it goes on"
+    assert context.shares.find("g", "m", 2, context), "no broker took over, so it goes on"
     await broker.close()
 
 
@@ -325,7 +312,7 @@ async def test_no_relay_is_opened_for_a_client_that_has_gone(kit: Kit) -> None:
 async def test_no_relay_is_opened_for_a_client_whose_connection_closed_while_the_coordinator_was_looked_for(
     kit: Kit,
 ) -> None:
-    door = KafkaDoor(kit.broker)
+    door = KafkaDoor(Sessions(kit.broker))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     context = context_of(kit.broker)

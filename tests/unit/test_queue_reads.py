@@ -12,9 +12,7 @@ from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise, begin
 from millstream.log.slice import Slice
 from millstream.stores.memory import MemoryLog
-from tests.unit.test_queue import Kit, accept, kit, say, settle, take, values
-
-__all__ = ["kit"]
+from tests.unit.queue_kit import Kit, accept, say, settle, take, values
 
 
 class Reads:

@@ -96,7 +96,7 @@ async def test_how_long_the_oldest_record_has_waited_is_told_over_every_store(st
             clock.advance(10)
         age = 'millstream_queue_oldest_available_seconds{group="workers",partition="0",topic="jobs"}'
         assert f"{age} 30.0" in await page(server, "/metrics")
-        await topic.partitions[0].log.trim(1)  # what nobody has taken may go by age
+        await topic.partitions[0].log.trim(1)  # retention may delete what no member has taken
         assert f"{age} 20.0" in await page(server, "/metrics")
         ((told,),) = (each["partitions"] for each in json.loads(await page(server, "/queues")))
         assert told["available"] == 2 and told["age_ms"] == 20_000

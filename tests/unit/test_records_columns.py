@@ -13,25 +13,19 @@ import pyarrow as pa
 import pytest
 
 from millstream.records import (
-    _kernel,
     codec,
-    pure,
 )
 from millstream.records.batch import CONTROL, LOG_APPEND_TIME, CorruptBatch
-from millstream.records.columns import ALL, Binary, ColumnsTooLarge
+from millstream.records.columns import ALL, Binary, Columns, ColumnsTooLarge
 from millstream.records.compression import Codec
 from millstream.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("kernel")
 NOW = 1_700_000_000_000
 
 
-@pytest.fixture(params=[_kernel, pure], ids=["compiled", "pure"], autouse=True)
-def kernel(request, monkeypatch):
-    monkeypatch.setattr(codec, "kernel", request.param)
-
-
-def _random_records(rng, count, base):
-    def blob():
+def _random_records(rng: random.Random, count: int, base: int) -> list[Record]:
+    def blob() -> bytes | None:
         return rng.choice((None, b"", rng.randbytes(rng.randrange(60)), rng.randbytes(8)))
 
     return [
@@ -46,7 +40,8 @@ def _random_records(rng, count, base):
     ]
 
 
-def _binary(column: Binary) -> list[bytes | None]:
+def _binary(column: Binary | None) -> list[bytes | None]:
+    assert column is not None
     ends = array("i", bytes(column.ends))
     found = [bytes(column.data[start:end]) for start, end in pairwise(ends)]
     there = [bool(column.validity[i >> 3] >> (i & 7) & 1) for i in range(len(found))]
@@ -55,15 +50,17 @@ def _binary(column: Binary) -> list[bytes | None]:
     return [value if ok else None for value, ok in zip(found, there, strict=True)]
 
 
-def _rows(columns):
+def _rows(columns: Columns) -> list[Record]:
+    assert columns.offset is not None and columns.timestamp is not None and columns.headers is not None
     ends = array("i", bytes(columns.headers.ends))
-    pairs = list(zip(_binary(columns.headers.key), _binary(columns.headers.value), strict=True))
-    headers = [tuple((name.decode(), value) for name, value in pairs[start:end]) for start, end in pairwise(ends)]
+    names = [name.decode() for name in _binary(columns.headers.key) if name is not None]
+    pairs = list(zip(names, _binary(columns.headers.value), strict=True))
+    headers = [tuple(pairs[start:end]) for start, end in pairwise(ends)]
     fields = (array("q", bytes(columns.offset)), array("q", bytes(columns.timestamp)))
     return [Record(*row) for row in zip(*fields, _binary(columns.key), _binary(columns.value), headers, strict=True)]
 
 
-def test_columns_hold_the_records_of_batches_with_all_compressions():
+def test_columns_hold_the_records_of_batches_with_all_compressions() -> None:
     rng = random.Random(1)
     data, expected = bytearray(), []
     for step in range(30):
@@ -73,7 +70,7 @@ def test_columns_hold_the_records_of_batches_with_all_compressions():
     columns = codec.decode_columns(data)
     assert columns.rows == len(expected) and _rows(columns) == expected
     assert columns.next_offset == expected[-1].offset + 1
-    assert columns.timestamp_type == bytes(len(expected))
+    assert columns.timestamp_type == bytearray(len(expected))
 
 
 SIZES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 8100, 8180, 8191, 8192, 20_000)
@@ -81,10 +78,10 @@ SIZES = (None, 0, 1, 31, 32, 33, 63, 64, 65, 100, 127, 128, 8100, 8180, 8191, 81
 
 
 @pytest.mark.parametrize("key_bytes", SIZES)
-def test_columns_hold_keys_and_values_of_every_size(key_bytes):
+def test_columns_hold_keys_and_values_of_every_size(key_bytes: int | None) -> None:
     rng = random.Random(4)
 
-    def blob(size):
+    def blob(size: int | None) -> bytes | None:
         return None if size is None else rng.randbytes(size)
 
     sizes = [size for size in SIZES for _ in range(3)] * 2
@@ -101,7 +98,7 @@ def test_columns_hold_keys_and_values_of_every_size(key_bytes):
     assert _binary(some.value) == [record.value for record in records]
 
 
-def test_columns_are_filled_by_threads_at_once():
+def test_columns_are_filled_by_threads_at_once() -> None:
     records = [Record(i, NOW, b"%d" % i, b"%d" % i * 20) for i in range(3000)]
     data = bytes(codec.encode(records))
     expected = codec.decode_columns(data)
@@ -109,7 +106,7 @@ def test_columns_are_filled_by_threads_at_once():
         assert all(found == expected for found in pool.map(codec.decode_columns, [data] * 40))
 
 
-def test_only_the_columns_that_were_asked_for_are_built():
+def test_only_the_columns_that_were_asked_for_are_built() -> None:
     data = codec.encode(_random_records(random.Random(2), 20, 0))
     whole = codec.decode_columns(data)
     for name in ALL:
@@ -121,22 +118,23 @@ def test_only_the_columns_that_were_asked_for_are_built():
         codec.decode_columns(data, columns=["offsets"])
 
 
-def test_control_batches_move_the_next_offset_but_give_no_rows():
+def test_control_batches_move_the_next_offset_but_give_no_rows() -> None:
     first = codec.encode([Record(0, NOW, b"k", b"v")], attributes=LOG_APPEND_TIME)
     control = codec.encode([Record(1, NOW, b"", b"")], base_offset=1, attributes=CONTROL)
     partial = codec.encode([Record(2, NOW, b"", b"")], base_offset=2)[:-1]
     columns = codec.decode_columns(first + control + partial)
-    assert (columns.rows, columns.next_offset, columns.timestamp_type) == (1, 2, b"\x01")
+    assert (columns.rows, columns.next_offset, columns.timestamp_type) == (1, 2, bytearray(b"\x01"))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 11])
-def test_nothing_gives_empty_columns(data):
+def test_nothing_gives_empty_columns(data: bytes) -> None:
     columns = codec.decode_columns(data)
     assert columns.rows == 0 and columns.next_offset is None
+    assert columns.key is not None
     assert _rows(columns) == [] and columns.key.ends == b"\0" * 4
 
 
-def test_more_bytes_than_the_bound_are_refused():
+def test_more_bytes_than_the_bound_are_refused() -> None:
     batch = codec.encode([Record(0, NOW, None, b"x" * 1000)])
     assert codec.decode_columns(batch, bytes_max=1100).rows == 1
     with pytest.raises(ColumnsTooLarge, match="more than 1100 bytes"):
@@ -147,12 +145,12 @@ def test_more_bytes_than_the_bound_are_refused():
         codec.decode_columns(batch, bytes_max=2**31)
 
 
-def test_columns_need_no_pyarrow_until_they_become_arrow():
+def test_columns_need_no_pyarrow_until_they_become_arrow() -> None:
     code = "import sys; from millstream.records import codec; codec.decode_columns(codec.encode([(0, 1, None, b'x')]));"
     subprocess.run([sys.executable, "-c", code + "assert 'pyarrow' not in sys.modules"], check=True)
 
 
-def test_to_arrow_says_the_same():
+def test_to_arrow_says_the_same() -> None:
     records = _random_records(random.Random(3), 500, 0)
     table = codec.decode_columns(codec.encode(records)).to_arrow()
     table.validate(full=True)

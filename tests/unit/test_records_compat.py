@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
@@ -9,13 +11,12 @@ from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 from kafka.record.memory_records import MemoryRecordsBuilder as KafkaPythonBuilder
 
 from millstream.records import (
-    _kernel,
     codec,
-    pure,
 )
 from millstream.records.compression import Codec
 from millstream.records.record import Record
 
+pytestmark = pytest.mark.usefixtures("kernel")
 NOW = 1_700_000_000_000
 RECORDS = [
     Record(0, NOW, b"k", b"v"),
@@ -26,13 +27,8 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(params=[_kernel, pure], ids=["compiled", "pure"], autouse=True)
-def kernel(request, monkeypatch):
-    monkeypatch.setattr(codec, "kernel", request.param)
-
-
-def _read(reader):
-    found = []
+def _read(reader: Any) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
     while (batch := reader.next_batch()) is not None:
         assert batch.validate_crc()
         found += [
@@ -42,23 +38,23 @@ def _read(reader):
     return found
 
 
-def _as_tuples(records):
+def _as_tuples(records: list[Record]) -> list[tuple[Any, ...]]:
     return [tuple(record) for record in records]
 
 
 @pytest.mark.parametrize("compression", Codec)
-def test_aiokafka_reads_ours(compression):
+def test_aiokafka_reads_ours(compression: Codec) -> None:
     batch = bytes(codec.encode(RECORDS, codec=compression))
     assert _read(AiokafkaRecords(batch * 2)) == _as_tuples(RECORDS) * 2
 
 
 @pytest.mark.parametrize("compression", [Codec.NONE, Codec.GZIP])
-def test_kafka_python_reads_ours(compression):
+def test_kafka_python_reads_ours(compression: Codec) -> None:
     batch = bytes(codec.encode(RECORDS, codec=compression))
     assert _read(KafkaPythonRecords(batch * 2)) == _as_tuples(RECORDS) * 2
 
 
-def _build_with_aiokafka(compression):
+def _build_with_aiokafka(compression: Codec) -> bytes:
     builder = AiokafkaBuilder(
         magic=2,
         compression_type=compression,
@@ -74,11 +70,11 @@ def _build_with_aiokafka(compression):
 
 
 @pytest.mark.parametrize("compression", Codec)
-def test_we_read_aiokafkas(compression):
+def test_we_read_aiokafkas(compression: Codec) -> None:
     assert codec.decode(_build_with_aiokafka(compression)) == RECORDS
 
 
-def test_uncompressed_bytes_are_the_same_as_aiokafkas():
+def test_uncompressed_bytes_are_the_same_as_aiokafkas() -> None:
     ours = codec.encode(RECORDS, producer_id=5, producer_epoch=1, base_sequence=9)
     theirs = bytearray(_build_with_aiokafka(Codec.NONE))
     ours[12:16] = theirs[12:16]  # the leader epoch is the broker's to write
@@ -86,7 +82,7 @@ def test_uncompressed_bytes_are_the_same_as_aiokafkas():
 
 
 @pytest.mark.parametrize("compression", [Codec.NONE, Codec.GZIP])
-def test_we_read_kafka_pythons(compression):
+def test_we_read_kafka_pythons(compression: Codec) -> None:
     builder = KafkaPythonBuilder(magic=2, compression_type=compression, batch_size=10**7)
     for record in RECORDS:
         builder.append(record.timestamp, record.key, record.value, list(record.headers))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -15,7 +18,7 @@ from millstream.records import (
     columns,
     pure,
 )
-from millstream.records.batch import CRC_START, HEADER_BYTES, CorruptBatch, patch_offset, read_header
+from millstream.records.batch import CRC_START, HEADER_BYTES, Buffer, CorruptBatch, patch_offset, read_header
 from millstream.records.compression import Codec
 from millstream.records.record import Record, Section
 
@@ -33,18 +36,26 @@ MUTATIONS = 20_000
 ALL_COLUMNS = columns.mask(columns.ALL)
 
 
-def _section(body, count=5, base_offset=5, last_delta=9000, base=NOW, largest=NOW, is_append_time=False):
+def _section(
+    body: Buffer,
+    count: int = 5,
+    base_offset: int = 5,
+    last_delta: int = 9000,
+    base: int = NOW,
+    largest: int = NOW,
+    is_append_time: bool = False,
+) -> Section:
     return Section(body, count, base_offset, last_delta, base, largest, is_append_time)
 
 
-def _outcome(run, *arguments):
+def _outcome(run: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return run(*arguments)
     except CorruptBatch as error:
         return str(error)
 
 
-def _assert_twins_agree(section, *, deep=True):
+def _assert_twins_agree(section: Section, *, deep: bool = True) -> Any:
     """Every function gives the same from both, and what one function accepts the others do as well."""
     decoded = _outcome(_kernel.decode, section)
     assert decoded == _outcome(pure.decode, section)
@@ -67,9 +78,9 @@ def _assert_twins_agree(section, *, deep=True):
     return decoded
 
 
-def _mutate(rng, body):
+def _mutate(rng: random.Random, original: bytes) -> bytes:
     """A few edits of the kinds that reach different checks: bits, lengths, cuts, repeats, long numbers."""
-    body = bytearray(body)
+    body = bytearray(original)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at = rng.randrange(len(body)) if body else 0
         match rng.randrange(7):
@@ -90,7 +101,7 @@ def _mutate(rng, body):
     return bytes(body)
 
 
-def test_twins_agree_on_20000_mutated_bodies():
+def test_twins_agree_on_20000_mutated_bodies() -> None:
     rng = random.Random(20_240_601)
     accepted = 0
     for case in range(MUTATIONS):
@@ -105,7 +116,7 @@ def test_twins_agree_on_20000_mutated_bodies():
     assert accepted > MUTATIONS // 100, "too few mutations survive to say anything about what is accepted"
 
 
-def test_twins_agree_on_mutations_of_records_that_are_read_quickly():
+def test_twins_agree_on_mutations_of_records_that_are_read_quickly() -> None:
     """The same with a body of plain records, long enough for all but the last of them to take the quick way."""
     rng = random.Random(20_240_602)
     fields = [(None, b"v" * 20), (b"key", b"v" * 70), (b"", b""), (None, None), (b"k" * 40, None)]
@@ -123,13 +134,13 @@ def test_twins_agree_on_mutations_of_records_that_are_read_quickly():
 
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.integers(-1, 12), st.integers(-1, 10), st.integers(0, 2**63 - 1))
-def test_twins_agree_on_any_bytes(body, count, last_delta, base_offset):
+def test_twins_agree_on_any_bytes(body: bytes, count: int, last_delta: int, base_offset: int) -> None:
     _assert_twins_agree(_section(body, count, base_offset, last_delta))
 
 
 @settings(max_examples=150)
 @given(st.data())
-def test_twins_agree_on_records_with_any_fields(data):
+def test_twins_agree_on_records_with_any_fields(data: st.DataObject) -> None:
     """Built field by field, so that arbitrary numbers stand where numbers are expected."""
     small = st.integers(-2, 6) | st.integers(-(2**31), 2**31 - 1) | st.integers(-(2**63), 2**63 - 1)
     body = bytearray()
@@ -145,7 +156,7 @@ def test_twins_agree_on_records_with_any_fields(data):
 
 
 @pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
-def test_every_cut_of_a_body_is_refused(kernel):
+def test_every_cut_of_a_body_is_refused(kernel: ModuleType) -> None:
     for cut in range(len(BODY)):
         with pytest.raises(CorruptBatch):
             kernel.decode(_section(BODY[:cut]))
@@ -154,14 +165,20 @@ def test_every_cut_of_a_body_is_refused(kernel):
     assert len(kernel.decode(_section(BODY))) == 5
 
 
-def test_every_value_of_every_byte_gets_the_same_answer_from_both():
+def test_every_value_of_every_byte_gets_the_same_answer_from_both() -> None:
     for at in range(len(BODY)):
         for value in (0, 1, 2, 0x7E, 0x7F, 0x80, 0x81, 0xFF, BODY[at] ^ 1, BODY[at] ^ 0x80):
             _assert_twins_agree(_section(BODY[:at] + bytes([value]) + BODY[at + 1 :]), deep=False)
 
 
-def _decode_all_ways(batch):
-    for read in (codec.decode, codec.keys, lambda b: list(codec.iterate(b)), codec.decode_columns):
+def _decode_all_ways(batch: Buffer) -> None:
+    reads: list[Callable[[Buffer], Any]] = [
+        codec.decode,
+        codec.keys,
+        lambda b: list(codec.iterate(b)),
+        codec.decode_columns,
+    ]
+    for read in reads:
         try:
             read(batch)
         except CorruptBatch:
@@ -170,7 +187,9 @@ def _decode_all_ways(batch):
 
 @pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
 @pytest.mark.parametrize("compression", Codec)
-def test_every_broken_byte_of_a_batch_is_refused_or_read(kernel, compression, monkeypatch):
+def test_every_broken_byte_of_a_batch_is_refused_or_read(
+    kernel: ModuleType, compression: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the checksum in place only fields outside it pass; with the checksum made right nothing may crash."""
     monkeypatch.setattr(codec, "kernel", kernel)
     batch = codec.encode(RECORDS, base_offset=0, codec=compression)
@@ -186,13 +205,13 @@ def test_every_broken_byte_of_a_batch_is_refused_or_read(kernel, compression, mo
             codec.decode(batch[:at])
 
 
-def test_a_count_beyond_the_bytes_allocates_nothing():
+def test_a_count_beyond_the_bytes_allocates_nothing() -> None:
     for kernel in (_kernel, pure):
         with pytest.raises(CorruptBatch, match="more records than its bytes"):
             kernel.decode(_section(b"\x0c" + b"\0" * 6, count=2**31 - 1))
 
 
-def test_header_names_that_are_not_utf8_survive_a_rewrite():
+def test_header_names_that_are_not_utf8_survive_a_rewrite() -> None:
     for kernel in (_kernel, pure):
         out, *_ = kernel.encode([(0, NOW, None, None, (("\udcfe", b""),))], None, 0)
         assert b"\xfe" in out
@@ -200,7 +219,7 @@ def test_header_names_that_are_not_utf8_survive_a_rewrite():
         assert kernel.encode([record], 0, 0)[0] == out
 
 
-def test_the_kernel_holds_the_buffer_only_while_it_reads():
+def test_the_kernel_holds_the_buffer_only_while_it_reads() -> None:
     body = bytearray(BODY)
     _kernel.decode(_section(body))
     with pytest.raises(CorruptBatch):
@@ -220,7 +239,7 @@ def _stored(*gaps: int) -> tuple[bytearray, int]:
 
 
 @pytest.mark.parametrize("kernel", [_kernel, pure], ids=["compiled", "pure"])
-def test_sound_bytes_end_before_the_first_damaged_or_misplaced_batch(kernel):
+def test_sound_bytes_end_before_the_first_damaged_or_misplaced_batch(kernel: ModuleType) -> None:
     data, behind = _stored(0, 0, 5)
     size = len(BATCH)
     assert kernel.sound_bytes(data, 0, behind, -1, False) == 3 * size
@@ -244,7 +263,9 @@ def test_sound_bytes_end_before_the_first_damaged_or_misplaced_batch(kernel):
     short=st.integers(-1, 1),
     dense=st.booleans(),
 )
-def test_both_kernels_find_the_same_bytes_sound(gaps, at, byte, first, asked, short, dense):
+def test_both_kernels_find_the_same_bytes_sound(
+    gaps: list[int], at: int, byte: int, first: int, asked: int, short: int, dense: bool
+) -> None:
     data, behind = _stored(*gaps)
     data[at % len(data)] = byte
     arguments = (data, first, behind - short, asked, dense)

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from millstream.core.errors import Code, RequestError
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.log.damage import Cause
-from millstream.log.log import Log
+from millstream.log.replica import ReplicaLog
 from millstream.log.slice import Slice
 from millstream.stores.url import open_store
 from millstream.testing.clock import VirtualClock
@@ -64,9 +65,13 @@ async def until(clock: VirtualClock, holds: Callable[[], bool], step: float = 1.
     raise AssertionError("it never came to that")
 
 
+def is_damaged(broker: Broker) -> bool:
+    return bool(list(broker.damage()))
+
+
 async def settle(holds: Callable[[], object]) -> None:
     """Waits for what a thread or the store answers, without time passing for the broker."""
-    for _ in range(1000):
+    for _ in range(4000):
         if holds():
             return
         await asyncio.sleep(0.005)
@@ -210,7 +215,7 @@ class TestKnownDamage:
             [(_, _, damaged)] = broker.damage()
         for _ in range(2):
             async with running(store, clock, pace=0) as broker:
-                await settle(lambda broker=broker: list(broker.damage()))
+                await settle(partial(is_damaged, broker))
                 assert [(name, part, each[:3]) for name, part, each in broker.damage()] == [(TOPIC, 1, damaged[:3])]
         damage_files(tmp_path)  # the same bit again
         async with running(store, clock, pace=0) as broker:
@@ -297,12 +302,12 @@ async def test_a_partition_that_cannot_be_read_is_named_and_costs_no_other(
         verification = Verification(broker.topics, broker.metrics)
         broken = next(iter(broker.topics)).partitions[0].log
         refusal = RequestError(Code.KAFKA_STORAGE_ERROR, "the disk does not answer")
-        real = Log.read
+        real = ReplicaLog.read
 
-        def read(log: Log, offset: int, bytes_max: int) -> Promise[Slice]:
+        def read(log: ReplicaLog, offset: int, bytes_max: int) -> Promise[Slice]:
             return Promise.failed(refusal) if log is broken else real(log, offset, bytes_max)
 
-        monkeypatch.setattr(Log, "read", read)
+        monkeypatch.setattr(ReplicaLog, "read", read)
         await verification.run()
         [sentence] = verification.unread
         assert sentence.startswith(f"{TOPIC}-0 cannot be read") and "the disk does not answer" in sentence

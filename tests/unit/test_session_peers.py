@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from millstream.broker.session import Session
-from millstream.cluster.base import Node
+from millstream.cluster.base import Node, Solo
 from millstream.cluster.shared import SharedCluster
 from millstream.config import Config
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.share_relay import Relay
+from millstream.doors.kafka.peer_connection import for_client
 from millstream.security import peers
 from millstream.security.peers import NONCE_BYTES, Peer
 from millstream.security.principal import ANONYMOUS, Principal
@@ -22,6 +22,7 @@ from millstream.server import Server
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 from millstream.wire.kafka import api_versions
+from millstream.wire.kafka.conversation import Conversation
 from tests.compat import raw
 
 ALICE = Principal("User", "alice")
@@ -45,13 +46,20 @@ class Noting(AllowAll):
         return principal
 
 
+def know(server: Server, secret: bytes) -> None:
+    """The secret of its cluster."""
+    cluster = server.broker.cluster
+    assert isinstance(cluster, Solo)
+    cluster.secret = secret
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     """The coordinator."""
     server = Server(Config(store="memory:", kafka="127.0.0.1:0", http="off", node_id=2))
     await server.start()
     server.broker.authorizer = Noting()
-    server.broker.cluster.secret = SECRET
+    know(server, SECRET)
     yield server
     await server.stop()
 
@@ -60,7 +68,7 @@ async def server() -> AsyncIterator[Server]:
 async def leader(server: Server) -> AsyncIterator[Server]:
     leader = Server(Config(store="memory:", kafka="127.0.0.1:0", http="off", node_id=7))
     await leader.start()
-    leader.broker.cluster.secret = SECRET
+    know(leader, SECRET)
     yield leader
     await leader.stop()
 
@@ -95,8 +103,7 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", server.addresses["kafka"].port))
 
     def claim(self, version: str) -> None:
-        frame = api_versions.introduce(api_versions.RELAY, version)
-        self._writer.write(len(frame).to_bytes(4) + frame)
+        self._writer.write(Conversation("").request(api_versions.introduce(api_versions.RELAY, version)))
 
     def send(self, frame: bytes) -> None:
         self._writer.write(frame)
@@ -178,7 +185,7 @@ async def test_a_proven_relay_shares_known_produce_requests_with_its_client_only
 
 
 async def test_a_broker_without_peers_believes_nobody(server: Server, client: Client) -> None:
-    server.broker.cluster.secret = b""
+    know(server, b"")
     client.claim("")
     assert len(await client.answer()) > 100, "the list of APIs"
     client.claim(proof(b"", b""))
@@ -187,9 +194,9 @@ async def test_a_broker_without_peers_believes_nobody(server: Server, client: Cl
 
 
 async def test_a_relayed_request_has_the_rights_of_the_client(server: Server, leader: Server) -> None:
-    relay = Relay(node(server), Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE))
+    relay = for_client(node(server), Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE))
     for _ in range(2):
-        assert b"g" in await relay.ask(DESCRIBE[4:], 0)
+        assert b"g" in bytes(await relay.ask(DESCRIBE[4:], 0))
     (context,) = contexts(server)
     assert context.via == "7"
     assert asked(server) == {(ALICE, "10.0.0.1")}
@@ -198,12 +205,12 @@ async def test_a_relayed_request_has_the_rights_of_the_client(server: Server, le
 
 async def test_a_relay_does_not_ask_a_broker_of_another_cluster(server: Server, leader: Server) -> None:
     client = Session(leader.broker, "kafka", "10.0.0.1", principal=ALICE)
-    leader.broker.cluster.secret = b"t" * 32
+    know(leader, b"t" * 32)
     with pytest.raises(ConnectionError):
-        await Relay(node(server), client).ask(DESCRIBE[4:], 0)
-    server.broker.cluster.secret = b""
+        await for_client(node(server), client).ask(DESCRIBE[4:], 0)
+    know(server, b"")
     with pytest.raises(ConnectionError):
-        await Relay(node(server), client).ask(DESCRIBE[4:], 0)
+        await for_client(node(server), client).ask(DESCRIBE[4:], 0)
     assert asked(server) == set()
 
 

@@ -66,7 +66,7 @@ JOINED = {
     "protocol_type": "consumer",
     "protocols": [{"name": "range", "metadata": b""}],
 }
-SYNCED = {**MEMBER, "generation_id": 1, "protocol_type": None, "protocol_name": None, "assignments": []}
+SYNCED: dict[str, Any] = {**MEMBER, "generation_id": 1, "protocol_type": None, "protocol_name": None, "assignments": []}
 BEAT = {"group_id": "g", "member_id": "m", "member_epoch": 0, "rack_id": None, "subscribed_topic_names": ["orders"]}
 CONSUMED = {
     **BEAT,
@@ -241,7 +241,7 @@ def codes(answer: Any) -> Iterator[Code]:
     for field in dataclasses.fields(answer):
         value = getattr(answer, field.name)
         if field.name == "error_code":
-            yield Code(int(value))
+            yield Code(int(value))  # type: ignore[call-arg]  # a member by its number
         for each in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(each):
                 yield from codes(each)

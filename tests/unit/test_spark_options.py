@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from millstream.spark.options import (
@@ -113,7 +115,9 @@ def test_assign_names_partitions() -> None:
 
 def test_settings_of_a_kafka_client_that_have_no_meaning_here_are_accepted() -> None:
     for name in CONSUMER_TUNING:
-        assert parse(**{name: "anything"}) == parse(**{f"kafka.{name}": "anything"}) == parse()
+        plain: dict[str, Any] = {name: "anything"}
+        prefixed: dict[str, Any] = {f"kafka.{name}": "anything"}
+        assert parse(**plain) == parse(**prefixed) == parse()
     for name in PRODUCER_TUNING:
         assert parse_sink({"bootstrap.servers": "one:9092", f"kafka.{name}": "anything"}).client.bootstrap == "one:9092"
 

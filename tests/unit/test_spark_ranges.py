@@ -6,11 +6,12 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.spark.options import BadOption, SourceOptions, parse_source
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, resolve, split
 from millstream.spark.schema import full_schema
@@ -126,8 +127,8 @@ def topics(broker: ServedBroker) -> Topics:
 
 
 @pytest.fixture
-def cluster(broker: ServedBroker) -> Iterator[Cluster]:
-    made = Cluster(broker.address, timeout_seconds=10)
+def cluster(broker: ServedBroker) -> Iterator[KafkaCluster]:
+    made = KafkaCluster(broker.address, timeout_seconds=10)
     yield made
     made.close()
 
@@ -140,7 +141,7 @@ def test_partitions_are_found_by_name_by_pattern_and_by_hand(topics: Topics, uni
     one, two = topics.create(unique("found-one"), 2), topics.create(unique("found-two"))
     other = topics.create(unique("xfound"))
 
-    def find(must_exist: bool = True, **given: str) -> list[tuple[str, int]]:
+    def find(must_exist: bool = True, **given: Any) -> list[tuple[str, int]]:
         wanted = options(topics.address, **given)
         cluster = connect(wanted)
         try:
@@ -161,7 +162,7 @@ def test_partitions_are_found_by_name_by_pattern_and_by_hand(topics: Topics, uni
     assert find(must_exist=False, assign=f'{{"{one}": [0, 2]}}') == [(one, 0)]
 
 
-def test_positions_become_offsets(cluster: Cluster, topics: Topics, unique: Callable[[str], str]) -> None:
+def test_positions_become_offsets(cluster: KafkaCluster, topics: Topics, unique: Callable[[str], str]) -> None:
     topic = topics.create(unique("positions"), 3)
     records = [Sent(b"", partition=index, timestamp_ms=NOW + 10 * at) for index in (0, 1) for at in range(20)]
     topics.produce(topic, records)

@@ -175,7 +175,7 @@ def test_a_partition_that_is_deleted_while_it_is_read_is_lost_data() -> None:
     log = Gone(per_answer=1)
     log.add(b"0")
     log.add(b"1")
-    with pytest.raises(DataLost, match="offsets 1 to 1 cannot be read, the partition does not exist any more"):
+    with pytest.raises(DataLost, match="offsets 1 to 1 cannot be read, the partition no longer exists"):
         read(log, 0, 2)
     assert values(read(log, 0, 2, failOnDataLoss="false")) == [b"0"]
 

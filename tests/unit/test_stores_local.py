@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from millstream.core.errors import RequestError, StartupError, StoreInUse
 from millstream.core.promise import begin
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
+from millstream.log.recovery import PIECE_BYTES
+from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, patch_offset
 from millstream.stores.local import LocalLogStore
 from millstream.testing.clock import VirtualClock
 from tests.batches import append, batch, fill, read_all
 from tests.crash.machine import HandFlusher
+from tests.crash.store_directory import open_log
 
 TOPIC_ID = "0123456789abcdef"
 
@@ -33,7 +37,7 @@ async def store(tmp_path: Path) -> AsyncIterator[LocalLogStore]:
 
 
 async def test_a_discarded_topic_leaves_nothing_on_disk(store: LocalLogStore, tmp_path: Path) -> None:
-    await fill(store.open("t", TOPIC_ID, 0, LogConfig()), 10)
+    await fill(open_log(store, "t", TOPIC_ID, 0, LogConfig()), 10)
     await store.discard("t", TOPIC_ID)
     assert list((tmp_path / "data" / "logs").iterdir()) == []
     assert list((tmp_path / "data" / "trash").iterdir()) == []
@@ -45,7 +49,7 @@ async def test_a_discarded_topic_makes_room_on_a_full_disk(
     def no_room(_: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    await fill(store.open("t", TOPIC_ID, 0, LogConfig()), 10)
+    await fill(open_log(store, "t", TOPIC_ID, 0, LogConfig()), 10)
     monkeypatch.setattr(store._disk, "make_unsynced_directory", no_room)
     await store.discard("t", TOPIC_ID)
     assert list((tmp_path / "data" / "logs").iterdir()) == []
@@ -57,10 +61,7 @@ def test_a_directory_is_locked_although_the_disk_has_no_room_for_the_process_num
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    store, other = (
-        LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
-        for _ in range(2)
-    )
+    store, other = (LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher()) for _ in range(2))
     monkeypatch.setattr(os, "pwrite", no_room)
     store.lock()
     with pytest.raises(StoreInUse):
@@ -80,14 +81,14 @@ async def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(
 
 def test_a_file_in_place_of_the_directory_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a directory")
-    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())  # type: ignore[arg-type]
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher())
     with pytest.raises(StartupError, match="cannot be used as a data directory"):
         store.lock()
 
 
 def test_so_does_one_that_is_not_ours_and_it_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
-    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher(), disk)  # type: ignore[arg-type]
+    store = LocalLogStore(str(tmp_path / "data"), VirtualClock(), HandFlusher(), disk)
 
     def refuse(_: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -152,14 +153,14 @@ async def test_a_topic_may_have_the_longest_name_there_is(store: LocalLogStore, 
 
 
 async def test_a_partition_that_was_never_written_to_makes_no_files(store: LocalLogStore, tmp_path: Path) -> None:
-    log = store.open("t", TOPIC_ID, 0, LogConfig())
+    log = open_log(store, "t", TOPIC_ID, 0, LogConfig())
     assert read_all(log) == [] and log.find_max_time().value() is None
     await store.housekeep()
     assert list((tmp_path / "data" / "logs").iterdir()) == []
 
 
 async def test_idle_segments_hold_no_descriptors(store: LocalLogStore) -> None:
-    log = store.open("t", TOPIC_ID, 0, LogConfig(segment_bytes=1000, retention_ms=-1))
+    log = open_log(store, "t", TOPIC_ID, 0, LogConfig(segment_bytes=1000, retention_ms=-1))
     values = await fill(log, 100)
     await store.housekeep()
     assert [segment.is_open for segment in log.segments] == [False] * (len(log.segments) - 1) + [True]
@@ -177,12 +178,12 @@ class TestRaces:
 
     @pytest.fixture
     def by_hand(self, tmp_path: Path, flusher: HandFlusher) -> LocalLogStore:
-        return LocalLogStore(str(tmp_path / "by-hand"), VirtualClock(), flusher)  # type: ignore[arg-type]
+        return LocalLogStore(str(tmp_path / "by-hand"), VirtualClock(), flusher)
 
     def test_a_segment_that_is_trimmed_away_does_not_fail_the_sync(
         self, by_hand: LocalLogStore, flusher: HandFlusher
     ) -> None:
-        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        log = open_log(by_hand, "t", TOPIC_ID, 0, self.CONFIG)
         append(log, batch(bytes(900)))
         flusher.run_all()
         late = append(log, batch(bytes(900)))
@@ -197,7 +198,7 @@ class TestRaces:
     def test_what_is_appended_during_a_sync_is_not_answered_by_it(
         self, by_hand: LocalLogStore, flusher: HandFlusher
     ) -> None:
-        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        log = open_log(by_hand, "t", TOPIC_ID, 0, self.CONFIG)
         early = append(log, batch(b"early"))
         flusher.begin(log)
         late = append(log, batch(b"late"))
@@ -207,7 +208,7 @@ class TestRaces:
         assert late.done and log.high_watermark == 2
 
     async def test_a_flush_of_a_discarded_log_is_answered(self, by_hand: LocalLogStore) -> None:
-        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        log = open_log(by_hand, "t", TOPIC_ID, 0, self.CONFIG)
         waiting = append(log, batch(b"x"))
         flushing = log.flush()
         await by_hand.discard("t", TOPIC_ID)
@@ -217,7 +218,7 @@ class TestRaces:
     async def test_who_appends_while_the_store_closes_is_answered(
         self, by_hand: LocalLogStore, flusher: HandFlusher
     ) -> None:
-        log = by_hand.open("t", TOPIC_ID, 0, self.CONFIG)
+        log = open_log(by_hand, "t", TOPIC_ID, 0, self.CONFIG)
         append(log, batch(b"early"))
         closing = begin(by_hand.close())
         flusher.run_all()
@@ -233,8 +234,8 @@ class TestRaces:
             segment_bytes=500, delete=False, compact=True, min_cleanable_dirty_ratio=0.01, retention_ms=-1
         )
         disk = HaltingDisk(asyncio.get_running_loop())
-        store = LocalLogStore(str(tmp_path / "halting"), VirtualClock(), flusher, disk)  # type: ignore[arg-type]
-        log = store.open("t", TOPIC_ID, 0, config)
+        store = LocalLogStore(str(tmp_path / "halting"), VirtualClock(), flusher, disk)
+        log = open_log(store, "t", TOPIC_ID, 0, config)
         flusher.is_willing = True
         for number in range(20):
             append(log, batch(b"%d" % number + bytes(100), keys=[b"k"]))
@@ -259,7 +260,7 @@ class TestRaces:
             if error is not None:
                 raise OSError(error, os.strerror(error))
 
-        log = by_hand.open("t", TOPIC_ID, 0, LogConfig())
+        log = open_log(by_hand, "t", TOPIC_ID, 0, LogConfig())
         appended = append(log, batch(b"a"))
         flusher.begin(log)
         await by_hand.discard("t", TOPIC_ID)
@@ -282,3 +283,30 @@ class HaltingDisk(Disk):
             self._loop.call_soon_threadsafe(self.halted.set)
             assert self.gate.wait(10)
         super().sync(file)
+
+
+async def test_recovery_keeps_a_large_batch_and_reads_no_claimed_length_at_once(
+    store: LocalLogStore, tmp_path: Path
+) -> None:
+    log = store.open("t", TOPIC_ID, 0, LogConfig())
+    await fill(log, 3)
+    await store.close()
+    (segment,) = (tmp_path / "data" / "logs").glob("*/0/*.log")
+    large = batch(os.urandom(2 * PIECE_BYTES))
+    patch_offset(large, 3, len(large) - PREFIX_BYTES, 0)
+    claim = bytearray(large[:HEADER_BYTES])
+    patch_offset(claim, 4, (64 << 20) - PREFIX_BYTES, 0)
+    with segment.open("ab") as file:
+        file.write(large)
+        whole = file.tell()
+        file.write(claim)
+        file.truncate(whole + (64 << 20))
+    again = LocalLogStore(store.directory, VirtualClock(), Flusher(asyncio.get_running_loop()))
+    again.lock()
+    tracemalloc.start()
+    recovered = again.open("t", TOPIC_ID, 0, LogConfig())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (recovered.end, segment.stat().st_size) == (4, whole)
+    assert peak < 8 << 20
+    await again.close()

@@ -30,7 +30,7 @@ def opened(tmp_path: Path) -> Open:
         url = f"sqlite:{tmp_path / str(meta)}" if logs is None else f"file:{tmp_path / logs}"
         if logs is not None and meta is not None:
             settings["meta"] = f"sqlite:{tmp_path / meta}"
-        return millstream.open(url, **settings)  # type: ignore[return-value]
+        return millstream.open(url, **settings)
 
     return make
 
@@ -151,12 +151,12 @@ class TestRefusals:
         ],
     )
     async def test_stores_that_cannot_be_apart(self, store: str, meta: str, sentence: str) -> None:
-        assert sentence in await refusal(millstream.open(store, meta=meta))  # type: ignore[arg-type]
+        assert sentence in await refusal(millstream.open(store, meta=meta))
 
     async def test_the_same_store_twice_is_one_store(self, tmp_path: Path) -> None:
         url = f"sqlite:{tmp_path / 'both.db'}"
-        await fill(millstream.open(url, meta=url))  # type: ignore[arg-type]
-        await fill(millstream.open(url), "more")  # type: ignore[arg-type]
+        await fill(millstream.open(url, meta=url))
+        await fill(millstream.open(url), "more")
 
 
 class TestCrashes:

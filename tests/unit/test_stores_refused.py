@@ -42,7 +42,7 @@ async def test_a_database_that_is_read_only_is_said_to_be(postgres: PrivatePostg
         async with millstream.open(url):
             pass
     with psycopg.connect(url, autocommit=True) as database:
-        database.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET default_transaction_read_only = on")  # type: ignore[arg-type]
+        database.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET default_transaction_read_only = on")
     with pytest.raises(MillstreamError, match="read-only"):
         async with millstream.open(url) as ms:
             await ms.send("orders", b"x")

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ class Opened:
         await self.store.prepare(TOPIC_ID, partitions)
         return [self.store.open("orders", TOPIC_ID, index, LogConfig()) for index in range(partitions)]
 
-    def ask(self, sql: str) -> list[tuple[int, ...]]:
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
         connection = sqlite3.connect(self.path)
         try:
             return connection.execute(sql).fetchall()

@@ -11,6 +11,7 @@ import pytest
 from millstream.core.errors import Code, RequestError, StartupError
 from millstream.stores.base import Put, Versioned
 from millstream.stores.sqlite_meta import SqliteMeta
+from tests.stores import stored
 
 
 async def test_a_failed_commit_is_final_and_reads_go_on(
@@ -31,7 +32,7 @@ async def test_a_failed_commit_is_final_and_reads_go_on(
     monkeypatch.undo()
     with pytest.raises(RequestError, match="read-only: disk I/O error"):
         await meta.transact(Put("c", b"4"))
-    assert (await meta.get("a")).value == b"1"
+    assert (await stored(meta, "a")).value == b"1"
     assert "is read-only until the broker restarts" in caplog.text
     await meta.close()
     again = SqliteMeta(str(tmp_path / "meta.db"))
@@ -52,12 +53,12 @@ async def test_a_full_disk_costs_what_it_has_no_room_for_and_no_more(
         assert isinstance(outcome, RequestError) and outcome.code is Code.KAFKA_STORAGE_ERROR
         assert "the disk is full" in outcome.detail
     assert meta.failure is None and "until the broker restarts" not in caplog.text
-    assert (await meta.get("a")).value == b"1"
+    assert (await stored(meta, "a")).value == b"1"
     meta._database.execute("PRAGMA max_page_count=1000000")
     assert await meta.transact(Put("a", large, if_revision=1)) == 2
     await meta.close()
     again = SqliteMeta(str(tmp_path / "meta.db"))
-    assert (await again.get("a")).value == large
+    assert (await stored(again, "a")).value == large
     await again.close()
 
 
@@ -66,7 +67,7 @@ async def test_what_is_not_committed_cannot_be_read(tmp_path: Path) -> None:
     promise = meta.transact(Put("a", b"1"))
     assert (await meta.get("a")) is None
     await promise
-    assert (await meta.get("a")).value == b"1"
+    assert (await stored(meta, "a")).value == b"1"
     await meta.close()
 
 

@@ -245,7 +245,7 @@ class TestSqlite:
             error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
             raise error
 
-        database._writer.append = fail  # type: ignore[union-attr, method-assign, assignment]
+        database._writer.append = fail  # type: ignore[union-attr, method-assign]
         with pytest.raises(RequestError, match="disk I/O error"):
             await append(log, batch(b"x"))
         assert log.failure == "disk I/O error"
@@ -321,7 +321,7 @@ class TestPostgres:
     async def test_hosts_of_a_url_have_their_ports_from_the_environment(
         self, postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("PGPORT", f"1,{postgres.port}")  # nobody is at the first
+        monkeypatch.setenv("PGPORT", f"1,{postgres.port}")  # no server listens on the first
         url = postgres.url.replace(f"127.0.0.1:{postgres.port}", "127.0.0.1,127.0.0.1")
         logs, _ = open_store(url, VirtualClock(), lambda seconds: None)
         await logs.start()

@@ -38,8 +38,8 @@ class Database:
         if self.kind == "sqlite":
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:"))) as connection, connection:
                 return connection.execute(statement).fetchall()
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            cursor = connection.execute(statement)
+        with psycopg.connect(self.url, autocommit=True) as database:
+            cursor = database.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
 
@@ -169,11 +169,15 @@ def race(count: int, act: Callable[[int], Any]) -> list[Any]:
     return results
 
 
+def upsert(tables: list[Table], number: int, batches: list[pa.RecordBatch], each: int) -> int:
+    return tables[each].upsert(number, [batches[each]])
+
+
 def test_of_many_drivers_with_the_same_batch_one_gets_it_in(database: Database, opened: Callable[..., Table]) -> None:
     tables = [opened() for _ in range(4)]
     for number in range(10):
         rows = batch(*[(NOON, f"/{at}", number) for at in range(50)])
-        results = race(4, lambda each, number=number, rows=rows: tables[each].upsert(number, [rows]))
+        results = race(4, partial(upsert, tables, number, [rows] * 4))
         assert sorted(results) == [0, 0, 0, 50]
     assert set(hits(database).values()) == {9}
 
@@ -183,7 +187,7 @@ def test_pipelines_on_one_table_do_not_lock_each_other_out(database: Database, o
     rows = [(NOON, f"/{at}", at) for at in range(500)]
     orders = [batch(*rows), batch(*rows[::-1]), batch(*rows[250:], *rows[:250])]
     for number in range(5):
-        assert race(3, lambda each, number=number: tables[each].upsert(number, [orders[each]])) == [500] * 3
+        assert race(3, partial(upsert, tables, number, orders)) == [500] * 3
     assert len(hits(database)) == 500
 
 

@@ -48,7 +48,7 @@ def test_every_api_can_be_made_to_fail(key: int, version: int) -> None:
         faults = Faults()
         faults.add(key, Code.NOT_COORDINATOR)
         answer = faults(key, version, frame(key, version, maker.request(key, version)))
-        if answer is None:  # a produce request that nobody waits for
+        if answer is None:  # a produce request with acks=0
             assert key == 0 and faults.left == 1
             continue
         codes = error_codes(read_response(key, version, answer[1]))

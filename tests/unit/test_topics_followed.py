@@ -109,7 +109,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Member, Member]]:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110  (nobody tells when a broker has heard of something)
+        while not condition():  # noqa: ASYNC110  (there is no event for it)
             await asyncio.sleep(0.005)
 
 

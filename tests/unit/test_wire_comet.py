@@ -84,7 +84,8 @@ RECORD = some.fixed_dictionaries(
 
 def read_both(data: bytes, limit: int = 100) -> tuple[object, object]:
     """What the kernel reads, and what protobuf reads."""
-    kernel, found = comet._kernel, []
+    kernel = vars(comet)["_kernel"]
+    found: list[object] = []
     for each in (kernel, None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(comet, "_kernel", each)

@@ -10,12 +10,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.core.errors import RequestError
+from millstream.core.errors import ProtocolError, RequestError
 from millstream.doors.flowmq import message_id
 from millstream.wire import flowmq
-from millstream.wire.flowmq import SMALL_BYTES_MAX, Command, Frame, FrameReader
+from millstream.wire.flowmq import HEAD_BYTES, SMALL_BYTES_MAX, Command, Frame
 
 PUBLISH_MAX = 1 << 20
+
+
+class FrameReader:
+    """Keeps an incomplete frame between two pieces, as a connection does."""
+
+    def __init__(self, publish_bytes_max: int) -> None:
+        self._publish_bytes_max = publish_bytes_max
+        self.held = bytearray()
+        self.broken: str | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the incomplete frame still needs, as far as known."""
+        if len(self.held) < HEAD_BYTES:
+            return HEAD_BYTES - len(self.held) if self.held else 0
+        return flowmq.frame_size(self.held, 0, self._publish_bytes_max) - len(self.held)
+
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        if self.broken is not None:
+            return []
+        frames, at, view = [], 0, memoryview(bytes(self.held) + bytes(data))
+        try:
+            while (found := flowmq.next_frame(view, at, self._publish_bytes_max)) is not None:
+                frame, at = found
+                frames.append(frame)
+            self.held = bytearray(view[at:])
+        except ProtocolError as error:
+            self.broken, self.held = str(error), bytearray()
+        return frames
+
 
 frames = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=300)) | st.tuples(st.just(4), st.binary(max_size=70_000)),

@@ -9,7 +9,7 @@ import datetime
 import random
 import struct
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.compat.random_messages import Maker, read_response, write
 ROUNDS = 60
 NO_ID = uuid.UUID(int=0)
 MILLISECOND = messages._MILLISECOND
+DECODERS: dict[int, Callable[[Reader, int], object]] = {0: produce.decode, 1: fetch.decode, 3: metadata.decode}
 
 
 def versions(key: int) -> range:
@@ -290,7 +291,7 @@ def test_an_array_that_claims_too_much_is_refused_in_every_api() -> None:
 
 @pytest.mark.parametrize("key", [0, 1, 3])
 def test_a_request_cut_anywhere_is_a_protocol_error(key: int) -> None:
-    decode = {0: produce.decode, 1: fetch.decode, 3: metadata.decode}[key]
+    decode = DECODERS[key]
     for version in versions(key):
         for _, reader in random_requests(key, version)[:10]:
             whole = bytes(reader.buffer)
@@ -432,7 +433,7 @@ def hints(topic_id: uuid.UUID) -> dict[str, list[Any]]:
     }
 
 
-# A join waits for its sync and a transactional id for nobody: asked for in tests of their own.
+# A join waits for its sync; transactional ids are refused: both have their own tests.
 WAITING = {11, 14}
 
 
@@ -524,8 +525,8 @@ async def test_answers_keep_the_order_of_pipelined_requests(door: Door) -> None:
         (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 10))
         answer = await reader.readexactly(size)
         assert struct.unpack_from(">i", answer) == (number,)
-        tags = 1 if messages.is_flexible(key, version) and key != 18 else 0
-        read_response(key, version, answer[4 + tags :])
+        tagged = 1 if messages.is_flexible(key, version) and key != 18 else 0
+        read_response(key, version, answer[4 + tagged :])
     writer.close()
 
 
@@ -536,8 +537,8 @@ def test_a_header_without_its_fixed_part_is_a_protocol_error() -> None:
 
 @pytest.mark.parametrize("key", [0, 1, 3])
 def test_unknown_tagged_fields_are_skipped(key: int) -> None:
-    """A newer client may send fields that nobody here knows; the message means the same without them."""
-    decode = {0: produce.decode, 1: fetch.decode, 3: metadata.decode}[key]
+    """A newer client may send unknown tagged fields; the message means the same without them."""
+    decode = DECODERS[key]
     unknown = b"\2" + b"\x63" + b"\3abc" + b"\x64" + b"\0"
     version = APIS[key].high
     bodies = {

@@ -49,8 +49,9 @@ def read(answer: bytes, name: str) -> Any:
 @given(st.binary(max_size=200), NAMES)
 def test_produce(item: bytes, topic: str) -> None:
     request = THEIRS.ProduceRequest(item=item, topic=topic)
-    assert luxun.decode_produce(written("produce", request).body) == (item, topic)
-    assert luxun.decode_produce(written("asyncProduce", request, TMessageType.ONEWAY).body) == (item, topic)
+    expected = luxun.Produce(memoryview(item), topic)
+    assert luxun.decode_produce(written("produce", request).body) == expected
+    assert luxun.decode_produce(written("asyncProduce", request, TMessageType.ONEWAY).body) == expected
     answer = read(luxun.encode_produced(7, 1 << 40), "produce")
     assert answer.index == 1 << 40 and answer.result == THEIRS.Result(resultCode=THEIRS.ResultCode.SUCCESS)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.records import codec
-from millstream.records.batch import CRC_START, LOG_APPEND_TIME, read_header
+from millstream.records.batch import CRC_START, LOG_APPEND_TIME, Buffer, read_header
 from millstream.records.record import Record
 from millstream.records.run import split
 from millstream.wire.kafka import _runs, pure_runs
@@ -41,7 +41,7 @@ def framed(body: bytes, number: int = 0, version: int = FIXED) -> bytes:
 
 
 def frame(
-    records: bytes, number: int = 0, client: bytes = b"a", version: int = FIXED, tail: bytes | None = None
+    records: Buffer, number: int = 0, client: bytes = b"a", version: int = FIXED, tail: bytes | None = None
 ) -> bytes:
     if version >= FLEXIBLE:
         length, end = uvarint(len(records) + 1), b"\0\0\0"
@@ -149,7 +149,7 @@ def test_the_receive_buffer_is_only_read_and_is_let_go_of(kernel: Any) -> None:
     before = bytes(data)
     Taken(kernel, data).stored()
     assert data == before
-    data.append(0)  # refused while somebody holds it
+    data.append(0)  # BufferError while a view exists
 
 
 def test_partitions_in_turn_get_their_own_batches_and_two_clients_of_one_share_a_part(kernel: Any) -> None:
@@ -287,7 +287,7 @@ def test_it_stops_at_a_partition_that_takes_no_runs_and_passes_errors_on(kernel:
     assert take(lambda _: None) == 0
     with pytest.raises(RuntimeError, match="no part"):
         take(failing)
-    data.append(0)  # nobody holds it
+    data.append(0)  # no view exists
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

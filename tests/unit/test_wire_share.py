@@ -86,6 +86,7 @@ def test_what_the_client_writes_reads_back_as_it_was() -> None:
 def test_fields_of_our_own_are_only_written_where_there_is_something_to_say() -> None:
     plain = {place: [each._replace(delay_ms=0, reason="") for each in batches] for place, batches in PLACES.items()}
     body = share.encode_acknowledge_request(ShareAcknowledgeRequest("g", "m", 4, False, plain))
+    read: Any
     read, size = entity_reader(load_request_schema(79, 2))(body, 0)  # which refuses tags that it does not know
     assert size == len(body) and acknowledged(read.topics) == plain
 

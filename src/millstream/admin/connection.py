@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import socket
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from millstream.admin.failure import Failure, explain, unreachable
@@ -135,6 +136,12 @@ class Connection:
             raise explain(error.args[0], self.address, subject) from error
         except concurrent.futures.TimeoutError as error:
             raise unreachable(self.address) from error
+
+    def settle_each(self, futures: Mapping[str, concurrent.futures.Future[T]]) -> Iterator[str]:
+        """Each name, when its request has succeeded."""
+        for name, future in futures.items():
+            self.settle(future, name)
+            yield name
 
     def _clients(self) -> tuple[type[Producer], type[Consumer]]:
         from confluent_kafka import Consumer, Producer

@@ -21,7 +21,7 @@ DELIVER_AT = "millstream-deliver-at"
 
 
 def peek(connection: Connection, group: str, topic: str, count: int) -> Iterator[Message]:
-    """At most `count` records, by partition and offset. Workers may get them meanwhile."""
+    """At most `count` records, by partition and offset. Workers may lease them at any time."""
     connection.topic(topic)
     for partition in figures(connection, group)["partitions"]:
         if partition["topic"] != topic:

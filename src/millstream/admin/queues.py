@@ -43,9 +43,7 @@ def delete(connection: Connection, groups: list[str]) -> Iterator[str]:
     for name in groups:
         if name not in there:
             raise _missing(name)
-    for name, future in connection.admin.delete_consumer_groups(groups).items():
-        connection.settle(future, name)
-        yield name
+    yield from connection.settle_each(connection.admin.delete_consumer_groups(groups))
 
 
 def require(connection: Connection, name: str) -> ShareGroup:

@@ -70,10 +70,10 @@ class Report:
 
 
 class RedriveFailed(Failure):
-    """The broker did not take all of them. The next redrive finds out which of the last ones it stored."""
+    """Some dead letters could not be sent. The next redrive determines which of the last ones the broker stored."""
 
     def __init__(self, report: Report, cause: Failure) -> None:
-        super().__init__(f"{report.failed:,} dead letters were not taken and stay where they are: {cause}")
+        super().__init__(f"{report.failed:,} dead letters could not be sent and remain in their topic: {cause}")
         self.report = report
 
 

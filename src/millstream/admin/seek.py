@@ -1,6 +1,6 @@
 """Moves a group to a position in a topic: committed offsets of a consumer group, the start of a queue.
 
-A queue that moves forgets what it knew of the topic's records. The broker refuses to move a group that has members.
+A queue that moves loses its record states in the topic. The broker refuses to move a group that has members.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ class Move(NamedTuple):
 
 
 def seek_group(
-    connection: Connection,
-    name: str,
-    topic: str,
-    to: Position,
-    *,
-    partition: int | None = None,
-    dry_run: bool = False,
+    connection: Connection, name: str, topic: str, to: Position, *, partition: int | None = None, dry_run: bool = False
 ) -> list[Move]:
     """A consumer group or a share group; one partition or all of them."""
     numbers = connection.partitions(topic, partition)
@@ -47,20 +41,14 @@ def seek_group(
 
 
 def seek_queue(
-    connection: Connection,
-    name: str,
-    topic: str,
-    to: Position,
-    *,
-    partition: int | None = None,
-    dry_run: bool = False,
+    connection: Connection, name: str, topic: str, to: Position, *, partition: int | None = None, dry_run: bool = False
 ) -> list[Move]:
     group = require(connection, name)
     return _seek_share_group(connection, group, topic, to, connection.partitions(topic, partition), dry_run)
 
 
 def purge(connection: Connection, name: str, topic: str, *, dry_run: bool = False) -> int:
-    """Counts all records that are in a topic now as done for a queue; returns how many were not, at most."""
+    """Marks all current records of a topic as done for a queue; returns how many were not, at most."""
     moves = seek_queue(connection, name, topic, Position.parse("end"), dry_run=dry_run)
     return sum(move.after - move.before for move in moves if move.before is not None)
 

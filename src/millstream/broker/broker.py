@@ -1,6 +1,4 @@
-"""The broker: topics, groups and producers over a store, with one clock. Doors call the broker and nothing below
-it.
-"""
+"""The broker: topics, groups and producers over a store, with one clock. Clients reach it through a session."""
 
 from __future__ import annotations
 
@@ -25,13 +23,14 @@ from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
 from millstream.broker.producer_ids import ProducerIds
+from millstream.broker.replication.replicas import Replicas
 from millstream.broker.scrub import Scrub
 from millstream.broker.topics import Topic, Topics
 from millstream.broker.verification import Verification
 from millstream.cluster.base import Cluster, Node, Owns, Solo
 from millstream.config import Address, Config
-from millstream.core.clock import Clock, Timer
-from millstream.core.errors import RevisionConflict
+from millstream.core.clock import Clock, Timer, wait
+from millstream.core.errors import Code, RequestError, RevisionConflict
 from millstream.core.metrics import Metrics
 from millstream.log.damage import DamagedRange
 from millstream.security.rights import AllowAll, Authorizer
@@ -58,6 +57,8 @@ class Broker:
         self.clock = clock
         self.metrics = metrics
         self.node_id = config.node_id
+        self.replicas: Replicas | None = None
+        """Of a broker in a replicated cluster."""
         self.cluster_id = ""
         self._logs = logs
         self._meta = meta
@@ -103,7 +104,7 @@ class Broker:
             self.outlet,
             lambda wanted: min(max(wanted, config.session_timeout_min_ms), config.session_timeout_max_ms),
         )
-        self.cursors = Cursors(meta, self.topics, self.outlet, self.cluster)
+        self.cursors = Cursors(meta, clock, self.topics, self.outlet, self.cluster)
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
         self.door_register = DoorRegister(meta, self.node_id)
@@ -188,7 +189,10 @@ class Broker:
         return self._logs.together()
 
     def exclusive(self, group: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
-        """A new member of an exclusive group, not yet open."""
+        """A new member of an exclusive group, not yet open. Raises `RequestError` if the name is another group's."""
+        if self.groups.is_stream(group) or self.queues.get(group) is not None:
+            detail = f"group {group} is not exclusive; choose another name, or delete it"
+            raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
         return ExclusiveMember(self._meta, self.clock, self.topics, topic, group, uuid.uuid4().hex, settings)
 
     async def delete_topic(self, name: str) -> None:
@@ -264,7 +268,7 @@ class Broker:
             await self.queues.close()
             await self.cursors.close()
             if self._tasks:
-                await asyncio.wait(self._tasks, timeout=10)
+                await wait(self.clock, self._tasks, seconds=10)
             if self._housekeeping is not None:
                 self._housekeeping.cancel()
             await self.cluster.leave()

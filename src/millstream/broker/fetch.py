@@ -18,7 +18,7 @@ yields after `TURN_PARTITIONS` of them. Their wake-up callbacks are set and remo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -53,6 +53,9 @@ class Wanted(NamedTuple):
     bytes_max: int
 
 
+NOTHING_REFUSED: Mapping[Wanted, Code] = {}
+
+
 class Fetched(NamedTuple):
     wanted: Wanted
     code: Code
@@ -66,8 +69,8 @@ class Fetch:
     """One fetch, from its first read to its result."""
 
     __slots__ = (
-        "_bytes_max", "_bytes_min", "_cancels", "_committed", "_denied", "_is_cancelled", "_is_last", "_is_stale",
-        "_reading", "_round", "_topics", "_wanted", "answer", "timer",
+        "_bytes_max", "_bytes_min", "_cancels", "_committed", "_is_cancelled", "_is_last", "_is_stale", "_reading",
+        "_refused", "_round", "_topics", "_wanted", "answer", "timer",
     )  # fmt: skip
 
     def __init__(
@@ -76,13 +79,13 @@ class Fetch:
         wanted: list[Wanted],
         bytes_min: int,
         bytes_max: int,
-        denied: frozenset[str | UUID] = frozenset(),
+        refused: Mapping[Wanted, Code] = NOTHING_REFUSED,
         committed: bool = False,
     ) -> None:
-        """`denied`: the topics that the client may not read. `committed`: reads end at a log's `stable` offset."""
+        """`refused`: what the session does not read, and why. `committed`: reads end at a log's `stable` offset."""
         self._topics = topics
         self._committed = committed
-        self._denied = denied
+        self._refused = refused
         self._wanted = wanted
         self._bytes_min = bytes_min
         self._bytes_max = bytes_max
@@ -232,8 +235,8 @@ class Fetch:
 
     def _read(self, wanted: Wanted, room: int, first: bool) -> Fetched | tuple[Promise[Slice], PartitionLog, int]:
         """The result of a partition; for an asynchronous read, its promise, its log and its size limit."""
-        if self._denied and wanted.topic in self._denied:
-            return Fetched(wanted, Code.TOPIC_AUTHORIZATION_FAILED, -1, -1, -1, EMPTY)
+        if self._refused and wanted in self._refused:
+            return Fetched(wanted, self._refused[wanted], -1, -1, -1, EMPTY)
         log = self._log(wanted)
         if log is None:
             unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if isinstance(wanted.topic, str) else Code.UNKNOWN_TOPIC_ID

@@ -22,7 +22,7 @@ from typing import Any
 
 from millstream.broker.partition import Partition
 from millstream.core.clock import Clock
-from millstream.core.errors import Code, RequestError
+from millstream.core.errors import RequestError
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
@@ -101,13 +101,11 @@ class Inlet:
         """A faster `put`: calls back with the offset, or with an error, possibly before it returns."""
         size = record_bytes_max(value, key, headers)
         settings = self._partition.settings
-        if size + HEADER_BYTES > settings.message_bytes_max:
-            exact = _alone_bytes(value, key, headers)
-            if exact > settings.message_bytes_max:
-                settled(-1, _too_large(exact, settings.message_bytes_max))
-                return
         time_ms = now_ms = self._clock.now_ms()
         try:
+            if size + HEADER_BYTES > settings.message_bytes_max:
+                alone, _ = codec.encode_own([(0, now_ms, key, value, headers)])
+                self._partition.check_size(len(alone))
             self._partition.check_record(key, timestamp, now_ms)
         except RequestError as refusal:
             settled(-1, refusal)
@@ -140,7 +138,7 @@ class Inlet:
                 self._partition.check_record(row[2], None, row[1])
         if bytes_max + len(rows) * record_bytes_max(None, None, ()) + HEADER_BYTES <= settings.message_bytes_max:
             return (rows,)
-        return list(_parted(rows, settings.message_bytes_max))
+        return list(_parted(rows, self._partition))
 
     def put_parts(self, parts: Sequence[Sequence[Row]]) -> list[tuple[int, Promise[Appended]]]:
         """Appends each part at once, as a batch; returns their numbers of records and their promises."""
@@ -220,36 +218,17 @@ class Inlet:
             offset += 1
 
 
-def _parted(rows: Sequence[Row], limit: int) -> Iterator[Sequence[Row]]:
-    """Rows in parts whose batches are not larger than `limit`; raises MESSAGE_TOO_LARGE."""
+def _parted(rows: Sequence[Row], partition: Partition) -> Iterator[Sequence[Row]]:
+    """Rows in parts whose batches the topic accepts; raises MESSAGE_TOO_LARGE."""
+    limit = partition.settings.message_bytes_max
     first, total = 0, HEADER_BYTES
-    for at, (_, _, key, value, headers) in enumerate(rows):
-        size = record_bytes_max(value, key, headers)
+    for at, row in enumerate(rows):
+        size = record_bytes_max(row[3], row[2], row[4])
         if size + HEADER_BYTES > limit:
-            exact = _alone_bytes(value, key, headers)
-            if exact > limit:
-                raise _too_large(exact, limit)
+            alone, _ = codec.encode_own([row])
+            partition.check_size(len(alone))
         if at > first and total + size > limit:
             yield rows[first:at]
             first, total = at, HEADER_BYTES
         total += size
     yield rows[first:]
-
-
-def _too_large(size: int, limit: int) -> RequestError:
-    return RequestError(Code.MESSAGE_TOO_LARGE, f"the record's batch has {size} bytes, max.message.bytes is {limit}")
-
-
-def _alone_bytes(value: bytes | memoryview | None, key: bytes | None, headers: Headers) -> int:
-    """The exact size of a record in a batch of its own, as a Kafka producer's batch would have."""
-    size = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
-    size += sum(_field_bytes(name.encode()) + _field_bytes(content) for name, content in headers)
-    return HEADER_BYTES + _varint_bytes(size) + size
-
-
-def _field_bytes(content: bytes | memoryview | None) -> int:
-    return 1 if content is None else _varint_bytes(len(content)) + len(content)
-
-
-def _varint_bytes(number: int) -> int:
-    return max((number.bit_length() + 7) // 7, 1)

@@ -2,7 +2,8 @@
 
     a producer's batch               append       admitted by its header and checksum, then by the topic's rules
     a run of producers' batches      append_run   the kernel admits each batch within `run_limits`
-    a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`)
+    a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`), or with it
+                                                  (`admit_own`)
     a leader's batch                 follow       keeps its offsets: the leader admitted it
 
 The kernel (`wire/kafka/runs.py`) only compares. This module decides the limits, and whether a topic takes runs at
@@ -92,7 +93,7 @@ class Partition:
         settings = self.settings
         size = len(records)
         if size > settings.message_bytes_max:
-            raise self._too_large(size)
+            self.check_size(size)
         header = batches.check(records)
         attributes = header.attributes
         if attributes & ~ORDINARY or attributes & CODEC_MASK > CODEC_MAX:
@@ -112,15 +113,22 @@ class Partition:
         if not settings.needs_more_checks:
             return header, self.log.append(records, header)
         header = self._prepare(records, header, now_ms)
-        if not (settings.log.compact or settings.timestamp_before_max_ms < LONG_MAX) and not self._waiting:
+        if not self._reads_records and not self._waiting:
             return header, self.log.append(records, header)
         return header, self._append_checked(records, header, now_ms)
 
+    def admit_own(self, records: memoryview, now_ms: int) -> BatchHeader:
+        """Validates a batch that the broker encoded, with its records, for `append_own`."""
+        header = self.admit(records, now_ms)
+        if self.settings.needs_more_checks and self._reads_records:
+            check_records(records, self.settings, now_ms)
+        return header
+
     def append_own(self, records: memoryview, header: BatchHeader, clock: Clock) -> Promise[Appended]:
-        """Appends a batch that the broker encoded from records that `check_record` admitted."""
+        """Appends a batch that the broker encoded from admitted records."""
         settings = self.settings
         if len(records) > settings.message_bytes_max:
-            raise self._too_large(len(records))
+            self.check_size(len(records))
         if settings.needs_more_checks:
             header = self._prepare(records, header, clock.now_ms())
         return self.log.append(records, header)
@@ -130,6 +138,13 @@ class Partition:
         if len(records) > self.settings.log.segment_bytes:
             raise self._longer_than_a_segment(len(records))
         return self.log.follow(records, header)
+
+    def check_size(self, size: int) -> None:
+        """Validates the size of a batch."""
+        limit = self.settings.message_bytes_max
+        if size > limit:
+            detail = f"the batch has {size} bytes, the topic's max.message.bytes is {limit}"
+            raise RequestError(Code.MESSAGE_TOO_LARGE, detail)
 
     def check_record(self, key: bytes | None, timestamp: int | None, now_ms: int) -> None:
         """Validates a single record, for which the broker encodes a batch; raises `RequestError` if invalid."""
@@ -156,6 +171,11 @@ class Partition:
     def append_run(self, run: BatchRun) -> Promise[Appended]:
         """Appends batches admitted within `run_limits` in this turn of the event loop."""
         return self.log.append_run(run)
+
+    @property
+    def _reads_records(self) -> bool:
+        """Whether the topic's rules are about the records inside a batch."""
+        return self.settings.log.compact or self.settings.timestamp_before_max_ms < LONG_MAX
 
     def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
         settings = self.settings
@@ -185,12 +205,6 @@ class Partition:
         finally:
             self._waiting -= 1
         return await appended
-
-    def _too_large(self, size: int) -> RequestError:
-        limit = self.settings.message_bytes_max
-        return RequestError(
-            Code.MESSAGE_TOO_LARGE, f"the batch has {size} bytes, the topic's max.message.bytes is {limit}"
-        )
 
     def _longer_than_a_segment(self, size: int) -> RequestError:
         return RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker import replica
+from millstream.broker.replication.calls import CopyRequest
+from millstream.broker.replication.serving import Serving
 from millstream.cluster.base import Node
 from millstream.core.errors import Code, RequestError
 from millstream.records.record import Record
@@ -42,6 +44,13 @@ class Peers:
     async def coordinator(self, group_id: str) -> Node | None:
         """None: this broker."""
         return await self._cluster.find_coordinator(group_id)
+
+    def copy(self, request: CopyRequest) -> Serving:
+        """Answers a follower's fetch. Only for a session that proved to be a broker's."""
+        replicas = self._session._broker.replicas
+        if replicas is None:
+            raise RequestError(Code.NOT_LEADER_OR_FOLLOWER, "this broker has no replicated partitions")
+        return replicas.serve(request)
 
     def challenge(self) -> bytes:
         """A nonce for a client that says that it is a broker; empty if this broker has no peers."""

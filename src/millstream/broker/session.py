@@ -13,20 +13,26 @@ Rules
 3. Answers of the authorizer may be cached until its `changes` differ, and only for the same principal and host.
 4. A topic, partition, inlet or queue that a verb returned stands for the right that was checked. Doors that keep one
    drop it when `changes` differs.
+5. `partition` and `fetch` refuse a partition that another broker leads, if the cluster has leaders. Rule 4 covers a
+   leadership too: a move of a leader grows `changes`.
+6. There are no quotas yet. Sizes are known only after these verbs: bytes in where a door counts `metrics.records_in`,
+   bytes out where it encodes its answer. A charge belongs there, as a verb `charge(operation, size) -> delay` here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from millstream.broker.admin import Admin
 from millstream.broker.configs import Configs
 from millstream.broker.door_register import Registered
-from millstream.broker.fetch import Fetch, Wanted
+from millstream.broker.fetch import NOTHING_REFUSED, Fetch, Wanted
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed, ShareView
+from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
 from millstream.broker.groups.groups import Beat, BeatAnswer, Fetched, Join, Joined, ShareBeat, Synced, TopicCommit
 from millstream.broker.groups.queue import share_fetch
 from millstream.broker.groups.queue.partition import QueuePartition
@@ -54,14 +60,19 @@ from millstream.security.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
-__all__ = ["Inlet", "Partition", "Queue", "QueuePartition", "Session", "Topic"]
+__all__ = ["Inlet", "Partition", "Queue", "QueuePartition", "Session", "Sessions", "ShareGroup", "Topic"]
 
 _ALL = {kind: sum(1 << each for each in operations) for kind, operations in OPERATIONS.items()}
 
 
+class Counted(Protocol):
+    changes: int
+
+
 class Session:
     __slots__ = (
-        "_authorizer", "_broker", "_topics", "client_id", "clock", "config", "door", "host", "metrics", "principal",
+        "_authorizer", "_broker", "_leaders", "_topics", "client_id", "clock", "config", "door", "host", "metrics",
+        "principal",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +85,8 @@ class Session:
         self.client_id = client_id
         self._authorizer = broker.authorizer
         self._topics = broker.topics
+        self._leaders = broker.cluster if broker.cluster.has_leaders else None
+        """None: all brokers of the cluster serve all partitions."""
         self.clock = broker.clock
         self.config = broker.config
         self.metrics = broker.metrics
@@ -106,6 +119,11 @@ class Session:
     def changes(self) -> int:
         """Grows with every change of topics or rights."""
         return self._topics.changes + self._authorizer.changes
+
+    @property
+    def counts(self) -> tuple[Counted, Counted]:
+        """Their sum is `changes`: for code that compares it thousands of times a second."""
+        return self._topics, self._authorizer
 
     @property
     def scope(self) -> Hashable:
@@ -145,7 +163,15 @@ class Session:
         topic = self.topic(key, operation)
         if not 0 <= index < len(topic.partitions):
             raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {index} of topic {topic.name}")
+        if self._leaders is not None and (leader := self._led_elsewhere(topic.id, index)) is not None:
+            raise RequestError(Code.NOT_LEADER_OR_FOLLOWER, f"broker {leader} leads {topic.name}-{index}")
         return topic.partitions[index]
+
+    def _led_elsewhere(self, topic_id: UUID, index: int) -> int | None:
+        """The other broker that leads a partition."""
+        leaderships = self.leaderships(topic_id)
+        leader = leaderships[index % len(leaderships)].leader
+        return None if leader == self.node_id else leader
 
     def topics(self) -> list[Topic]:
         """The topics that the principal may describe."""
@@ -163,7 +189,8 @@ class Session:
 
     def find(self, name: str, operation: Operation) -> Topic | None:
         """The topic with this name, if there is one."""
-        self.check(operation, Kind.TOPIC, name)
+        if not self._authorizer.is_open:
+            self.check(operation, Kind.TOPIC, name)
         return self._topics.get(name)
 
     async def ensure_topic(
@@ -180,6 +207,15 @@ class Session:
             topic = await self._topics.ensure(name, partition_count, overrides)
         return topic
 
+    async def follow(self, name: str, operation: Operation) -> Topic | None:
+        """As `find`, from the store: another broker may have just created or grown the topic."""
+        self.check(operation, Kind.TOPIC, name)
+        return await self._topics.follow(name)
+
+    async def refresh_topics(self) -> None:
+        """Loads all topics as they are in the store now."""
+        await self._topics.refresh()
+
     def watch_topics(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back after a topic was created, deleted or grown; the result stops it."""
         return self._topics.watch(callback)
@@ -189,10 +225,20 @@ class Session:
         return self._topics.by_id(topic.id) is topic
 
     def fetch(self, wanted: list[Wanted], bytes_min: int, bytes_max: int, committed: bool = False) -> Fetch:
-        denied: frozenset[str | UUID] = frozenset()
-        if not self._authorizer.is_open:
-            denied = frozenset(key for key in {one.topic for one in wanted} if self._denies(Operation.READ, key))
-        return Fetch(self._topics, wanted, bytes_min, bytes_max, denied, committed)
+        refused = NOTHING_REFUSED
+        if self._leaders is not None or not self._authorizer.is_open:
+            refused = self._refused(wanted)
+        return Fetch(self._topics, wanted, bytes_min, bytes_max, refused, committed)
+
+    def _refused(self, wanted: Iterable[Wanted]) -> dict[Wanted, Code]:
+        """What a fetch may not read here, and why."""
+        denied = {key for key in {one.topic for one in wanted} if self._denies(Operation.READ, key)}
+        refused = {one: Kind.TOPIC.refusal for one in wanted if one.topic in denied} if denied else {}
+        for one in wanted if self._leaders is not None else ():
+            topic = self._topics.find(one.topic)
+            if one not in refused and topic is not None and self._led_elsewhere(topic.id, one.partition) is not None:
+                refused[one] = Code.NOT_LEADER_OR_FOLLOWER
+        return refused
 
     async def producer_id(self) -> int:
         """A new id for an idempotent producer (KIP-679: the right to write to any topic is enough)."""
@@ -437,6 +483,15 @@ class Session:
         """Records of a partition that the session may read; see `Outlet.take`."""
         return self._broker.outlet.take(partition.log, offset, bytes_max, head_bytes=head_bytes, count_max=count_max)
 
+    @property
+    def atomic(self) -> bool:
+        """Whether appends made `together` are atomic across partitions."""
+        return self._broker.atomic
+
+    def together(self) -> AbstractContextManager[None]:
+        """Bundles the appends of this turn of the event loop, if the store can; await nothing inside."""
+        return self._broker.together()
+
     async def coordinate(self, group_id: str, operation: Operation = Operation.READ) -> None:
         """Raises `RequestError` unless this broker coordinates the group, or fanout id, from now on."""
         self._group(operation, group_id)
@@ -454,6 +509,10 @@ class Session:
             group_id, durable=durable, settings=settings, door_defaults=door_defaults, client_host=self.host
         )
 
+    def has_queue(self, queue: Queue) -> bool:
+        """Whether this broker still coordinates the queue."""
+        return self._broker.queues.get(queue.id) is queue
+
     def check_lease(self, queue: Queue, topic: Topic) -> None:
         """Raises unless the session may lease and acknowledge records of this topic in this group."""
         if self._authorizer.is_open:
@@ -462,7 +521,13 @@ class Session:
         if queue.is_durable:
             self._group(Operation.READ, queue.id)
 
-    # Cursors
+    # Exclusive groups and cursors
+
+    def exclusive(self, group_id: str, topic: Topic, settings: ExclusiveSettings) -> ExclusiveMember:
+        """A new member of an exclusive group, not yet open."""
+        self._group(Operation.READ, group_id)
+        self.check(Operation.READ, Kind.TOPIC, topic.name)
+        return self._broker.exclusive(group_id, topic, settings)
 
     def cursor_position(self, fanout_id: str, topic: Topic) -> int:
         self._group(Operation.DESCRIBE, fanout_id)
@@ -527,6 +592,25 @@ class Session:
     @property
     def peers(self) -> Peers:
         return Peers(self)
+
+
+class Sessions:
+    """Opens the sessions of clients: all that a door has of the broker."""
+
+    __slots__ = ("_broker", "clock", "config", "metrics")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.clock = broker.clock
+        self.config = broker.config
+        self.metrics = broker.metrics
+
+    def open(self, door: str, host: str, client_id: str = "") -> Session:
+        return Session(self._broker, door, host, client_id=client_id)
+
+    async def register(self, door: str, broker_id: str, address: str) -> None:
+        """Tells the other brokers this broker's id and address for a door's clients (`door_register.py`)."""
+        await self._broker.door_register.register(door, broker_id, address)
 
 
 class _Readable:

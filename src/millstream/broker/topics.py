@@ -407,8 +407,13 @@ class Topics:
     def set_defaults(self, defaults: Mapping[str, str]) -> None:
         """Sets the defaults under all topics' overrides."""
         self._defaults = defaults
+        shared: dict[frozenset[tuple[str, str]], TopicSettings] = {}  # most topics have the same overrides: none
         for topic in self._by_name.values():
-            self._configure(topic, TopicSettings(topic.settings.overrides, defaults))
+            overrides = topic.settings.overrides
+            key = frozenset(overrides.items())
+            if key not in shared:
+                shared[key] = TopicSettings(overrides, defaults)
+            self._configure(topic, shared[key])
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
         topic.settings = settings
@@ -427,7 +432,7 @@ class Topics:
         try:
             return await self._meta.transact(put)
         except RevisionConflict:
-            raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} was changed meanwhile; try again") from None
+            raise RequestError(Code.INVALID_REQUEST, f"topic {topic.name} changed concurrently; try again") from None
 
     def _require(self, name: str) -> Topic:
         topic = self._by_name.get(name)

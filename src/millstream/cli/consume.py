@@ -88,7 +88,7 @@ def consume(
     else:
         reading.open_group(topics, group, position)
     if start == "end" and sys.stderr.isatty():
-        print("waiting for new records; --from start shows those that are there", file=sys.stderr)
+        print("waiting for new records; --from start shows existing ones", file=sys.stderr)
     try:
         reading.run()
     except BrokenPipeError:

@@ -11,7 +11,7 @@ from millstream.admin.seek import seek_group
 from millstream.admin.share_groups import ShareGroups
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.position import parse_position, show_moves
+from millstream.cli.position import DryRunOption, PartitionOption, ToOption, TopicOption, parse_position, show_moves
 
 app = typer.Typer(help="List, describe, move and delete consumer groups and share groups.", no_args_is_help=True)
 
@@ -57,15 +57,10 @@ def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOp
 @app.command()
 def seek(
     name: Name,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)],
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="POSITION", help="start, end, an offset, a time (ISO or @ms), or +N or -N records from here."
-        ),
-    ],
-    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")] = False,
+    topic: TopicOption,
+    to: ToOption,
+    partition: PartitionOption = None,
+    dry_run: DryRunOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -80,8 +75,7 @@ def delete(
     names: Annotated[list[str], typer.Argument(show_default=False)],
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete groups and their committed offsets, or what they know of records."""
+    """Delete groups, with their committed offsets or record states."""
     connection = Connection(broker)
-    for name, future in connection.admin.delete_consumer_groups(names).items():
-        connection.settle(future, name)
+    for name in connection.settle_each(connection.admin.delete_consumer_groups(names)):
         print(f"Deleted {name}")

@@ -22,6 +22,7 @@ from millstream.cli.output import Format, OutputOption, show_json, show_table
 from millstream.cli.position import parse_position
 from millstream.cli.produce import Compression
 from millstream.cli.progress import Progress
+from millstream.cli.setting import pairs
 from millstream.cli.spark import need_spark
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.spec import PipelineSpec
 
 app = typer.Typer(
-    help="Check, run, list, show and reset pipelines; send a lake back into a topic.", no_args_is_help=True
+    help="Check, run, list, show and reset pipelines; send a lake's rows back to a topic.", no_args_is_help=True
 )
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in TOML.")]
@@ -48,7 +49,7 @@ BrokerOption = Annotated[
 
 @app.command()
 def check(file: FileArgument, broker: BrokerOption = None, output: OutputOption = Format.TABLE) -> None:
-    """Tell every mistake in a pipeline's file at once, with its line, without starting Spark.
+    """Report every mistake in a pipeline's file, with its line. Does not start Spark.
 
     Topics are looked up if a broker answers. Exits with 1 if there is a mistake.
     """
@@ -80,17 +81,17 @@ def run(
     ] = None,
     broker: BrokerOption = None,
 ) -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C, or with --once until everything that is there was taken.
+    """Run a pipeline until SIGTERM or Ctrl-C, or with --once until it has processed the current records.
 
     On a terminal the state of each sink is shown; otherwise each batch is a line of JSON.
 
-    A pipeline that was stopped, or killed, goes on where it was.
+    A stopped or killed pipeline resumes from its checkpoint.
     """
     need_spark("millstream pipeline run")
     from millstream.cli import running
     from millstream.pipeline.mistakes import format_mistakes
 
-    settings = _pairs(conf)
+    settings = pairs(conf, "spark.executor.memory=2g")
     spec, mistakes = _read(file, broker, must_reach=True)
     if mistakes or spec is None:
         print("\n".join(format_mistakes(file, mistakes)), file=sys.stderr)
@@ -104,7 +105,7 @@ def list_pipelines(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to search, subfolders included.")] = Path("."),
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """List the pipelines in a folder, and how far each has come."""
+    """List the pipelines in a folder, with the progress of each sink."""
     need_spark("millstream pipeline list")
     from millstream.pipeline import catalog
 
@@ -127,7 +128,7 @@ def list_pipelines(
 
 @app.command()
 def show(file: FileArgument, broker: BrokerOption = None, output: OutputOption = Format.TABLE) -> None:
-    """Show a pipeline: its source, the columns of each view, its sinks, and how far each has come."""
+    """Show a pipeline: its source, the columns of each view, its sinks and their progress."""
     need_spark("millstream pipeline show")
     spec, mistakes = _parsed(file)
     if spec is None or mistakes:
@@ -161,9 +162,9 @@ def reset(
     ] = False,
     broker: BrokerOption = None,
 ) -> None:
-    """Start a sink again: forget how far it has come, and what Spark keeps for it.
+    """Reset a sink: delete its progress and Spark's state for it. The pipeline must not be running.
 
-    The next run reads its source from the beginning. The pipeline must not be running.
+    The next run begins where the source's `starting` says: at the earliest records by default.
     """
     need_spark("millstream pipeline reset")
     from millstream.pipeline import reset as resetting
@@ -207,11 +208,11 @@ def replay(
     compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of the batches.")] = Compression.ZSTD,
     broker: GivenBroker = DEFAULT_BROKER,
 ) -> None:
-    """Send a lake's rows back into a topic, with their keys and times, and without Spark.
+    """Send a lake's rows back to a topic, with their keys and timestamps. Does not start Spark.
 
-    Rows of a lake of bytes or text become the records that they were; other rows become JSON objects.
+    Rows in bytes or text format become their original records; other rows become JSON objects.
 
-    Rows of a key keep their order; with --keep-partitions all rows of a partition do.
+    Rows with the same key keep their order. With --keep-partitions, all rows of a partition keep theirs.
     """
     need_spark("millstream pipeline replay")
     from millstream.pipeline.replay import Replay, Span
@@ -258,17 +259,17 @@ def _parsed(file: Path) -> tuple[PipelineSpec | None, list[Mistake]]:
 
 
 def _read(file: Path, broker: str | None, *, must_reach: bool) -> tuple[PipelineSpec | None, list[Mistake]]:
-    from millstream.client.cluster import Cluster
+    from millstream.client.cluster import KafkaCluster
     from millstream.pipeline import check as checking
 
     spec, mistakes = _parsed(file)
     if spec is None:
         return None, mistakes
     address = address_of(spec, broker)
-    cluster: Cluster | None = None
+    cluster: KafkaCluster | None = None
     try:
         Connection(address)
-        cluster = Cluster(address, "millstream-pipeline-check")
+        cluster = KafkaCluster(address, "millstream-pipeline-check")
     except Failure:
         if must_reach:
             raise
@@ -278,16 +279,6 @@ def _read(file: Path, broker: str | None, *, must_reach: bool) -> tuple[Pipeline
     finally:
         if cluster is not None:
             cluster.close()
-
-
-def _pairs(texts: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in spark.executor.memory=2g")
-        pairs[key] = value
-    return pairs
 
 
 def _time(text: str | None, option: str) -> datetime | None:

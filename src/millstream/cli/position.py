@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,15 @@ from millstream.cli.output import Format, show_json, show_table
 
 if TYPE_CHECKING:
     from millstream.admin.seek import Move
+
+
+TopicOption = Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)]
+ToOption = Annotated[
+    str,
+    typer.Option(metavar="POSITION", help="start, end, an offset, a time (ISO or @ms), or +N or -N records from here."),
+]
+PartitionOption = Annotated[int | None, typer.Option(min=0, help="Only this partition.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")]
 
 
 def parse_position(text: str) -> Position:

@@ -49,11 +49,13 @@ def query(
     output: Annotated[Shape, typer.Option("--output", "-o", help="json: one object per line.")] = Shape.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Answer an SQL question over topics, with a Spark on this machine.
+    """Run an SQL query over topics, with Spark on this machine.
 
-    A topic is a table: the fields of its JSON objects, or value, and _key, _topic, _partition, _offset, _timestamp.
+    A topic is a table. Its columns are the fields of its JSON objects, or value;
+    and _key, _topic, _partition, _offset and _timestamp.
 
-    Conditions on the last four limit what is read. A name with dots or dashes stands in backticks.
+    Conditions on _topic, _partition, _offset and _timestamp reduce the records that are read.
+    Put a name with dots or dashes in backticks.
     """
     need_spark("millstream query")
     if schema is not None and values in (Values.TEXT, Values.BYTES):

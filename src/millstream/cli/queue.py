@@ -22,19 +22,18 @@ from millstream.admin.seek import seek_queue
 from millstream.cli import queue_consume, queue_peek, queue_redrive
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.position import parse_position, show_moves
+from millstream.cli.position import DryRunOption, PartitionOption, ToOption, TopicOption, parse_position, show_moves
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 app = typer.Typer(help="Run jobs from topics; inspect queues and their dead letters.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")]
 COUNTS = ("available", "leased", "waiting", "done", "dead")
 
 
 @app.command("list")
 def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
-    """List the queues, with what they hold."""
+    """List the queues and their record counts."""
     rows = [_summary(queue) for queue in pages.queues(Connection(broker))]
     rows.sort(key=lambda row: str(row["group"]))
     if output is Format.JSON:
@@ -46,7 +45,7 @@ def list_queues(broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Fo
 
 @app.command()
 def describe(name: Name, broker: BrokerOption = DEFAULT_BROKER, output: OutputOption = Format.TABLE) -> None:
-    """Show what a queue holds in each partition, who works on it, and its settings."""
+    """Show a queue's record counts per partition, its members and its settings."""
     connection = Connection(broker)
     queue = queues.figures(connection, name)
     settings = queues.settings(connection, name)
@@ -83,7 +82,7 @@ def create(
     config: ConfigOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Make a queue before anybody works on it. It begins at a topic's start; Kafka's own default is the end."""
+    """Create a queue. Unlike a share group of Kafka, it starts at the beginning of a topic by default."""
     settings = pairs(config)
     queues.create(Connection(broker), name, from_, settings)
     print(f"Created {name}")
@@ -112,19 +111,14 @@ def set_(
 @app.command()
 def seek(
     name: Name,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose offsets to move.", show_default=False)],
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="POSITION", help="start, end, an offset, a time (ISO or @ms), or +N or -N records from here."
-        ),
-    ],
-    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    topic: TopicOption,
+    to: ToOption,
+    partition: PartitionOption = None,
     dry_run: DryRunOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Let a queue begin anew at a position: what it knew of the records is forgotten. Nobody may work on it."""
+    """Move a queue to a position and delete its record states. The queue must have no members."""
     target = parse_position(to)
     moves = seek_queue(Connection(broker), name, topic, target, partition=partition, dry_run=dry_run)
     show_moves(name, moves, dry_run, output)
@@ -137,7 +131,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: the current records will not be delivered.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Count everything that is in a topic now as done, delayed records included. Other groups are not concerned."""
+    """Mark all current records of a topic as done, including delayed ones. Other groups are not affected."""
     open_ = admin_purge(Connection(broker), group, topic, dry_run=not yes)
     if not yes:
         raise Failure(f"up to {open_:,} records of {topic} would never be delivered to {group}; add --yes to do it")
@@ -149,7 +143,7 @@ def delete(
     groups: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete queues with all that they know. The records stay in their topics."""
+    """Delete queues and their record states. The records stay in their topics."""
     for name in queues.delete(Connection(broker), groups):
         print(f"Deleted {name}")
 

@@ -23,7 +23,7 @@ def peek(
     output: Annotated[Shape, typer.Option("--output", "-o", help="json: one object per line.")] = Shape.TEXT,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Show the records that are available next, without leasing them: workers may get them meanwhile."""
+    """Show the records that are available next, without leasing them; workers may lease them at any time."""
     render = render_json if output is Shape.JSON else compile_template(template)
     shown = 0
     for message in admin.peek(Connection(broker), group, topic, count):
@@ -31,4 +31,4 @@ def peek(
         shown += 1
     sys.stdout.buffer.flush()
     if not shown:
-        print(f"nothing of {topic} is available to {group} now", file=sys.stderr)
+        print(f"no record of {topic} is available to {group} now", file=sys.stderr)

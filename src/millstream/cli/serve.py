@@ -49,21 +49,4 @@ def serve(
 
     Flags win over MILLSTREAM_... variables, those over the file, that over the defaults; `config show` tells which did.
     """
-    flags = {
-        "store": store,
-        "meta": meta,
-        "data": data,
-        "kafka": kafka,
-        "http": http,
-        "flowmq": flowmq,
-        "flume": flume,
-        "luxun": luxun,
-        "comet": comet,
-        "config": config,
-        "flush": flush,
-        "log_level": log_level,
-        "advertise": advertise,
-        "node_id": node_id,
-        "allow_unauthenticated": allow_unauthenticated,
-    }
-    raise typer.Exit(serving.run(flags))
+    raise typer.Exit(serving.run(locals()))

@@ -1,4 +1,4 @@
-"""Settings of topics and queues, as arguments of a command."""
+"""Settings of topics, queues and Spark, as arguments of a command."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ UnsetOption = Annotated[
 ]
 
 
-def pairs(texts: Sequence[str] | None) -> dict[str, str]:
+def pairs(texts: Sequence[str] | None, example: str = "retention.ms=3600000") -> dict[str, str]:
     found = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in retention.ms=3600000")
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE, as in {example}")
         found[key] = value
     return found
 

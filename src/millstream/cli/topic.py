@@ -10,7 +10,7 @@ from millstream.admin.pages import damage, lost_partitions
 from millstream.admin.position import resolve, spans
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, Connection
 from millstream.cli.output import Format, OutputOption, show_json, show_table
-from millstream.cli.position import parse_position
+from millstream.cli.position import PartitionOption, parse_position
 from millstream.cli.setting import ConfigOption, UnsetOption, alter_settings, pairs
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def trim(
     before: Annotated[
         str, typer.Option(metavar="POSITION", help="Delete records before this: end, an offset, a time (ISO or @ms).")
     ],
-    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    partition: PartitionOption = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Delete the oldest records of a topic."""
@@ -190,6 +190,5 @@ def delete(
 ) -> None:
     """Delete topics and everything in them."""
     connection = Connection(broker)
-    for name, future in connection.admin.delete_topics(names).items():
-        connection.settle(future, name)
+    for name in connection.settle_each(connection.admin.delete_topics(names)):
         print(f"Deleted {name}")

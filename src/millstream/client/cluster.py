@@ -15,8 +15,7 @@ from millstream.client.link import Dial, Link, LinkBroken, plain
 from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.wire.kafka import requests
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS
-from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node
-from millstream.wire.kafka.requests import TopicPartition as Place
+from millstream.wire.kafka.requests import EARLIEST, LATEST, Fetched, Metadata, Node, TopicPartition
 
 T = TypeVar("T")
 LIST_GROUPS = 16
@@ -40,7 +39,7 @@ class _Retry(Exception):
         self.code = code
 
 
-class Cluster:
+class KafkaCluster:
     def __init__(
         self, bootstrap: str, client_id: str = "millstream", timeout_seconds: float = 30.0, dial: Dial = plain
     ) -> None:
@@ -68,12 +67,12 @@ class Cluster:
         metadata = self._persist(f"find {', '.join(wanted)}", lambda: self._fetch_metadata(wanted))
         return {topic: sorted(leaders) for topic, leaders in metadata.leaders.items()}
 
-    def offsets(self, times: Mapping[Place, int]) -> dict[Place, int]:
+    def offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The offset of the first record at or after each time; the end if there is none."""
-        found: dict[Place, int] = {}
+        found: dict[TopicPartition, int] = {}
 
-        def ask() -> dict[Place, int]:
-            by_node: dict[Node, dict[Place, int]] = {}
+        def ask() -> dict[TopicPartition, int]:
+            by_node: dict[Node, dict[TopicPartition, int]] = {}
             for place, timestamp in times.items():
                 if place not in found:
                     by_node.setdefault(self._leader(place), {})[place] = timestamp
@@ -93,13 +92,13 @@ class Cluster:
             found.update(self.offsets(beyond))
         return found
 
-    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def earliest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self.offsets(dict.fromkeys(places, EARLIEST))
 
-    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+    def latest(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return self.offsets(dict.fromkeys(places, LATEST))
 
-    def fetch(self, place: Place, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
+    def fetch(self, place: TopicPartition, offset: int, bytes_max: int, wait_ms_max: int) -> Fetched:
         """Batches from the one that holds `offset`. OFFSET_OUT_OF_RANGE is not raised: the caller decides."""
 
         def ask() -> Fetched:
@@ -131,7 +130,7 @@ class Cluster:
 
         return self._persist("get a producer id", ask)
 
-    def produce(self, place: Place, batch: bytearray | memoryview) -> int:
+    def produce(self, place: TopicPartition, batch: bytearray | memoryview) -> int:
         """Stores one batch, acknowledged by all replicas; returns its offset. Idempotent batches may be
         repeated.
         """
@@ -148,7 +147,7 @@ class Cluster:
 
         return self._persist(f"write to {_name(place)}", ask)
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commits a group's offsets, without a member id."""
 
         def ask() -> None:
@@ -200,7 +199,7 @@ class Cluster:
             time.sleep(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
-    def _check(self, error: int, place: Place | None) -> None:
+    def _check(self, error: int, place: TopicPartition | None) -> None:
         if error == Code.NONE:
             return
         code = code_of(error)
@@ -227,7 +226,7 @@ class Cluster:
             self._known.update(topics)
         return metadata
 
-    def _leader(self, place: Place) -> Node:
+    def _leader(self, place: TopicPartition) -> Node:
         topic, partition = place
         if self._metadata is None or topic not in self._metadata.leaders:
             self._known.add(topic)
@@ -269,7 +268,7 @@ class Cluster:
         return Link(node.host, node.port, self._client_id, self._timeout_seconds, self._dial)
 
 
-def _name(place: Place) -> str:
+def _name(place: TopicPartition) -> str:
     return f"{place[0]}-{place[1]}" if place[1] >= 0 else place[0]
 
 

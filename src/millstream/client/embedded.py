@@ -17,10 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream.broker.broker import Broker
-from millstream.broker.record_rules import check_time
-from millstream.broker.session import Session
-from millstream.broker.setting import LONG_MAX
-from millstream.broker.topics import Topic
+from millstream.broker.session import Inlet, Partition, Session, Topic
 from millstream.client.api import Batch, Millstream, Row
 from millstream.client.arguments import check_topic, setting_texts
 from millstream.client.consuming import Consuming
@@ -34,13 +31,15 @@ from millstream.cluster.base import Cluster, Solo
 from millstream.cluster.shared import SharedCluster
 from millstream.config import configure
 from millstream.core.clock import Clock
-from millstream.core.errors import Code, MillstreamError, RequestError, StartupError, UnknownTopic, refusal
+from millstream.core.errors import Code, MillstreamError, RequestError, StartupError, refusal
 from millstream.core.metrics import Metrics
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
 from millstream.records import codec as codecs
+from millstream.records.batch import BatchHeader
 from millstream.records.compression import Codec
 from millstream.security.principal import EMBEDDED
+from millstream.security.rights import Authorizer, Operation
 from millstream.stores.base import LogStore, MetaStore
 from millstream.stores.url import is_shared, open_store
 
@@ -64,9 +63,12 @@ class Embedded(Millstream):
         compression: str = "none",
         clock: Clock | None = None,
         stores: tuple[LogStore, MetaStore] | None = None,
+        authorizer: Authorizer | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are fields of `millstream.config.Config`, e.g. `default_partitions=4`; `stores` is for tests."""
+        """`settings` are fields of `millstream.config.Config`, e.g. `default_partitions=4`; `stores` and `authorizer`
+        are for tests.
+        """
         super().__init__(partitioner=partitioner, compression=compression, clock=clock)
         if not isinstance(store, str):
             raise StartupError(f"a store is a URL, as 'sqlite:app.db' or 'file:data', not {store!r}")
@@ -74,7 +76,12 @@ class Embedded(Millstream):
             settings = {"node_id": random.randrange(*NODE_IDS), **settings}
         self._config = configure(store=store, **settings)
         self._given = stores
+        self._authorizer = authorizer
         self._broker: Broker | None = None
+        self._session: Session | None = None
+        self._inlets: dict[tuple[str, int], Inlet] = {}
+        """Partitions that the session may write, until its `changes` differ."""
+        self._changes = -1
         self._loop: asyncio.AbstractEventLoop | None = None
         self.streams_of: dict[str, set[EmbeddedStream[Any]]] = {}
         """Members in this process, by group: they notify each other of changes."""
@@ -89,11 +96,14 @@ class Embedded(Millstream):
 
     @property
     def session(self) -> Session:
-        return Session(self.broker, "embedded", "embedded", principal=EMBEDDED, client_id="python")
+        """The way into the broker. It has no address: its groups have no limit (`broker/groups/founders.py`)."""
+        if self._session is None:
+            self._session = Session(self.broker, "embedded", "", principal=EMBEDDED, client_id="python")
+        return self._session
 
     @property
     def atomic_across(self) -> bool:  # type: ignore[override]  # the class attribute; here it depends on the store
-        return self.broker.atomic
+        return self.session.atomic
 
     def check_open(self) -> None:
         super().check_open()
@@ -114,7 +124,7 @@ class Embedded(Millstream):
         cluster: Cluster = Solo(config.node_id)
         if is_shared(config.store):
             cluster = SharedCluster(meta, self.clock, config.node_id, config.lease_ms)
-        self._broker = Broker(config, logs, meta, self.clock, Metrics(), cluster)
+        self._broker = Broker(config, logs, meta, self.clock, Metrics(), cluster, self._authorizer)
         try:
             await self._broker.start()
             await cluster.join("", 0)  # no address: no client is redirected here
@@ -129,79 +139,87 @@ class Embedded(Millstream):
 
     async def _disconnect(self) -> None:
         if self._broker is not None:
-            broker, self._broker = self._broker, None
+            broker, self._broker, self._session = self._broker, None, None
+            self._inlets.clear()
             await broker.close()
 
     async def is_coordinator(self, group: str) -> bool:
         """Whether this process is the group's coordinator; it becomes one if the group has none."""
         try:
-            return await self.broker.cluster.find_coordinator(group) is None
+            await self.session.coordinate(group)
         except RequestError as error:
             if error.code in ELSEWHERE:
                 return False
             raise refusal(error.code, error.detail) from None
+        return True
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, int]:
         self.check_open()
+        session = self.session
         async with refusals():
-            await self.broker.topics.refresh()  # another process may have changed them
-        return {topic.name: topic.partition_count for topic in self.broker.topics}
+            await session.refresh_topics()  # another process may have changed them
+        return {topic.name: topic.partition_count for topic in session.topics()}
 
     async def create_topic(
         self, name: str, *, partitions: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         self.check_open()
         check_topic(name)
-        topics = self.broker.topics
+        count = self._config.default_partitions if partitions is None else partitions
         async with refusals():
-            await topics.create(
-                name, topics.default_partitions if partitions is None else partitions, setting_texts(settings)
-            )
+            await self.session.admin.create_topic(name, count, setting_texts(settings), validate_only=False)
 
     async def delete_topic(self, name: str) -> None:
         self.check_open()
         check_topic(name)
         async with refusals():
-            await self.broker.delete_topic(name)
+            await self.session.admin.delete_topic(name)
 
-    async def topic(self, name: str) -> Topic:
+    async def topic(self, name: str, operation: Operation) -> Topic:
         """The topic, created where that is allowed."""
-        found = self.broker.topics.get(name)
-        if found is None:
-            async with refusals():
-                found = await self.broker.topics.ensure(name)
-        return found
+        async with refusals():
+            return await self.session.ensure_topic(name, operation)
 
     async def partition_count(self, topic: str) -> int:
         self.check_open()
-        found = self.broker.topics.get(topic) or await self.topic(topic)
-        return found.partition_count
+        try:
+            found = (self._session or self.session).find(topic, Operation.DESCRIBE)
+        except RequestError as error:
+            raise refusal(error.code, error.detail) from None
+        return (found or await self.topic(topic, Operation.DESCRIBE)).partition_count
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     async def _append(self, topic: str, partition: int, row: Row) -> int:
-        found = self.broker.topics.get(topic) or await self.topic(topic)
-        if not 0 <= partition < found.partition_count:
-            raise _no_partition(topic, partition)
-        if self._codec is not Codec.NONE:
-            [offsets] = await self.append([Batch(topic, partition, [row])], self._codec)
-            return offsets[0]
-        _, timestamp, key, value, headers = row
         try:
-            return await self.broker.inlet(found.partitions[partition]).put(value, key, headers, timestamp)
+            changes = (self._session or self.session).changes
+            if self._changes != changes:
+                self._changes = changes
+                self._inlets.clear()
+            inlet = self._inlets.get((topic, partition)) or await self._open(topic, partition)
+            if self._codec is Codec.NONE:
+                _, timestamp, key, value, headers = row
+                return await inlet.put(value, key, headers, timestamp)
         except RequestError as error:
             raise refusal(error.code, error.detail) from None
+        [offsets] = await self.append([Batch(topic, partition, [row])], self._codec)
+        return offsets[0]
+
+    async def _open(self, topic: str, partition: int) -> Inlet:
+        """The inlet of a partition, whose topic is created where that is allowed."""
+        session = self.session
+        await session.ensure_topic(topic, Operation.WRITE)
+        inlet = self._inlets[topic, partition] = session.inlet(session.partition(topic, partition, Operation.WRITE))
+        return inlet
 
     def append(self, batches: list[Batch], codec: Codec) -> Awaitable[list[Sequence[int]]]:
         """Checks all batches before the first write; writes all in this turn of the loop."""
-        answers: list[Promise[Appended]] = []
         try:
             admitted = [self._admit(batch, codec) for batch in batches]
-            with self.broker.together():
-                for partition, data in admitted:
-                    answers.append(partition.append(memoryview(data), self.clock)[1])
+            with self.session.together():
+                answers = [partition.append_own(data, header, self.clock) for partition, data, header in admitted]
         except RequestError as error:
             return Promise.failed(refusal(error.code, error.detail))
         except MillstreamError as error:
@@ -209,7 +227,7 @@ class Embedded(Millstream):
         return self._appended(batches, answers)
 
     def append_each(self, batch: Batch, codec: Codec) -> Awaitable[Sequence[int | BaseException]]:
-        return self._appended_each(self._append_parts(batch, codec), self.broker.metrics)
+        return self._appended_each(self._append_parts(batch, codec), self.session.metrics)
 
     def _append_parts(self, batch: Batch, codec: Codec) -> list[tuple[int, Promise[Appended]]]:
         """In this turn of the loop. A batch that is refused for its content is split into halves, down to one record:
@@ -217,8 +235,8 @@ class Embedded(Millstream):
         """
         count = len(batch.rows)
         try:
-            partition, data = self._admit(batch, codec)
-            return [(count, partition.append(memoryview(data), self.clock)[1])]
+            partition, data, header = self._admit(batch, codec)
+            return [(count, partition.append_own(data, header, self.clock))]
         except RequestError as error:
             if count == 1 or error.code not in OF_RECORDS:
                 return [(count, Promise.failed(error))]
@@ -246,28 +264,19 @@ class Embedded(Millstream):
             results += offsets
         return results
 
-    def _admit(self, batch: Batch, codec: Codec) -> tuple[Any, bytearray]:
-        topic = self.broker.topics.get(batch.topic)
-        if topic is None or not 0 <= batch.partition < topic.partition_count:
-            raise _no_partition(batch.topic, batch.partition)
+    def _admit(self, batch: Batch, codec: Codec) -> tuple[Partition, memoryview, BatchHeader]:
+        partition = self.session.partition(batch.topic, batch.partition, Operation.WRITE)
         now = self.clock.now_ms()
         rows = [row if row[1] is not None else (0, now, row[2], row[3], row[4]) for row in batch.rows]
-        partition = topic.partitions[batch.partition]
-        if topic.settings.log.compact and any(row[2] is None for row in rows):
-            raise RequestError(Code.INVALID_RECORD, "a record without a key cannot go to a compacted topic")
-        if topic.settings.timestamp_before_max_ms < LONG_MAX:
-            for row in batch.rows:
-                check_time(topic.settings, now if row[1] is None else row[1], now)
         try:
-            data = codecs.encode(rows, codec=codec)
+            data = memoryview(codecs.encode(rows, codec=codec))
         except Exception as error:
             raise RequestError(Code.INVALID_RECORD, f"a record cannot be stored: {error}") from None
-        partition.admit(memoryview(data), now)
-        return partition, data
+        return partition, data, partition.admit_own(data, now)
 
     async def _appended(self, batches: list[Batch], answers: list[Promise[Appended]]) -> list[Sequence[int]]:
         offsets: list[Sequence[int]] = []
-        metrics = self.broker.metrics  # now: the broker may close during the wait
+        metrics = self.session.metrics  # now: the broker may close during the wait
         async with refusals():
             for batch, answer in zip(batches, answers, strict=True):
                 base = (await answer).base_offset
@@ -300,7 +309,3 @@ async def refusals() -> AsyncIterator[None]:
         if type(error) is not RequestError:
             raise
         raise refusal(error.code, error.detail) from None
-
-
-def _no_partition(topic: str, partition: int) -> UnknownTopic:
-    return UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {partition} of a topic {topic}")

@@ -15,7 +15,8 @@ from millstream.client.embedded_reading import Cursor, Rotation
 from millstream.client.iterators import Exclusive, ExclusiveOptions
 from millstream.client.records import Event, fields_of, user_record
 from millstream.client.signal import Signal
-from millstream.core.errors import Closed, Code, NotActive, OutOfRange, UnknownTopic, refusal
+from millstream.core.errors import Closed, Code, NotActive, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.security.rights import Operation
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -47,19 +48,14 @@ class EmbeddedExclusive(Exclusive[V]):
         return self._member is not None and self._member.is_active
 
     async def _start(self) -> None:
-        topic = await self._owner.topic(self._topic)
-        self._check_group()
-        member = self._owner.broker.exclusive(self._group, topic, self._settings)
+        topic = await self._owner.topic(self._topic, Operation.READ)
+        try:
+            member = self._owner.session.exclusive(self._group, topic, self._settings)
+        except RequestError as error:
+            raise refusal(error.code, error.detail) from None
         member.watch(self._changed)
         self._member = member
         await member.open()
-
-    def _check_group(self) -> None:
-        """A group name belongs to one kind of group."""
-        broker = self._owner.broker
-        if broker.groups.is_stream(self._group) or broker.queues.get(self._group) is not None:
-            detail = f"group {self._group} is not exclusive; choose another name, or delete it"
-            raise refusal(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
 
     def _changed(self) -> None:
         member = self._member
@@ -77,9 +73,10 @@ class EmbeddedExclusive(Exclusive[V]):
         """Opens every partition that exists now."""
         member = self._member
         assert member is not None
-        topics = self._owner.broker.topics
         for partition in member.topic.partitions[len(self._cursors) :]:
-            self._cursors.append(Cursor(topics.get, member.topic, partition.index, member.position(partition.index)))
+            self._cursors.append(
+                Cursor(self._owner.session, member.topic, partition.index, member.position(partition.index))
+            )
             self._wakes.append(partition.log.wake(self._signal.set))
 
     async def _next(self, timeout: float | None) -> Event[V] | None:

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from millstream.broker.groups.queue.partition import QueuePartition
-from millstream.broker.groups.queue.queue import Queue as BrokerQueue
 from millstream.broker.groups.queue.verbs import Answer, Member, TakenRecord, Verb
+from millstream.broker.session import Queue as BrokerQueue
+from millstream.broker.session import QueuePartition
 from millstream.client.iterators import Queue, QueueOptions
 from millstream.client.records import Desk, Job, user_job
 from millstream.client.signal import Signal
 from millstream.core.errors import Closed, Code, LeaseLost, LogLost, RequestError, UnknownTopic, refusal
+from millstream.security.rights import Operation
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -42,20 +43,21 @@ class EmbeddedQueue(Queue[V], Desk[V]):
 
     async def _start(self) -> None:
         for name in self._topics:
-            await self._owner.topic(name)
+            await self._owner.topic(name, Operation.READ)
         if not self._cancels:
-            self._cancels.append(self._owner.broker.topics.watch(self._signal.set))
+            self._cancels.append(self._owner.session.watch_topics(self._signal.set))
         await self._join()
 
     async def _join(self) -> bool:
         """Whether this process coordinates the group; if not, another does."""
-        broker = self._owner.broker
         if not await self._owner.is_coordinator(self._group):
             return False
         try:
             if self.is_closed:  # meanwhile, as below: it would never leave
                 return False
-            queue = self._queue = broker.queues.open(self._group, settings=self._settings)
+            queue = self._queue = self._owner.session.open_queue(
+                self._group, durable=True, settings=self._settings, door_defaults={}
+            )
             await self._open_partitions()
             if self._queue is not queue:
                 return False
@@ -69,16 +71,17 @@ class EmbeddedQueue(Queue[V], Desk[V]):
     @property
     def _is_joined(self) -> bool:
         """Whether this process still coordinates the queue."""
-        return self._member is not None and self._owner.broker.queues.get(self._group) is self._queue
+        return self._member is not None and self._queue is not None and self._owner.session.has_queue(self._queue)
 
     async def _open_partitions(self) -> None:
         """Those of new and of grown topics."""
-        queue = self._queue
+        queue, session = self._queue, self._owner.session
         assert queue is not None
         for name in self._topics:
-            topic = self._owner.broker.topics.get(name)
+            topic = session.find(name, Operation.READ)
             if topic is None:
                 raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name} any more")
+            session.check_lease(queue, topic)
             for index in range(topic.partition_count):
                 known = self._partitions.get((name, index))
                 if known is None or known.is_closed or known.topic is not topic:
@@ -166,7 +169,8 @@ class EmbeddedQueue(Queue[V], Desk[V]):
         if not self._is_joined:
             raise LeaseLost(Code.INVALID_RECORD_STATE, "another process coordinates the queue now")
         try:
-            assert self._member is not None
+            assert self._member is not None and self._queue is not None
+            self._owner.session.check_lease(self._queue, job._lease.topic)
             await job._lease.answer(self._member, [answer])
         except RequestError as error:
             if error.code in ELSEWHERE and job._lease.is_closed:  # else the store failed; a retry may help

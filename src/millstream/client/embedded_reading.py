@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from millstream.broker.batches import decode, read_batches
-from millstream.broker.topics import Topic
+from millstream.broker.session import Session, Topic
 from millstream.client.iterators import Reading, ReadOptions
 from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
-from millstream.core.errors import Code, LogLost, OutOfRange, RequestError, UnknownTopic, refusal
+from millstream.core.errors import Code, OutOfRange, RequestError, UnknownTopic, refusal
 from millstream.records.aside import Aside
 from millstream.records.batch import BatchHeader
 from millstream.records.record import Record as StoredRecord
+from millstream.security.rights import Kind, Operation
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
@@ -27,11 +28,11 @@ class Cursor(Generic[V]):
     """A position in one partition, and the records of the batch there."""
 
     __slots__ = (
-        "_aside", "_at", "_batches", "_records", "_topics", "given", "log", "next", "place", "processed", "topic",
+        "_aside", "_at", "_batches", "_records", "_session", "given", "log", "next", "place", "processed", "topic",
     )  # fmt: skip
 
-    def __init__(self, topics: Callable[[str], Topic | None], topic: Topic, index: int, offset: int) -> None:
-        self._topics = topics
+    def __init__(self, session: Session, topic: Topic, index: int, offset: int) -> None:
+        self._session = session
         self.topic = topic
         self.place = topic.name, index
         self.log = topic.partitions[index].log
@@ -55,7 +56,7 @@ class Cursor(Generic[V]):
 
     def check(self) -> None:
         self._check_lost()
-        if self._topics(self.topic.name) is not self.topic:
+        if not self._session.has(self.topic):
             raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {self.topic.name} any more")
         if self.log.failure is not None:
             raise refusal(Code.KAFKA_STORAGE_ERROR, f"{self.place[0]}-{self.place[1]} failed: {self.log.failure}")
@@ -110,6 +111,7 @@ class Cursor(Generic[V]):
 
     async def _read(self) -> list[tuple[BatchHeader, memoryview]]:
         try:
+            self._session.check(Operation.READ, Kind.TOPIC, self.topic.name)
             sound, next_offset = await read_batches(self.log, self.next, READ_BYTES)
         except RequestError as error:
             raise refusal(error.code, error.detail) from None
@@ -177,18 +179,16 @@ class EmbeddedReading(Reading[V]):
         self._unwake: Callable[[], None] | None = None
 
     async def _start(self) -> None:
-        topics = self._owner.broker.topics
-        topic = topics.get(self._topic)
-        if topic is None or self._partition >= topic.partition_count:
-            topic = await topics.follow(self._topic)  # another process may have created or extended it
-        if topic is None or not 0 <= self._partition < topic.partition_count:
-            detail = f"there is no partition {self._partition} of a topic {self._topic}"
-            raise UnknownTopic(Code.UNKNOWN_TOPIC_OR_PARTITION, detail)
-        log = topic.partitions[self._partition].log
+        session = self._owner.session
         try:
+            topic = session.find(self._topic, Operation.READ)
+            if topic is None or self._partition >= topic.partition_count:
+                topic = await session.follow(self._topic, Operation.READ)
+            log = session.partition(self._topic, self._partition, Operation.READ).log
             await log.refresh()
-        except LogLost as error:
+        except RequestError as error:
             raise refusal(error.code, error.detail) from None
+        assert topic is not None
         offset = self._offset
         if self._time is not None:
             found = await log.find_time(self._time)
@@ -202,7 +202,7 @@ class EmbeddedReading(Reading[V]):
             detail = f"{self._topic}-{self._partition} holds offsets {log.start} to {log.high_watermark}, not {offset}"
             raise OutOfRange(Code.OFFSET_OUT_OF_RANGE, detail)
         self._limit = None if self._follow else log.high_watermark
-        self._cursor = Cursor(topics.get, topic, self._partition, offset)
+        self._cursor = Cursor(session, topic, self._partition, offset)
         self._unwake = log.wake(self._signal.set)
 
     async def __aiter__(self) -> AsyncGenerator[Record[V], None]:

@@ -21,19 +21,21 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from millstream.broker.groups.groups import Beat, BeatAnswer, PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.consumer_member import Beat, BeatAnswer
+from millstream.broker.groups.stream.offsets import PartitionCommit, TopicCommit
 from millstream.client.embedded_queue import ELSEWHERE, STANDBY_SECONDS
 from millstream.client.embedded_reading import Cursor, Rotation
 from millstream.client.iterators import Stream, StreamOptions
 from millstream.client.records import Record, user_record
 from millstream.client.signal import Signal
 from millstream.core.errors import Code, MillstreamError, NotMember, OutOfRange, RequestError, refusal
+from millstream.security.rights import Operation
 
 if TYPE_CHECKING:
     from millstream.client.embedded import Embedded
+    from millstream.wire.kafka.requests import TopicPartition
 
 V = TypeVar("V")
-Place = tuple[str, int]
 
 REBALANCE_MS = 60_000
 JOINING, LEAVING = 0, -1
@@ -55,13 +57,13 @@ class EmbeddedStream(Stream[V]):
         super().__init__(owner, options)
         self._id = uuid.uuid4().hex
         self._epoch = JOINING
-        self._cursors: dict[Place, Cursor[V]] = {}
-        self._wakes: dict[Place, Callable[[], None]] = {}
-        self._losing: set[Place] = set()
+        self._cursors: dict[TopicPartition, Cursor[V]] = {}
+        self._wakes: dict[TopicPartition, Callable[[], None]] = {}
+        self._losing: set[TopicPartition] = set()
         """Given up as soon as the current record is processed."""
         self._last: Cursor[V] | None = None
         self._rotation: Rotation[V] = Rotation(self._may_take, self._skip)
-        self._committed: dict[Place, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
         self._committed_at = 0.0
         self._committing: asyncio.Task[None] | None = None
         self._is_commit_owed = False
@@ -75,7 +77,7 @@ class EmbeddedStream(Stream[V]):
         self._is_leaving = False
 
     @property
-    def assignment(self) -> list[Place]:
+    def assignment(self) -> list[TopicPartition]:
         return sorted(self._cursors.keys() - self._losing)
 
     def stop(self) -> None:
@@ -86,9 +88,9 @@ class EmbeddedStream(Stream[V]):
 
     async def _start(self) -> None:
         for name in self._topics:
-            await self._owner.topic(name)
+            await self._owner.topic(name, Operation.READ)
         self._epoch, self._is_leaving = JOINING, False
-        self._unwatch = self._owner.broker.topics.watch(self._poke.set)
+        self._unwatch = self._owner.session.watch_topics(self._poke.set)
         self._owner.streams_of.setdefault(self._group, set()).add(self)
         self._committed_at = self._owner.clock.monotonic()
         self._beats = asyncio.ensure_future(self._beat_on())
@@ -141,7 +143,7 @@ class EmbeddedStream(Stream[V]):
         self._process_last()
         await self._commit(self._progress())
 
-    def _progress(self) -> dict[Place, int]:
+    def _progress(self) -> dict[TopicPartition, int]:
         return {
             place: cursor.processed
             for place, cursor in self._cursors.items()
@@ -161,7 +163,7 @@ class EmbeddedStream(Stream[V]):
         if progress:
             self._committing = asyncio.ensure_future(self._commit_in_background(progress))
 
-    async def _commit_in_background(self, progress: dict[Place, int]) -> None:
+    async def _commit_in_background(self, progress: dict[TopicPartition, int]) -> None:
         try:
             while progress:
                 self._is_commit_owed = False
@@ -173,7 +175,7 @@ class EmbeddedStream(Stream[V]):
         finally:
             self._committing = None
 
-    async def _commit(self, progress: dict[Place, int]) -> None:
+    async def _commit(self, progress: dict[TopicPartition, int]) -> None:
         """Raises `NotMember` if a processed partition belongs to another member now."""
         if not progress:
             return
@@ -250,8 +252,8 @@ class EmbeddedStream(Stream[V]):
             await self._poke.wait(wait)
 
     async def _beat(self) -> BeatAnswer:
-        topics = self._owner.broker.topics
-        found = {name: topics.get(name) for name in self._topics}
+        session = self._owner.session
+        found = {name: session.find(name, Operation.READ) for name in self._topics}
         owned = frozenset((topic.id, partition) for name, partition in self._cursors if (topic := found.get(name)))
         beat = Beat(
             self._group,
@@ -261,15 +263,15 @@ class EmbeddedStream(Stream[V]):
             topics=frozenset(self._topics),
             owned=owned,
         )
-        answer = await self._owner.session.consumer_heartbeat(beat)
+        answer = await session.consumer_heartbeat(beat)
         self._epoch = answer.epoch
         return answer
 
     async def _follow(self, answer: BeatAnswer) -> None:
         if answer.assignment is None:
             return
-        topics = self._owner.broker.topics
-        named = {topic.id: topic.name for name in self._topics if (topic := topics.get(name)) is not None}
+        find = self._owner.session.find
+        named = {topic.id: name for name in self._topics if (topic := find(name, Operation.READ)) is not None}
         wanted = {
             (named[topic_id], number)
             for topic_id, numbers in answer.assignment.items()
@@ -290,7 +292,7 @@ class EmbeddedStream(Stream[V]):
         for place in wanted - self._cursors.keys():
             await self._begin(place)
 
-    async def _commit_at_this_epoch(self, progress: dict[Place, int]) -> None:
+    async def _commit_at_this_epoch(self, progress: dict[TopicPartition, int]) -> None:
         """Part of a heartbeat: waiting for the next heartbeat would deadlock."""
         commits = [TopicCommit(name, [PartitionCommit(number, offset)]) for (name, number), offset in progress.items()]
         if commits:
@@ -299,19 +301,19 @@ class EmbeddedStream(Stream[V]):
             except RequestError as error:
                 logger.warning("group %s: cannot commit progress: %s", self._group, error)
 
-    async def _begin(self, place: Place) -> None:
-        broker = self._owner.broker
+    async def _begin(self, place: TopicPartition) -> None:
+        session = self._owner.session
         name, number = place
-        topic = broker.topics.get(name)
+        topic = session.find(name, Operation.READ)
         if topic is None or number >= topic.partition_count:
             return
-        log = topic.partitions[number].log
-        [fetched] = self._owner.session.committed(self._group, [(name, [number])])
+        log = session.partition(name, number, Operation.READ).log
+        [fetched] = session.committed(self._group, [(name, [number])])
         committed = fetched.partitions[0][1]
         if log.damage.lost is not None:  # commit nothing until the log is restored
             offset = committed.offset if committed is not None else 0
             self._committed[place] = offset
-            self._cursors[place] = Cursor(broker.topics.get, topic, number, offset)
+            self._cursors[place] = Cursor(session, topic, number, offset)
             self._signal.set()
             return
         if committed is not None and committed.offset > log.high_watermark:
@@ -319,12 +321,12 @@ class EmbeddedStream(Stream[V]):
         offset = log.start if self._reset == "earliest" else log.high_watermark
         if committed is not None and log.start <= committed.offset <= log.high_watermark:
             offset = self._committed[place] = committed.offset
-        cursor: Cursor[V] = Cursor(broker.topics.get, topic, number, offset)
+        cursor: Cursor[V] = Cursor(session, topic, number, offset)
         self._cursors[place] = cursor
         self._wakes[place] = log.wake(self._signal.set)
         self._signal.set()
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: TopicPartition) -> None:
         self._cursors.pop(place, None)
         self._committed.pop(place, None)
         self._losing.discard(place)

@@ -23,7 +23,7 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.client.iterators import QueueOptions
 from millstream.client.link import Link, LinkBroken
 from millstream.client.records import Desk, Job, user_job
@@ -286,7 +286,7 @@ class LeasedJobs(Desk[V]):
             self._call(self._arrive, [(delivery, until) for delivery in taken])
 
     def _open(self) -> ShareMember:
-        cluster = Cluster(self._remote.bootstrap, "millstream", FIND_SECONDS_MAX)
+        cluster = KafkaCluster(self._remote.bootstrap, "millstream", FIND_SECONDS_MAX)
         try:
             self._link = cluster.coordinator(self._group)
         finally:

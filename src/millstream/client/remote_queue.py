@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource, ResourceType
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.client.iterators import Queue, QueueOptions
 from millstream.client.link import LinkBroken
 from millstream.client.records import Job
@@ -76,7 +76,7 @@ class RemoteQueue(Queue[V]):
             future.result()
 
     def _is_listed(self) -> bool:
-        cluster = Cluster(self._owner.bootstrap, "millstream", self._owner.timeout)
+        cluster = KafkaCluster(self._owner.bootstrap, "millstream", self._owner.timeout)
         try:
             return self._group in cluster.share_groups(self._group)
         except (LinkBroken, ClusterError) as error:

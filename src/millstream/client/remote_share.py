@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 LEASE_SECONDS = 30.0
 """Kafka's default: after that, an unacknowledged job is available again."""
-Place = tuple[str, int, int]
+RecordPosition = tuple[str, int, int]
+"""Topic, partition, offset."""
 
 
 class SharedJobs(Desk[V], Polled[ShareConsumer, Message]):
@@ -40,7 +41,7 @@ class SharedJobs(Desk[V], Polled[ShareConsumer, Message]):
         self._topics, self._group, self._prefetch, _, self._decode = options
         self._is_over = False
         self._begin()
-        self._unanswered: dict[Place, Message] = {}
+        self._unanswered: dict[RecordPosition, Message] = {}
         self._polled_at = 0.0
         self._answered = asyncio.Event()
 
@@ -154,7 +155,7 @@ class SharedJobs(Desk[V], Polled[ShareConsumer, Message]):
                 self._let_go()
 
 
-def _place(message: Message) -> Place:
+def _place(message: Message) -> RecordPosition:
     return *place_of(message), message.offset() or 0
 
 

@@ -10,7 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import TopicPartition as PartitionOffset
 
 from millstream.client.iterators import Stream, StreamOptions
 from millstream.client.records import Record, user_record
@@ -21,9 +22,9 @@ from millstream.core.errors import NotMember, RequestError
 
 if TYPE_CHECKING:
     from millstream.client.remote import Remote
+    from millstream.wire.kafka.requests import TopicPartition
 
 V = TypeVar("V")
-Place = tuple[str, int]
 logger = logging.getLogger(__name__)
 
 
@@ -34,15 +35,15 @@ class RemoteStream(Stream[V], RemoteMember[Message]):
     def __init__(self, owner: Remote, options: StreamOptions) -> None:
         super().__init__(owner, options)
         self._begin()
-        self._owned: set[Place] = set()
+        self._owned: set[TopicPartition] = set()
         """Changed on the worker's thread only, like those below."""
-        self._processed: dict[Place, int] = {}
-        self._committed: dict[Place, int] = {}
+        self._processed: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
         self._committed_at = time.monotonic()
         self._last: Message | None = None
 
     @property
-    def assignment(self) -> list[Place]:
+    def assignment(self) -> list[TopicPartition]:
         return sorted(self._owned)
 
     def stop(self) -> None:
@@ -68,11 +69,11 @@ class RemoteStream(Stream[V], RemoteMember[Message]):
             self._commit_now_and_then(idle=True)
         return messages
 
-    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, places: list[PartitionOffset]) -> None:
         self._has_joined = True
         self._owned |= {(place.topic, place.partition) for place in places}
 
-    def _revoked(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _revoked(self, consumer: Consumer, places: list[PartitionOffset]) -> None:
         gone = {(place.topic, place.partition) for place in places}
         try:
             self._commit({place: offset for place, offset in self._progress().items() if place in gone})
@@ -80,16 +81,16 @@ class RemoteStream(Stream[V], RemoteMember[Message]):
             logger.warning("group %s: cannot commit progress: %s", self._group, error)
         self._forget(gone)
 
-    def _lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _lost(self, consumer: Consumer, places: list[PartitionOffset]) -> None:
         self._forget({(place.topic, place.partition) for place in places})
 
-    def _forget(self, gone: set[Place]) -> None:
+    def _forget(self, gone: set[TopicPartition]) -> None:
         self._owned -= gone
         for place in gone:
             self._processed.pop(place, None)
             self._committed.pop(place, None)
 
-    def _progress(self) -> dict[Place, int]:
+    def _progress(self) -> dict[TopicPartition, int]:
         processed = dict(self._processed)
         return {
             place: offset
@@ -108,9 +109,9 @@ class RemoteStream(Stream[V], RemoteMember[Message]):
             except KafkaException as error:
                 logger.warning("group %s: commit failed; the next commit repeats its offsets: %s", self._group, error)
 
-    def _commit(self, progress: dict[Place, int]) -> None:
+    def _commit(self, progress: dict[TopicPartition, int]) -> None:
         if progress:
-            self._commit_places([TopicPartition(*place, offset) for place, offset in progress.items()])
+            self._commit_places([PartitionOffset(*place, offset) for place, offset in progress.items()])
             self._committed.update(progress)
 
     # On the event loop's thread

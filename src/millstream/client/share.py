@@ -31,11 +31,10 @@ from uuid import UUID
 from millstream.client.link import Link, LinkBroken
 from millstream.core.errors import Code, MillstreamError, code_of
 from millstream.records import codec
-from millstream.records.record import Record
+from millstream.records.record import Record as StoredRecord
 from millstream.wire.kafka import share
 from millstream.wire.kafka.messages import Message
-from millstream.wire.kafka.share import Acknowledged, ShareAcknowledgeRequest, ShareFetchRequest
-from millstream.wire.kafka.share import TopicIdPartition as Place
+from millstream.wire.kafka.share import Acknowledged, ShareAcknowledgeRequest, ShareFetchRequest, TopicIdPartition
 
 METADATA, HEARTBEAT, FETCH, ACKNOWLEDGE = 3, 76, 78, 79
 VERSION = 2
@@ -94,7 +93,7 @@ class AnswersRefused(ShareError):
 class Delivery(NamedTuple):
     topic: str
     partition: int
-    record: Record
+    record: StoredRecord
     attempt: int
     """From 1."""
     topic_id: UUID
@@ -116,8 +115,8 @@ class ShareMember:
         self._session_epoch = 0
         self._next_beat = 0.0
         self._names: dict[UUID, str] = {}
-        self._places: list[Place] = []
-        self._named: set[Place] = set()
+        self._places: list[TopicIdPartition] = []
+        self._named: set[TopicIdPartition] = set()
         """Partitions that the session knows."""
         self._gaps: dict[Lease, Reply] = {}
         """Leased, but missing from the log: the next request reports it."""
@@ -221,16 +220,18 @@ class ShareMember:
             fields["subscribed_topic_names"] = self._topics
         return self._link.ask(HEARTBEAT, 1, 1, fields)
 
-    def _acknowledged(self, answers: Mapping[Lease, Reply]) -> dict[Place, list[Acknowledged]]:
+    def _acknowledged(self, answers: Mapping[Lease, Reply]) -> dict[TopicIdPartition, list[Acknowledged]]:
         """The acknowledgements, and a gap for each leased record that is missing from the log."""
         gaps, self._gaps = self._gaps, {}
-        said: dict[Place, list[Acknowledged]] = {}
+        said: dict[TopicIdPartition, list[Acknowledged]] = {}
         for (_, partition, offset, topic_id), (verb, delay_ms, reason) in sorted({**gaps, **answers}.items()):
             batch = Acknowledged(offset, offset, bytes((verb,)), delay_ms, reason)
             said.setdefault((topic_id, partition), []).append(batch)
         return said
 
-    def _acknowledge(self, is_renewal: bool, acknowledged: dict[Place, list[Acknowledged]]) -> Message | None:
+    def _acknowledge(
+        self, is_renewal: bool, acknowledged: dict[TopicIdPartition, list[Acknowledged]]
+    ) -> Message | None:
         request = ShareAcknowledgeRequest(self._group, self._member_id, self._session_epoch, is_renewal, acknowledged)
         return self._ask(ACKNOWLEDGE, share.encode_acknowledge_request(request))
 

@@ -18,6 +18,11 @@ class Node(NamedTuple):
     port: int
 
 
+class PartitionKey(NamedTuple):
+    topic_id: UUID
+    partition: int
+
+
 class Leadership(NamedTuple):
     """Of one partition."""
 
@@ -39,8 +44,14 @@ Owns = Callable[[str], bool]
 
 class Cluster(Protocol):
     node_id: int
-    secret: bytes
-    """Known to the members of the cluster only; empty for a cluster of one."""
+    has_leaders: bool
+    """Whether only the leader of a partition serves it, by `leaderships`. If so, every move of a leader has to grow
+    `Topics.changes`: doors keep partitions until then.
+    """
+
+    @property
+    def secret(self) -> bytes:
+        """Known to the members of the cluster only; empty for a cluster of one."""
 
     def others(self) -> Sequence[Node]:
         """The other live brokers, by node id."""
@@ -74,6 +85,8 @@ class Cluster(Protocol):
 
 class Solo:
     """Implements `Cluster` for one broker."""
+
+    has_leaders = False
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 
 class Timer(Protocol):
@@ -48,3 +48,14 @@ async def sleep(clock: Clock, seconds: float) -> None:
         await over
     finally:
         timer.cancel()
+
+
+async def wait(clock: Clock, tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
+    """Waits until the tasks are done, at most for a time by a clock that tests can move."""
+    done = asyncio.ensure_future(asyncio.wait(list(tasks)))
+    timer = clock.call_later(seconds, done.cancel)
+    try:
+        await asyncio.wait([done])
+    finally:
+        timer.cancel()
+        done.cancel()

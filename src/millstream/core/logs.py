@@ -1,15 +1,17 @@
-"""Structured logs on the standard library's logging: text on a terminal, otherwise one JSON object per line.
+"""Logs on the standard library's logging: text on a terminal, otherwise one JSON object per line.
 
-A line has a constant event text, and carries the variable parts as fields:
+Every module logs the same way:
 
-    log = Log(__name__)
-    log.error("log is read-only", partition="orders-3", cause=error)
+    logger = logging.getLogger(__name__)
+    refusals = Damped(__name__)  # for lines that a client or a full disk can cause with every request
 
-    14:02:11.093 ERROR log is read-only  partition=orders-3 cause="[Errno 5] Input/output error"
-    {"time": "2025-11-04T14:02:11.093Z", "level": "error", "logger": "millstream.log", "event": "log is read-only", ...}
+    logger.error("log %s is read-only: %s", name, error)
 
-All lines go to standard error: standard output is for the line `ready ...`. Plain `logging` loggers (libraries,
-asyncio) write the same format, without fields. No structlog: it costs 4 MB and 50 ms at start.
+    14:02:11.093 ERROR   log orders-3 is read-only: [Errno 5] Input/output error
+    {"time": "2025-11-04T14:02:11.093Z", "level": "error", "logger": "millstream.log", "event": "log orders-3 is ..."}
+
+An unexpected error is logged with its traceback (`exc_info`). All lines go to standard error: standard output is for
+the line `ready ...`. Libraries and asyncio write the same format. No structlog: it costs 4 MB and 50 ms at start.
 """
 
 from __future__ import annotations
@@ -22,38 +24,7 @@ from typing import TextIO
 
 DAMPED_LINES = 10
 DAMPED_SECONDS = 10.0
-_FIELDS = "millstream_fields"
 _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
-
-
-class Log:
-    """A logger whose methods take fields by name. Levels that are off cost one comparison."""
-
-    __slots__ = ("logger",)
-
-    def __init__(self, name: str) -> None:
-        self.logger = logging.getLogger(name)
-
-    def debug(self, event: str, /, **fields: object) -> None:
-        self._log(logging.DEBUG, event, fields)
-
-    def info(self, event: str, /, **fields: object) -> None:
-        self._log(logging.INFO, event, fields)
-
-    def warning(self, event: str, /, **fields: object) -> None:
-        self._log(logging.WARNING, event, fields)
-
-    def error(self, event: str, /, **fields: object) -> None:
-        self._log(logging.ERROR, event, fields)
-
-    def exception(self, event: str, /, error: BaseException | None = None, **fields: object) -> None:
-        """For unexpected errors: with the traceback of `error`, or of the current exception."""
-        self._log(logging.ERROR, event, fields, trace=error or True)
-
-    def _log(self, level: int, event: str, fields: dict[str, object], trace: BaseException | bool = False) -> None:
-        if self.logger.isEnabledFor(level):
-            # `%` in the event is text: arguments are never interpolated into it.
-            self.logger.log(level, "%s", event, exc_info=trace, extra={_FIELDS: fields})
 
 
 class Damped:
@@ -105,11 +76,6 @@ def configure(level: str, form: str = "auto", stream: TextIO | None = None) -> N
     root.setLevel(level.upper())
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    fields = getattr(record, _FIELDS, None)
-    return fields if isinstance(fields, dict) else {}
-
-
 class TextFormatter(logging.Formatter):
     def __init__(self, colour: bool = False) -> None:
         super().__init__()
@@ -121,8 +87,6 @@ class TextFormatter(logging.Formatter):
         if self._colour and (code := _COLOURS.get(record.levelname)):
             level = f"{code}{level}\x1b[0m"
         line = f"{clock}.{int(record.msecs):03d} {level} {_one_line(record.getMessage())}"
-        if fields := _fields(record):
-            line += "  " + " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -137,19 +101,11 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        # A field must not replace a standard one.
-        line.update((name if name not in line else f"{name}_", value) for name, value in _fields(record).items())
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def _quoted(value: object) -> str:
-    text = str(value)
-    # Client ids and topic names are untrusted: escape anything that could break the line or drive the terminal.
-    plain = text and text.isprintable() and not any(mark in text for mark in ' "=')
-    return text if plain else json.dumps(text)
-
-
 def _one_line(text: str) -> str:
+    """Client ids and topic names are untrusted: escapes what could break the line or drive the terminal."""
     return text if text.isprintable() else json.dumps(text)[1:-1]

@@ -11,6 +11,7 @@ the high watermark, so lag counts the records that a group could have read.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -148,7 +149,7 @@ COUNTERS = {
     "torn_logs": "Logs whose torn tail was cut at start.",
     "torn_bytes": "Bytes of torn tails cut at start.",
     "verified_bytes": "Stored bytes that the scrub and `log verify` have checked.",
-    "scrub_rounds": "Rounds of the scrub over everything that is stored.",
+    "scrub_rounds": "Completed rounds of the scrub over all stored batches.",
 }
 
 
@@ -229,6 +230,10 @@ class Snapshot(NamedTuple):
     """Size and free bytes of the logs' disk; -1 if unknown."""
 
 
+COMMITTED_A_TURN = 10_000
+"""Offsets that are collected before the event loop goes on: some 3 ms."""
+
+
 class Scrape:
     """The text of `/metrics`. `snapshot` runs on the event loop; its callables may return plain tuples."""
 
@@ -254,10 +259,19 @@ class Scrape:
         self._room = room
         self._api_name = api_name
 
-    def snapshot(self) -> Snapshot:
+    async def gather(self) -> list[Committed]:
+        """The committed offsets, of which there may be hundreds of thousands, `COMMITTED_A_TURN` at a time."""
+        found: list[Committed] = []
+        for figures in self._committed():
+            found.append(Committed._make(figures))
+            if len(found) % COMMITTED_A_TURN == 0:
+                await asyncio.sleep(0)
+        return found
+
+    def snapshot(self, committed: list[Committed] | None = None) -> Snapshot:
         return Snapshot(
             [PartitionFigures._make(figures) for figures in self._topics()],
-            [Committed._make(figures) for figures in self._committed()],
+            [Committed._make(figures) for figures in self._committed()] if committed is None else committed,
             [GroupFigures._make(figures) for figures in self._groups()],
             list(self._queues()),
             self._brokers(),

@@ -114,7 +114,7 @@ def run(broker: Broker, report: Report, home: Path) -> Story:
         file.write_text(PIPELINE)
         broker.command("pipeline", "run", str(file), "--once", seconds_max=RUN_SECONDS_MAX)
         say("into a lake, a table and a topic")
-    with report.step("count what came out"):
+    with report.step("count the output"):
         count(broker, report, home, story)
     return story
 

@@ -31,7 +31,7 @@ class Report:
         self.rows.append((what, put_in, came_out))
 
     def show(self) -> bool:
-        table = Table(title="\nWhat went in, and what came out", title_justify="left", title_style="bold")
+        table = Table(title="\nRecords in and out", title_justify="left", title_style="bold")
         table.add_column("")
         for heading in ("in", "out", ""):
             table.add_column(heading, justify="right")

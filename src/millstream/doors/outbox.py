@@ -1,4 +1,8 @@
-"""The sending side of a connection: bytes and file ranges, in order, without blocking and without copying files."""
+"""The sending side of a connection: bytes and file ranges, in order, without blocking and without copying files.
+
+Chunks of bytes are joined and sent with one call. A memoryview is sent on its own and never copied: the rest of a chunk
+that was sent in part, and a large payload that many connections share. It is in memory once, however slowly they read.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,10 @@ class Outbox:
         self._chunks.append(chunk)
         self.size += len(chunk) if type(chunk) is bytes else chunk.size  # type: ignore[union-attr]
 
+    def put_shared(self, chunk: bytes) -> None:
+        self._chunks.append(memoryview(chunk))
+        self.size += len(chunk)
+
     def send(self) -> int:
         """Sends as much as the transport takes and returns the count. Raises OSError if the peer is gone."""
         chunks = self._chunks
@@ -65,9 +73,9 @@ class Outbox:
         chunks = self._chunks
         data = chunks.popleft()
         assert not isinstance(data, Slice)
-        if chunks:
+        if chunks and type(data) is bytes:
             run = [data]
-            while chunks and not isinstance(chunks[0], Slice):
+            while chunks and type(chunks[0]) is bytes:
                 run.append(chunks.popleft())  # type: ignore[arg-type]
             data = b"".join(run)
         try:
@@ -86,7 +94,7 @@ class Outbox:
         except (BlockingIOError, InterruptedError):
             return -1
         if count == 0:
-            raise ConnectionAbortedError(f"{chunk.file.path} is shorter than the answer that was promised from it")
+            raise ConnectionAbortedError(f"segment file {chunk.file.path} truncated while it was being sent")
         self._done += count
         if self._done == chunk.size:
             self._chunks.popleft()
@@ -99,6 +107,6 @@ def pieces(chunk: Slice) -> Chunk:
     if chunk.file is None or chunk.size <= COPY_BYTES_MAX:
         data = chunk.to_bytes()
         if len(data) < chunk.size:
-            raise ConnectionAbortedError("the segment file is shorter than the answer that was promised from it")
+            raise ConnectionAbortedError("segment file truncated while it was being sent")
         return data
     return chunk

@@ -56,7 +56,7 @@ class Epochs:
         """The result of OffsetForLeaderEpoch, for a log that ends at `end`: the largest known epoch that is not above
         `epoch`, and the offset after its last batch; -1 and -1 for an epoch that is not known yet.
         """
-        if epoch == NO_EPOCH or epoch > self.latest:
+        if not self._entries or epoch == NO_EPOCH or epoch > self.latest:
             return NO_EPOCH, -1
         if epoch == self.latest:
             return epoch, end
@@ -68,6 +68,15 @@ class Epochs:
         while len(self._entries) > 1 and self._entries[-1][1] >= end:
             self._entries.pop()
 
+    def restart(self) -> None:
+        """Follows a log that was emptied: its next batch begins the history."""
+        self._entries = []
+
+    def drop_empty(self, end: int) -> None:
+        """Drops epochs without a batch: a follower takes those of its leader, which may be older."""
+        while self._entries and self._entries[-1][1] >= end:
+            self._entries.pop()
+
     def cut_below(self, start: int) -> None:
         """Follows a trim of the log."""
         at = bisect_right(self._entries, start, key=lambda entry: entry[1])
@@ -76,4 +85,4 @@ class Epochs:
 
     def to_state(self) -> list[list[int]]:
         """Empty for a log that has had one leader."""
-        return [] if self._entries == [(0, 0)] else [list(entry) for entry in self._entries]
+        return [] if self._entries in ([], [(0, 0)]) else [list(entry) for entry in self._entries]

@@ -9,16 +9,15 @@ Rules
    sync that began after the write has ended; appends share syncs (see `flusher.py`). Otherwise both happen at once.
    `counted` is the end of the records that this copy counts as stored.
 2. Readers see nothing at or above `high_watermark`. With one copy it equals `counted`. In a replicated log the leader
-   moves it (`raise_high_watermark`), never above `counted`.
+   moves it (`replica.py`), never above `counted`.
 3. A sync error is final: the log goes read-only, every waiting append fails, durable records stay readable. The log
    does not retry: after a failed sync the operating system may report success without having written anything.
 4. A failed append (a full disk, or any other error) fails its request: the log truncates the file to its old size, or
    goes read-only.
 5. Older segments are synced before the newer one, so that durable bytes have no hole below them.
-6. A leader's log assigns offsets (`append`), a follower's log keeps them (`follow`). A repeated batch is stored once. A
-   different batch at an existing offset is a divergence, and is refused.
 
-Reading is in `readable.py`, recovery in `recovery.py`, retention and compaction in `retention.py` and `compaction.py`.
+Reading is in `readable.py`, copies on other brokers in `replica.py`, recovery in `recovery.py`, retention and
+compaction in `retention.py` and `compaction.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -35,7 +33,7 @@ from typing import NamedTuple
 from millstream.core.callbacks import tell
 from millstream.core.clock import Clock
 from millstream.core.disk import Disk, OpenFile
-from millstream.core.errors import Code, Diverged, LogReadOnly, RequestError
+from millstream.core.errors import Code, LogReadOnly, RequestError
 from millstream.core.logs import Damped
 from millstream.core.promise import Promise
 from millstream.log.answers import Appended
@@ -62,6 +60,9 @@ CHECKPOINT_BYTES = 64 << 20
 """Bytes appended between two checkpoints: a bound on the bytes that recovery scans."""
 
 
+def _nothing() -> None: ...
+
+
 class Lost(NamedTuple):
     """A closed segment that recovery found missing or too short."""
 
@@ -72,7 +73,7 @@ class Lost(NamedTuple):
 
 
 class Log(ReadableLog):
-    """Implements `stores.base.PartitionLog` on files."""
+    """A log on files. `replica.ReplicaLog` completes it."""
 
     __slots__ = (
         "_checkpoint_due",
@@ -100,6 +101,7 @@ class Log(ReadableLog):
         "is_replicated",
         "leader_epoch",
         "lost",
+        "on_growth",
         "producers",
         "rewritten",
         "unsynced_bytes",
@@ -120,7 +122,9 @@ class Log(ReadableLog):
         """The epoch of new appends."""
         self.counted = 0
         self.is_replicated = False
-        """Whether other brokers hold copies: then only the leader raises the high watermark."""
+        """Whether other brokers hold copies: then only the leader raises the high watermark (`replica.py`)."""
+        self.on_growth: Callable[[], None] = _nothing
+        """Called when `end` or `counted` of a replicated log has grown."""
         self.failure: str | None = None
         self.closed = False
         self.is_abandoned = False
@@ -187,57 +191,6 @@ class Log(ReadableLog):
             return Promise.failed(self._undo_write(error, before))
         return self._appended(segment, base + run.offsets, size, run.count)
 
-    def lead(self, epoch: int) -> None:
-        """Sets the leader epoch of new appends."""
-        self.epochs.begin(epoch, self.end)
-        self.leader_epoch = epoch
-
-    def follow(self, batch: memoryview, header: BatchHeader) -> Promise[Appended]:
-        if self.failure is not None or self.closed:
-            return Promise.failed(self._refusal())
-        base = header.base_offset
-        if base < self.end:
-            return self._follow_again(header)
-        if header.leader_epoch < self.epochs.latest:
-            detail = f"{self.name} has epoch {self.epochs.latest}; a batch of epoch {header.leader_epoch} cannot follow"
-            return Promise.failed(Diverged(detail))
-        if base - self.end >= RELATIVE_OFFSET_MAX:
-            detail = f"{self.name} ends at {self.end} and cannot continue at {base}: copy the partition from its start"
-            return Promise.failed(Diverged(detail))
-        config = self.config
-        try:
-            segment = self._segment_for(len(batch), config, base)
-            segment.append(batch, header, base, config.index_interval_bytes)
-        except Exception as error:
-            return Promise.failed(self._undo_write(error))
-        self.epochs.begin(header.leader_epoch, base)
-        self.producers.note(header, base, self.clock.now_ms())
-        return self._appended(segment, header.next_offset, len(batch), 1, base)
-
-    def _follow_again(self, header: BatchHeader) -> Promise[Appended]:
-        """Answers a batch below the end: a repeat if the log holds the same batch."""
-        base = header.base_offset
-        if base >= self.start:
-            segment = self.segments[max(self._segment_index(base), 0)]
-            found = segment.locate(base, segment.size)
-            if found is not None and found[1][:5] == header[:5]:  # offset, length, epoch, magic, CRC
-                return self._when_counted(header.next_offset, Appended(base, self.start, True))
-        return Promise.failed(
-            Diverged(f"{self.name} has another batch at offset {base} than the leader (epoch {header.leader_epoch})")
-        )
-
-    def raise_high_watermark(self, offset: int) -> None:
-        """Follows the leader's high watermark, at most up to `counted`: readers may see the records below it."""
-        offset = min(offset, self.counted)
-        if offset <= self.high_watermark:
-            return
-        segment = self.segments[max(self._segment_index(offset - 1), 0)]
-        found = segment.locate(offset, segment.size)
-        self.high_watermark = offset if found is None else min(offset, found[1].base_offset)
-        self._read_mark = (segment.base_offset, segment.size if found is None else found[0])
-        if self._wakers:
-            self._wake_readers()
-
     def _refusal(self) -> RequestError:
         if self.failure is not None:
             return LogReadOnly(self.name, self.failure)
@@ -254,9 +207,13 @@ class Log(ReadableLog):
         flush = self.config.flush
         if flush.batches == 1:
             self._flusher.request(self)
+            if self.is_replicated:
+                self.on_growth()
             return self._when_counted(end, answer)
         self.counted = end
-        if not self.is_replicated:  # `_count`, inlined
+        if self.is_replicated:
+            self.on_growth()
+        else:  # `_count`, inlined
             self.high_watermark = end
             self._read_mark = (segment.base_offset, segment.size)
         if self._wakers:
@@ -427,7 +384,9 @@ class Log(ReadableLog):
 
     def _count(self, end: int, mark: tuple[int, int]) -> None:
         self.counted = end
-        if not self.is_replicated:
+        if self.is_replicated:
+            self.on_growth()
+        else:
             self.high_watermark = end
             self._read_mark = mark
         if self._wakers:
@@ -531,50 +490,6 @@ class Log(ReadableLog):
                 self._disk.remove(path)
             except FileNotFoundError:
                 continue
-
-    def truncate(self, offset: int) -> Promise[int]:
-        if offset >= self.end:
-            return Promise.of(self.end)
-        if self._sync_target is not None or self._waiting:
-            return Promise.failed(RequestError(Code.INVALID_REQUEST, f"{self.name} has appends in flight"))
-        try:
-            self._cut_tail(offset)
-        except OSError as error:
-            return Promise.failed(self.fail(error))
-        return Promise.of(self.end)
-
-    def _cut_tail(self, offset: int) -> None:
-        keep = max(bisect_left(self.segments, offset, key=lambda segment: segment.base_offset), 1)
-        gone, self.segments = self.segments[keep:], self.segments[:keep]
-        active = self.segments[-1]
-        found = active.locate(offset, active.size)
-        position = found[0] if found is not None else active.size
-        if found is not None and found[1].base_offset < offset:
-            # Batches are never split: the whole batch that holds the offset goes.
-            offset = found[1].base_offset
-        # First the syncs and the checkpoint, then the cut: a crash in between leaves the log as it was.
-        for segment in [*self._unsynced_segments, active]:
-            if segment in self.segments:
-                self._disk.sync(segment.file)
-        self._unsynced_segments = []
-        self.end = self.counted = max(offset, active.base_offset)
-        if self.end <= self.high_watermark or not self.is_replicated:
-            self.high_watermark = self.end
-            self._read_mark = (active.base_offset, position)
-        self._synced = (self.end, active.base_offset, position)
-        self.epochs.cut_from(self.end)
-        self.start = min(self.start, self.end)
-        self.producers.forget_from(self.end)
-        self.unsynced_bytes = self._unsynced_batches = 0
-        self.forget_cursors()
-        self.damage.forget(self.start, self.end)
-        self.write_checkpoint()
-        for segment in gone:
-            self.remove_files(segment)
-        self._disk.truncate(active.file, position)
-        active.cut(position)
-        self._disk.sync(active.file)
-        self._disk.sync_directory(self.directory)
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 

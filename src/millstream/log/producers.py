@@ -11,7 +11,8 @@ Rules
    arrive. A batch before the five need not have been stored (rule 5), and clients take DUPLICATE_SEQUENCE_NUMBER for
    success. It may be the first of several in flight, refused when the others were not.
 4. An older epoch is stale (INVALID_PRODUCER_EPOCH); a newer one must start at sequence 0.
-5. A producer that the partition does not know may start anywhere: the partition drops idle producers.
+5. A producer that the partition does not know may start anywhere: at `PRODUCERS_MAX` producers the partition drops the
+   one that was idle longest.
 
 The table is part of the log's checkpoint. Recovery adds the batches after the checkpoint.
 """
@@ -89,10 +90,6 @@ class Producers:
         producer.batches.append(batch)
         if len(producer.batches) > WINDOW:
             del producer.batches[0]
-
-    def forget_idle(self, before_ms: int) -> None:
-        for producer_id in [known for known, producer in self.by_id.items() if producer.seen_ms < before_ms]:
-            del self.by_id[producer_id]
 
     def forget_from(self, offset: int) -> None:
         """Drops batches at or above an offset, after a truncation."""

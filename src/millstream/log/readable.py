@@ -32,18 +32,31 @@ from millstream.log.slice import Slice
 from millstream.log.soundness import Examined, Extent, Finding
 from millstream.records import codec
 from millstream.records.aside import Aside
-from millstream.records.batch import BatchHeader
+from millstream.records.batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, read_header
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 CURSORS_MAX = 64
+SLICE_BYTES = 128 << 10
+"""That a time lookup checks before it yields to the event loop: at most some 4 ms."""
 A = TypeVar("A")
 T = TypeVar("T")
 
 
 class ReadableLog:
-    __slots__ = ("_cursors", "_read_mark", "_turn", "damage", "end", "high_watermark", "name", "segments", "start")
+    __slots__ = (
+        "_cursors",
+        "_held_bytes",
+        "_read_mark",
+        "_turn",
+        "damage",
+        "end",
+        "high_watermark",
+        "name",
+        "segments",
+        "start",
+    )
 
     closed: bool
 
@@ -57,6 +70,8 @@ class ReadableLog:
         self._read_mark: tuple[int, int] = (0, 0)
         """The high watermark as base offset of a segment and position in it."""
         self._cursors: dict[int, tuple[Segment, int]] | None = None
+        self._held_bytes = 0
+        """Checked by time lookups since one yielded to the event loop."""
         self._turn: asyncio.Lock | None = None
         """Serializes reads that wait for an examination."""
 
@@ -89,6 +104,8 @@ class ReadableLog:
             damage.check(offset)
             damaged = damage.behind(offset)
         place = self._find(offset)
+        if place is None or place[2] > offset:
+            self._check_before(offset, place)
         if place is None or (damaged is not None and place[2] >= damaged.first):
             if damaged is not None:  # no batch is left before it
                 raise DamagedOffset(self.name, damaged)
@@ -142,6 +159,65 @@ class ReadableLog:
         segment.checked.add(position, sound)
         if sound != end:
             raise BrokenSegment(segment.path, sound)
+
+    def _check_before(self, offset: int, place: tuple[Segment, int, int] | None) -> None:
+        """Checks the batch before an offset that no batch has by its header: compaction may have removed the record, or
+        the header lies.
+        """
+        if not self.segments:
+            return
+        segment = self.segments[max(self._segment_index(offset), 0)]
+        self._check_passed(
+            segment, offset, place[1] if place is not None and place[0] is segment else self._limit(segment)
+        )
+
+    def _check_passed(self, segment: Segment, offset: int, position: int) -> None:
+        """Checks the last batch that a search for an offset passed over on its way to a position."""
+        if segment.checked.stored and (passed := segment.passed(offset, position)) is not None:
+            at, header = passed
+            end = at + header.size
+            if not segment.checked.covers(at, end):
+                self._check(segment, at, end, header.base_offset, self._offset_behind(segment))
+
+    async def _verify(self, segment: Segment, position: int, end: int, first: int) -> None:
+        """Checks the stored batches between two positions in slices, with offsets from `first`, before a time lookup
+        trusts their headers. Damage is no obstacle where a batch's header and its records tell the same time.
+        """
+        end = min(end, segment.checked.stored)
+        while position < end and not segment.checked.covers(position, end):
+            stop, behind = end, self._offset_behind(segment)
+            if end - position > SLICE_BYTES:
+                stop, behind = segment.cut_at_batch(position, SLICE_BYTES, end)
+            if not segment.checked.covers(position, stop):
+                try:
+                    self._check(segment, position, stop, first, behind)
+                except BrokenSegment as error:
+                    told = await self._told_twice(segment, error.position, stop)
+                    if told is None:
+                        raise
+                    stop, behind = error.position + told.size, told.next_offset
+                self._held_bytes += stop - position
+                if self._held_bytes >= SLICE_BYTES:
+                    self._held_bytes = 0
+                    await asyncio.sleep(0)
+            position, first = stop, behind
+
+    async def _told_twice(self, segment: Segment, position: int, end: int) -> BatchHeader | None:
+        """The header of a damaged batch, if its largest timestamp and its last offset agree with its records."""
+        fd = segment.file.fd
+        data = os.pread(fd, HEADER_BYTES, position)
+        if len(data) < HEADER_BYTES:
+            return None
+        header = read_header(data)
+        is_plausible = header.magic == 2 and HEADER_BYTES <= header.size <= end - position
+        if not is_plausible or header.attributes & LOG_APPEND_TIME or header.count > header.last_offset_delta + 1:
+            return None
+        try:
+            batch = os.pread(fd, header.size, position)
+            newest = await Aside().run(codec.newest_time, batch, header.base_offset, check_crc=False)
+        except RequestError:
+            return None
+        return header if newest == header.max_timestamp else None
 
     async def _read_again(self, offset: int, bytes_max: int, below: int | None) -> Slice:
         """Repeats a read that met damage, or no index, after a thread has examined the segment.
@@ -324,19 +400,42 @@ class ReadableLog:
             if not segment.is_ready:
                 await self._survey(segment)
             limit = self._limit(segment)
-            if limit == 0 or segment.max_timestamp < timestamp:
+            if limit == 0 or await self._max_timestamp(segment) < timestamp:
                 continue
             file = segment.file  # keep it open: retention or compaction may remove the segment
+            skipped: tuple[int, int] | None = None
             for position, header in segment.walk_from_time(timestamp, limit):
+                if header.base_offset <= self.start:  # all before is trimmed
+                    skipped = None
                 if header.max_timestamp < timestamp or header.last_offset < self.start:
+                    skipped = skipped or (position, header.base_offset)
                     continue
+                if skipped is not None:  # by headers, which may be damaged
+                    await self._verify(segment, skipped[0], position, skipped[1])
+                    skipped = None
                 if position == 0 and self.damage.ranges:
                     self.damage.check(segment.base_offset - 1)  # a lost record may be the right one
                 batch = self._batch(segment, file, position, header)
                 found = await aside.run(codec.find_time, batch, timestamp, self.start, check_crc=False)
                 if found is not None:
                     return TimedOffset(*found)
+            if skipped is not None:
+                await self._verify(segment, skipped[0], limit, skipped[1])
         return None
+
+    async def _max_timestamp(self, segment: Segment) -> int:
+        """The largest timestamp of a segment. The index vouches for the batches before its last entry, a checksum for
+        the batches after it. If those are damaged, the newest record may be as new as the file.
+        """
+        newest = segment.max_timestamp
+        if segment.is_time_proven:
+            return newest
+        try:
+            await self._verify(segment, *segment.tail())
+        except BrokenSegment:  # a lookup that needs these batches examines them
+            segment.distrust_time()
+        segment.is_time_proven = True
+        return segment.max_timestamp
 
     def find_max_time(self) -> Promise[TimedOffset | None]:
         return begin(self._guarded(self._find_max_time()))
@@ -352,14 +451,20 @@ class ReadableLog:
         if not segment.is_ready:
             await self._survey(segment)
         limit = self._limit(segment)
-        if limit == segment.size and segment.base_offset >= self.start:
-            return segment.max_timestamp
         if limit == 0:
             return NO_TIME
-        first = segment.locate(self.start, limit) if segment.base_offset < self.start else None
-        if first is None or first[1].base_offset >= self.start:
+        if segment.base_offset >= self.start:
+            newest = await self._max_timestamp(segment)
+            return newest if limit == segment.size else segment.newest_time(self.start, limit)
+        first = segment.locate(self.start, limit)  # partly trimmed
+        if first is None or first[1].base_offset > self.start:
+            self._check_passed(segment, self.start, limit if first is None else first[0])
+        if first is None:
+            return NO_TIME
+        position, header = first
+        await self._verify(segment, position, limit, header.base_offset)
+        if header.base_offset >= self.start:
             return segment.newest_time(self.start, limit)
-        position, header = first  # partly trimmed
         batch = self._batch(segment, segment.file, position, header)
         behind = segment.newest_time(header.next_offset, limit)
         return max(behind, await Aside().run(codec.newest_time, batch, self.start, check_crc=False))

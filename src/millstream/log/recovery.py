@@ -16,7 +16,8 @@
 Why recovery writes accepted bytes again: after a failed fsync, the page cache may hold pages that look written but are
 not on the disk. The second write and sync make them durable before readers see them.
 
-"Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Nothing is deleted.
+"Set aside" means moved into the store's `set-aside/` directory and named in the broker's log. Recovery deletes only the
+files of the two rows that say "removes".
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import BinaryIO
+
+from crc32c import crc32c
 
 from millstream.core.disk import Disk
 from millstream.log import checkpoint as checkpoints
@@ -35,12 +39,12 @@ from millstream.log.epochs import Epochs
 from millstream.log.log import Log, Lost
 from millstream.log.producers import Producers
 from millstream.log.segment import BrokenSegment, Segment, file_name
-from millstream.records.batch import HEADER_BYTES, PREFIX_BYTES, is_sound, read_header
+from millstream.records.batch import CRC_START, HEADER_BYTES, PREFIX_BYTES, BatchHeader, is_sound, read_header
 
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
-"""A cut tail is copied in pieces: it may be as large as a segment."""
+"""A cut tail is copied in pieces, and a large batch is first checked in pieces: both may be as large as a segment."""
 _SEGMENT_NAME = re.compile(r"(\d{20})\.log")
 _INDEX_NAME = re.compile(r"\d{20}\.index")
 _TEMPORARY_NAME = re.compile(r"checkpoint\.new|\d{20}\.log\.cleaned")
@@ -194,6 +198,8 @@ class Recovery:
                     break
                 if segment.size + header.size > size:
                     break
+                if header.size > PIECE_BYTES and not _has_crc(file, segment.size, header):
+                    break
                 file.seek(segment.size)
                 batch = memoryview(file.read(header.size))
                 if not is_sound(batch, header):
@@ -266,6 +272,15 @@ class Recovery:
             number += 1
             candidate = f"{stem}.{number}"
         return candidate
+
+
+def _has_crc(file: BinaryIO, position: int, header: BatchHeader) -> bool:
+    """Reads in pieces: a header of torn bytes may claim a batch as large as the segment."""
+    file.seek(position + CRC_START)
+    left, crc = header.size - CRC_START, 0
+    while piece := file.read(min(left, PIECE_BYTES)):
+        left, crc = left - len(piece), crc32c(piece, crc)
+    return crc == header.crc
 
 
 def _pieces(path: str, position: int) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def file_name(base_offset: int) -> str:
 class Segment:
     __slots__ = (
         "_disk", "_file", "_indexed_to", "_is_indexed", "_max_timestamp", "_seen_ms", "bad", "base_offset", "checked",
-        "index", "path", "size",
+        "index", "is_time_proven", "path", "size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, size: int) -> None:
@@ -59,6 +60,8 @@ class Segment:
         self._is_indexed = False
         self._max_timestamp: int | None = NO_TIME if size == 0 else None
         self._seen_ms: int | None = None
+        self.is_time_proven = size == 0
+        """Whether `max_timestamp` rests on checked batches, not only on their headers."""
 
     @property
     def file(self) -> OpenFile:
@@ -130,6 +133,16 @@ class Segment:
         self._max_timestamp = newest = self.newest_time(self.base_offset, self.size)
         return newest
 
+    def distrust_time(self) -> None:
+        """Damage may hide newer records, but none newer than the file."""
+        self._max_timestamp = max(self.max_timestamp, self._modified_ms())
+
+    def tail(self) -> tuple[int, int, int]:
+        """Start and end of the stored batches after the last index entry, and their first offset."""
+        stored = self.checked.stored
+        relative, start, _ = self._indexed(self.index.by_position, stored - 1) if stored else (0, 0, NO_TIME)
+        return start, stored, self.base_offset + relative
+
     def newest_ms(self, now_ms: int) -> int:
         """The time of the newest record: the largest timestamp, or the file's modification time if no record has a
         timestamp or one lies in the future.
@@ -160,7 +173,7 @@ class Segment:
                 _, start, newest = self._indexed(self.index.by_position, limit - 1)
             for _, header in self.walk(start, limit):
                 newest = max(newest, header.max_timestamp)
-        except BrokenSegment:  # damage may hide newer records, but none newer than the file
+        except BrokenSegment:  # as `distrust_time`
             return max(newest, self._modified_ms())
         return newest
 
@@ -303,6 +316,7 @@ class Segment:
         self.index.cut(position)
         self.resume_index()
         self._max_timestamp = None if position else NO_TIME
+        self.is_time_proven = position == 0
 
     def resume_index(self) -> None:
         """Resumes indexing after the last entry, before new appends."""
@@ -340,6 +354,12 @@ class Segment:
             if header.last_offset >= offset:
                 return position, header
         return None
+
+    def passed(self, offset: int, limit: int) -> tuple[int, BatchHeader] | None:
+        """The last batch below `limit` that a search for `offset` meets."""
+        _, start, _ = self._indexed(self.index.by_offset, offset - self.base_offset)
+        last = deque(self.walk(start, limit), maxlen=1)
+        return last[0] if last else None
 
     def walk_from_time(self, timestamp: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
         """Like `walk` without `over_damage`; skips only batches whose records are older than `timestamp`."""

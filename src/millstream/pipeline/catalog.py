@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.pipeline import check
 from millstream.pipeline.mistakes import Mistake
 from millstream.pipeline.spec import DEAD_LETTERS, LakeSink, PipelineSpec, Sink, TableSink, parse, redacted
@@ -74,7 +74,7 @@ def find_lag(
     broker: str, offsets: dict[TopicPartition, int], timeout_seconds: float = 3.0
 ) -> dict[TopicPartition, int]:
     """Records behind the end, per partition, without those of deleted topics. Raises ClusterError."""
-    cluster = Cluster(broker, "millstream-pipeline-show", timeout_seconds)
+    cluster = KafkaCluster(broker, "millstream-pipeline-show", timeout_seconds)
     try:
         there = cluster.partitions({topic for topic, _ in offsets}) if offsets else {}
         ends = cluster.latest([place for place in offsets if place[1] in there.get(place[0], ())])

@@ -11,9 +11,8 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.pipeline import source as sources
 from millstream.pipeline import state
 from millstream.pipeline.ddl import NESTED
@@ -33,17 +32,10 @@ _HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(?:[0-5]?\d{0,4}|6[0-5]\d{3}))?
 _REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
 
 
-class Topics(NamedTuple):
-    read: tuple[str, ...]
-    """None with a pattern."""
-    written: tuple[str, ...]
-    dead_letters: str | None
-
-
 # -- questions of a run ----------------------------------------------------------------------------------------------
 
 
-def load(path: Path, cluster: Cluster | None = None) -> PipelineSpec:
+def load(path: Path, cluster: KafkaCluster | None = None) -> PipelineSpec:
     """A pipeline that can run. Raises BadPipeline with every mistake."""
     spec, mistakes = parse(path)
     if spec is not None:
@@ -93,16 +85,10 @@ def time_column(spec: PipelineSpec, sink: LakeSink, columns: Sequence[tuple[str,
     return next(iter(times.values())) if len(times) == 1 else None
 
 
-def topics_of(spec: PipelineSpec) -> Topics:
-    read = (spec.source.topic,) if spec.source.topic is not None else ()
-    written = dict.fromkeys(sink.topic for sink in spec.sinks if isinstance(sink, TopicSink))
-    return Topics(read, tuple(written), spec.dead_letters)
-
-
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def check(spec: PipelineSpec, cluster: Cluster | None = None) -> list[Mistake]:
+def check(spec: PipelineSpec, cluster: KafkaCluster | None = None) -> list[Mistake]:
     """All detectable mistakes of a pipeline; topics are looked up if there is a cluster."""
     views, mistakes = _views(spec)
     mistakes = sources.check(spec) + mistakes
@@ -283,7 +269,7 @@ def _wrong_url(url: str) -> str | None:
     return None
 
 
-def _check_topics(spec: PipelineSpec, cluster: Cluster) -> list[Mistake]:
+def _check_topics(spec: PipelineSpec, cluster: KafkaCluster) -> list[Mistake]:
     """Topics of a source's pattern may be created later; the run creates the dead-letter topic."""
     wanted = [((*sink.place, "topic"), sink.topic) for sink in spec.sinks if isinstance(sink, TopicSink)]
     if spec.source.topic is not None:

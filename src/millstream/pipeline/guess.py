@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.pipeline.ddl import quoted
 from millstream.records import codec
 
@@ -25,7 +25,7 @@ Kind = str | dict[str, "Kind"] | list["Kind"]
 """A type: its name, the fields of an object, or an array's element type (none, if all were empty)."""
 
 
-def sample(cluster: Cluster, topic: str, partitions: list[int]) -> list[bytes]:
+def sample(cluster: KafkaCluster, topic: str, partitions: list[int]) -> list[bytes]:
     """Values, without tombstones, of partitions spread over the topic."""
     step = max(1, len(partitions) // SAMPLED_PARTITIONS_MAX)
     places = [(topic, partition) for partition in partitions[::step][:SAMPLED_PARTITIONS_MAX]]

@@ -27,7 +27,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.core.errors import MillstreamError
 from millstream.pipeline import guess
 from millstream.pipeline.ddl import columns as read_ddl
@@ -111,7 +111,7 @@ class Question:
         if schema is not None:
             read_ddl(schema)
         self._wording = read_wording(sql)
-        self._cluster = Cluster(broker, "millstream-query")
+        self._cluster = KafkaCluster(broker, "millstream-query")
         self._schemas: dict[str, tuple[str, str | None]] = {}
 
     def check_topics(self) -> None:

@@ -138,8 +138,3 @@ def _star(node: exp.Expr, select: exp.Select, sight: Sight) -> list[str] | None:
             return None
         names.extend(name for name in rows.names if name.lower() not in left_out)
     return names
-
-
-def _merges(join: exp.Join) -> bool:
-    """Whether its columns are not simply those of both sides."""
-    return bool(join.args.get("using") or join.method or join.kind in ("SEMI", "ANTI"))

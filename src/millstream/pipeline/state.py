@@ -89,7 +89,7 @@ def differences(before: list[Kept], after: list[Kept]) -> Iterator[tuple[str | N
         if old is None:
             yield new.step, "it keeps state, which the earlier batches did not build"
         elif new is None:
-            yield None, f"the state of the step {old.step} is not used any more"
+            yield None, f"the state of the step {old.step} is no longer used"
         else:
             for part in sorted({*old.parts, *new.parts}):
                 was, is_now = old.parts.get(part, "nothing"), new.parts.get(part, "nothing")

@@ -204,21 +204,18 @@ def _snappy_blocks(data: memoryview) -> list[memoryview]:
     return blocks
 
 
-def _skip_frame(data: memoryview, position: int) -> int:
-    """The position after a skippable frame, or the same position without one."""
-    if _u32(data, position) & 0xFFFFFFF0 != _SKIPPABLE_MAGIC:
-        return position
-    return position + 8 + _u32(data, position + 4)
+def _skip_frames(data: memoryview, position: int) -> int:
+    """The position after skippable frames."""
+    while position < len(data) and _u32(data, position) & 0xFFFFFFF0 == _SKIPPABLE_MAGIC:
+        position += 8 + _u32(data, position + 4)
+    return position
 
 
 def _measure_lz4(data: memoryview) -> int:
     """The most bytes that the frames can hold, from their lists of blocks; frames must fill the data exactly."""
-    total = position = 0
+    total = 0
+    position = _skip_frames(data, 0)
     while position < len(data):
-        skipped = _skip_frame(data, position)
-        if skipped != position:
-            position = skipped
-            continue
         if _u32(data, position) != _LZ4_MAGIC or len(data) - position < 7:
             raise CorruptBatch("the batch is not an LZ4 frame")
         flags, sizes = data[position + 4], data[position + 5]
@@ -229,19 +226,16 @@ def _measure_lz4(data: memoryview) -> int:
             stored, size = size & 0x80000000, size & 0x7FFFFFFF
             total += min(size if stored else size * _LZ4_RATIO_MAX, block_bytes_max)
             position += 4 + size + (4 if has_block_checksum else 0)
-        position += 4 + (4 if has_checksum else 0)
+        position = _skip_frames(data, position + 4 + (4 if has_checksum else 0))
     _check_end(data, position, "LZ4")
     return total
 
 
 def _measure_zstd(data: memoryview, bytes_max: int) -> int:
     """The most bytes that the frames can hold, from their lists of blocks; refuses windows that are too large."""
-    total = position = 0
+    total = 0
+    position = _skip_frames(data, 0)
     while position < len(data):
-        skipped = _skip_frame(data, position)
-        if skipped != position:
-            position = skipped
-            continue
         if _u32(data, position) != _ZSTD_MAGIC:
             raise CorruptBatch("the batch is not a Zstandard frame")
         position, window, has_checksum = _zstd_header(data, position + 4)
@@ -254,7 +248,7 @@ def _measure_zstd(data: memoryview, bytes_max: int) -> int:
             # 0 is stored, 1 is one byte repeated, 2 is compressed: only 0 and 1 state their output size.
             total += min(size, _ZSTD_BLOCK_BYTES_MAX) if kind < 2 else _ZSTD_BLOCK_BYTES_MAX
             position += 3 + (1 if kind == 1 else size)
-        position += 4 if has_checksum else 0
+        position = _skip_frames(data, position + (4 if has_checksum else 0))
     _check_end(data, position, "Zstandard")
     return total
 

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.spark.ranges import OffsetRange
 from millstream.spark.source import BatchReader
 from millstream.wire.kafka.requests import TopicPartition
@@ -95,13 +95,13 @@ class FilteringReader(BatchReader):
             self.bounds = self.bounds.narrowed(filter_)
         return filters
 
-    def _ranges(self, cluster: Cluster) -> list[OffsetRange]:
+    def _ranges(self, cluster: KafkaCluster) -> list[OffsetRange]:
         ranges = [one for one in super()._ranges(cluster) if self.bounds.has(one.place)]
         first, last = self.bounds.of("offset")
         ranges = [replace(one, start=max(one.start, first), end=min(one.end, last + 1)) for one in ranges]
         return self._between_times(cluster, [one for one in ranges if one.size > 0])
 
-    def _between_times(self, cluster: Cluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
+    def _between_times(self, cluster: KafkaCluster, ranges: list[OffsetRange]) -> list[OffsetRange]:
         first, last = self.bounds.of("timestamp")
         skew = self._options.timestamp_skew_ms
         places = [one.place for one in ranges]

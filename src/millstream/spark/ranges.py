@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.spark.options import BadOption, Positions, SourceOptions
 from millstream.wire.kafka.requests import EARLIEST, LATEST, TopicPartition
 
@@ -39,12 +39,12 @@ class RangePartition(InputPartition):
         self.is_last = is_last
 
 
-def connect(options: SourceOptions) -> Cluster:
+def connect(options: SourceOptions) -> KafkaCluster:
     client = options.client
-    return Cluster(client.bootstrap, client.client_id, client.timeout_seconds)
+    return KafkaCluster(client.bootstrap, client.client_id, client.timeout_seconds)
 
 
-def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = True) -> list[TopicPartition]:
+def find_places(cluster: KafkaCluster, options: SourceOptions, *, must_exist: bool = True) -> list[TopicPartition]:
     """Every partition that the options select now. With `must_exist`, a named topic must exist."""
     if options.assigned:
         names = {topic for topic, _ in options.assigned}
@@ -67,7 +67,7 @@ def find_places(cluster: Cluster, options: SourceOptions, *, must_exist: bool = 
 
 
 def find_starts(
-    cluster: Cluster, options: SourceOptions, places: Iterable[TopicPartition]
+    cluster: KafkaCluster, options: SourceOptions, places: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """The start of each partition. A given offset after its end is lost data: an error, or the end instead."""
     places = list(places)
@@ -84,7 +84,7 @@ def find_starts(
 
 
 def resolve(
-    cluster: Cluster, positions: Positions, places: Iterable[TopicPartition], *, strict_times: bool = False
+    cluster: KafkaCluster, positions: Positions, places: Iterable[TopicPartition], *, strict_times: bool = False
 ) -> dict[TopicPartition, int]:
     """The offset at which each partition begins or ends."""
     fixed: dict[TopicPartition, int] = {}
@@ -105,7 +105,9 @@ def resolve(
     return {**fixed, **found}
 
 
-def _check_times(cluster: Cluster, times: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]) -> None:
+def _check_times(
+    cluster: KafkaCluster, times: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]
+) -> None:
     timed = {place for place, time in times.items() if time not in (EARLIEST, LATEST)}
     ends = cluster.latest(timed) if timed else {}
     for place in sorted(timed):

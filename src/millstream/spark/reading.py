@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.core.errors import Code, MillstreamError
 from millstream.records import codec
 from millstream.records.batch import HEADER_BYTES, TRANSACTIONAL, CorruptBatch, read_header
@@ -69,12 +69,14 @@ class _Run:
     next_offset: int
 
 
-def read_range(cluster: Cluster, options: SourceOptions, wanted: OffsetRange, shape: Shape) -> Iterator[pa.RecordBatch]:
+def read_range(
+    cluster: KafkaCluster, options: SourceOptions, wanted: OffsetRange, shape: Shape
+) -> Iterator[pa.RecordBatch]:
     return _Reading(cluster, options, wanted, shape).batches()
 
 
 class _Reading:
-    def __init__(self, cluster: Cluster, options: SourceOptions, wanted: OffsetRange, shape: Shape) -> None:
+    def __init__(self, cluster: KafkaCluster, options: SourceOptions, wanted: OffsetRange, shape: Shape) -> None:
         self._cluster = cluster
         self._options = options
         self._wanted = wanted
@@ -91,7 +93,7 @@ class _Reading:
                 except ClusterError as error:
                     if error.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
                         raise
-                    self._lost(offset, "the partition does not exist any more")
+                    self._lost(offset, "the partition no longer exists")
                     return
                 if fetched.error == Code.OFFSET_OUT_OF_RANGE:
                     offset = self._skip_lost(offset, fetched)

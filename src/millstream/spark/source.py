@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from millstream.client.cluster import Cluster
+from millstream.client.cluster import KafkaCluster
 from millstream.spark.options import SourceOptions, parse_source
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, resolve, split
 from millstream.spark.reading import read_range
@@ -80,7 +80,7 @@ class BatchReader(DataSourceReader):
         parts = split(ranges, self._options.partitions_min, self._options.rows_per_partition_max)
         return [RangePartition(part) for part in parts]
 
-    def _ranges(self, cluster: Cluster) -> list[OffsetRange]:
+    def _ranges(self, cluster: KafkaCluster) -> list[OffsetRange]:
         options = self._options
         places = find_places(cluster, options)
         starts = find_starts(cluster, options, places)

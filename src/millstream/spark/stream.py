@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.core.errors import MillstreamError
 from millstream.spark.options import SourceOptions
 from millstream.spark.ranges import OffsetRange, RangePartition, connect, find_places, find_starts, split
@@ -46,7 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._open: Cluster | None = None
+        self._open: KafkaCluster | None = None
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._triggered: float | None = None
@@ -55,7 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_open": None, "_target": None, "_latest": None, "_triggered": None}
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> KafkaCluster:
         if self._open is None:
             self._open = connect(self._options)
         return self._open
@@ -145,11 +145,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (gone or back) and self._options.fail_on_data_loss:
             topic, partition = (gone or back)[0]
             there = bool(gone) and partition in self._cluster.partitions([topic]).get(topic, ())
-            lost = "is not read any more" if there else "does not exist any more"
+            lost = "is no longer read" if there else "no longer exists"
             what = lost if gone else f"ends at {ends[back[0]]}, before {began[back[0]]}"
             raise StreamBroken(
-                f"{topic}-{partition} {what}, but the checkpoint has read it; was the topic created again, or is "
-                "another one read now? Set failOnDataLoss to false to continue with the remaining records, or use a "
+                f"{topic}-{partition} {what}, but the checkpoint has read it: the topic was recreated, or the query "
+                "reads another topic now. Set failOnDataLoss to false to continue with the remaining records, or use a "
                 "new checkpoint"
             )
         return {**{place: began[place] for place in gone}, **ends}
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         finally:
             cluster.close()
 
-    def _tell(self, cluster: Cluster, offsets: Offsets) -> None:
+    def _tell(self, cluster: KafkaCluster, offsets: Offsets) -> None:
         assert self._options.group is not None
         try:
             cluster.commit(self._options.group, offsets)

@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.client.cluster import Cluster, ClusterError
+from millstream.client.cluster import ClusterError, KafkaCluster
 from millstream.core.errors import Code, MillstreamError
 from millstream.records import codec
 from millstream.records.compression import Codec
@@ -64,12 +64,12 @@ class Delivered:
     last_offset: int
 
 
-def connect(options: SinkOptions) -> Cluster:
+def connect(options: SinkOptions) -> KafkaCluster:
     client = options.client
-    return Cluster(client.bootstrap, client.client_id, client.timeout_seconds)
+    return KafkaCluster(client.bootstrap, client.client_id, client.timeout_seconds)
 
 
-def count_partitions(cluster: Cluster, topic: str, options: SinkOptions) -> int:
+def count_partitions(cluster: KafkaCluster, topic: str, options: SinkOptions) -> int:
     found = cluster.partitions([topic])
     if not found.get(topic):
         raise MissingTopic(topic, options.client.bootstrap)

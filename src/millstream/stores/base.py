@@ -112,6 +112,28 @@ class PartitionLog(Protocol):
         """The idempotent producers that the log remembers."""
 
 
+class ReplicatedLog(PartitionLog, Protocol):
+    """A log of a store that `can_follow`, with copies on other brokers."""
+
+    name: str
+    is_replicated: bool
+
+    def join_replicas(self, on_growth: Callable[[], None]) -> None:
+        """Other brokers hold copies from now on: only the leader raises the high watermark. It starts at `start`.
+
+        `on_growth` is called when `end` or `counted` has grown.
+        """
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """Takes over a high watermark, at most up to `counted`."""
+
+    def read_to_end(self, offset: int, bytes_max: int) -> Promise[Slice]:
+        """For a replica: whole batches from the one that holds `offset`, committed or not."""
+
+    def restart_at(self, offset: int) -> Promise[int]:
+        """Empties the log, which then starts and ends at `offset`; answers with it."""
+
+
 class LogStore(Protocol):
     location: str
     """Where the logs live, in readable form."""

@@ -39,6 +39,8 @@ class Append(NamedTuple):
     log_id: int
     batches: list[bytearray]
     headers: list[BatchHeader]
+    epoch: int
+    """The leader epoch of the log."""
     bundle: int = 0
     """Appends with one non-zero number are stored all or none."""
 

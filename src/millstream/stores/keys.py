@@ -9,8 +9,6 @@ from millstream.core.errors import RevisionConflict, StartupError
 from millstream.core.promise import Promise
 from millstream.stores.base import Check, Operation, Put, Versioned
 
-Change = tuple[str, Versioned | None]
-
 
 class Keys:
     """The durable keys, with watchers. `plan` checks a transaction, `apply` executes it."""

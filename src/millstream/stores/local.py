@@ -35,9 +35,9 @@ from millstream.core.promise import Promise
 from millstream.log.compaction import compact
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
-from millstream.log.log import Log
 from millstream.log.lost import LostLog
 from millstream.log.recovery import Recovery
+from millstream.log.replica import ReplicaLog
 from millstream.log.retention import expire
 from millstream.log.segment import BrokenSegment
 from millstream.stores import pair
@@ -89,7 +89,7 @@ class LocalLogStore:
         self._clock = clock
         self._flusher = flusher
         self._disk = disk or Disk()
-        self._logs: dict[tuple[str, str], dict[int, Log | LostLog]] = {}
+        self._logs: dict[tuple[str, str], dict[int, ReplicaLog | LostLog]] = {}
         self._lock: DirectoryLock | None = None
         self._creating = asyncio.Lock()
         """One creation at a time: a rollback must not remove directories that another call relies on."""
@@ -170,7 +170,7 @@ class LocalLogStore:
 
     def open(
         self, topic: str, topic_id: str, partition: int, config: LogConfig, created: bool = False
-    ) -> Log | LostLog:
+    ) -> ReplicaLog | LostLog:
         logs = self._logs.setdefault((topic, topic_id), {})
         if partition in logs:
             return logs[partition]
@@ -178,7 +178,7 @@ class LocalLogStore:
         if created and not os.path.isdir(directory):
             logs[partition] = lost = LostLog(f"{topic}-{partition}", directory, config)
             return lost
-        log = Log(f"{topic}-{partition}", directory, config, self._disk, self._clock, self._flusher)
+        log = ReplicaLog(f"{topic}-{partition}", directory, config, self._disk, self._clock, self._flusher)
         recovery = Recovery(log, self._disk, self._path("set-aside"))
         try:
             recovery.run()
@@ -228,7 +228,7 @@ class LocalLogStore:
 
     async def discard(self, topic: str, topic_id: str) -> None:
         for log in self._logs.pop((topic, topic_id), {}).values():
-            if isinstance(log, Log):
+            if isinstance(log, ReplicaLog):
                 log.abandon()
         source = self._topic_path(topic, topic_id)
         if not os.path.isdir(source):
@@ -258,7 +258,7 @@ class LocalLogStore:
             await asyncio.sleep(0)
         self._disk.hold_back()
 
-    async def _housekeep(self, log: Log) -> None:
+    async def _housekeep(self, log: ReplicaLog) -> None:
         if log.failure is not None or log.closed:
             return
         try:
@@ -270,8 +270,8 @@ class LocalLogStore:
         log.keep_checkpoint()
         log.let_go_of_idle_segments()
 
-    def _every_log(self) -> list[Log]:
-        return [log for logs in self._logs.values() for log in logs.values() if isinstance(log, Log)]
+    def _every_log(self) -> list[ReplicaLog]:
+        return [log for logs in self._logs.values() for log in logs.values() if isinstance(log, ReplicaLog)]
 
     async def close(self) -> None:
         for log in self._every_log():

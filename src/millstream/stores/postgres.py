@@ -26,6 +26,7 @@ import asyncpg
 from millstream.core.errors import Code, RequestError, RevisionConflict, StartupError, code_of
 from millstream.core.promise import Promise, promised
 from millstream.log.producers import Producers
+from millstream.records.batch import patch_offset
 from millstream.stores import queries
 from millstream.stores.base import Check, Operation, Put, Versioned
 from millstream.stores.database import Append, Changes, Landed, LogState, Row, Stored, Torn, check_bundles
@@ -48,8 +49,6 @@ PING_SECONDS = 10.0
 """Ping interval of the listening connection: a server that vanished says nothing."""
 RECONNECT_SECONDS = 0.2
 DUPLICATE = 1
-LEADER_EPOCH_PLACE = slice(12, 16)
-LEADER_EPOCH = bytes(4)
 _SQL = queries.named("postgres_queries.sql")
 _REFUSALS = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: "the topic was deleted",
@@ -227,8 +226,9 @@ class PostgresDatabase:
     async def _append(self, connection: Connection, appends: Sequence[Append], now_ms: int) -> Landed:
         headers = [header for each in appends for header in each.headers]
         batches = [batch for each in appends for batch in each.batches]
-        for batch in batches:
-            batch[LEADER_EPOCH_PLACE] = LEADER_EPOCH  # the database writes the offset, which it assigns
+        for each in appends:
+            for batch, header in zip(each.batches, each.headers, strict=True):
+                patch_offset(batch, 0, header.length, each.epoch)  # the database writes the offset, which it assigns
         holds = connection.is_in_transaction()
         codes, bases, states, *_ = await connection.fetchrow(
             _SQL["append_and_hold" if holds else "append"],

@@ -86,7 +86,7 @@ class Pool:
             raise RequestError(Code.KAFKA_STORAGE_ERROR, "the store is closed")
         now = asyncio.get_running_loop().time()
         if now < self._retry_at:
-            raise ConnectionError("it could not be reached a moment ago")
+            raise ConnectionError(f"the last attempt to connect failed less than {RETRY_SECONDS:g} s ago")
         try:
             return await self._connect()
         except BaseException:

@@ -66,8 +66,8 @@ class SqliteMeta(Keys):
     def unreadable(self, error: Exception) -> StartupError:
         logs = os.path.join(os.path.dirname(self._path), "logs")
         return StartupError(
-            f"the metadata file {self._path} is damaged ({error}). Restore it from a backup; or move it away with its "
-            f"-wal and -shm files, and save what is left of it with: {salvage('DAMAGED', self._path)}. The records in "
+            f"the metadata file {self._path} is damaged ({error}). Restore it from a backup. Without a backup, move it "
+            f"and its -wal and -shm files away and salvage it with: {salvage('DAMAGED', self._path)}. The records in "
             f"{logs} are not affected"
         )
 

@@ -28,7 +28,6 @@ since a row in `chapters` costs as much as the index by log would.
 TRANSACTION_BYTES = 32 << 10
 """Bytes that a transaction writes beside its rows."""
 OFFSET_MAX = (1 << 63) - 1
-LEADER_EPOCH = 0
 _SQL = queries.named("sqlite_queries.sql")
 
 
@@ -99,7 +98,7 @@ class SqliteWriter:
         grown: dict[int, tuple[int, int]] = {}
         """The new end and size of each log."""
         producers: dict[tuple[int, int], None] = {}
-        for log_id, batches, headers, _ in appends:
+        for log_id, batches, headers, epoch, _ in appends:
             state = self._states.get(log_id) or self._state(log_id)
             if state is None:
                 outcomes.append(RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted"))
@@ -116,7 +115,7 @@ class SqliteWriter:
             end, size = grown.get(log_id) or (state.end, state.size_bytes)
             outcomes.append(Stored(end, False))
             for batch, header in zip(batches, headers, strict=True):
-                patch_offset(batch, end, header.length, LEADER_EPOCH)
+                patch_offset(batch, end, header.length, epoch)
                 last = end + header.last_offset_delta
                 arrival += 1
                 chapter = arrival // CHAPTER_ROWS + 1

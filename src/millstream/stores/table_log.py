@@ -115,7 +115,7 @@ class TableLog:
         if refusal is not None:
             self._store.refused(refusal)
             return Promise.failed(refusal)
-        waiting = Waiting(self, Append(self.id, batches, headers), size)
+        waiting = Waiting(self, Append(self.id, batches, headers, self.epochs.latest), size)
         self.unsynced_bytes += size
         self._store.put(waiting)
         return waiting.promise
@@ -229,7 +229,7 @@ class TableLog:
                     return first
                 sound -= row.size
             offset = rows[-1].last_offset + 1
-        raise CorruptBatch(f"{self.name} cannot be read at offset {offset}: its rows changed meanwhile")
+        raise CorruptBatch(f"{self.name} cannot be read at offset {offset}: its rows changed during the read")
 
     def inspect(self, offset: int) -> Promise[DamagedRange | None]:
         return promised(self._inspect(offset))

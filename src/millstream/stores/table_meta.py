@@ -214,7 +214,7 @@ class TableMeta:
         try:
             await self._database.forget_deleted(DELETIONS_KEPT)
         except RequestError as error:
-            self._damped.warning("the metadata could not be tidied up; the next round tries again: %s", error)
+            self._damped.warning("metadata housekeeping failed; retrying in the next round: %s", error)
 
     async def drained(self) -> None:
         await self._commits.drained()

@@ -93,7 +93,7 @@ class TableLogStore:
         if key not in self._logs:
             state = self._prepared.pop(key, None)
             if state is None:  # another caller prepared and opened it too, and it was discarded
-                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} was deleted meanwhile")
+                raise RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} was deleted concurrently")
             log = TableLog(f"{topic}-{partition}", state, config, self)
             self._logs[key] = self._by_id[log.id] = log
             early = self._early.pop(log.id, None)

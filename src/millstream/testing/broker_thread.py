@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from millstream.broker.broker import Broker
+from millstream.broker.session import Sessions
 from millstream.config import Address, configure
 from millstream.core.errors import Code
 from millstream.core.loop_watch import LoopWatch
@@ -166,7 +167,7 @@ class BrokerThread:
         self._broker = Broker(self.config, *stores, self.moved_clock, self.metrics)
         await self._broker.start()
         self._watch.start()
-        self._door = KafkaDoor(self._broker)
+        self._door = KafkaDoor(Sessions(self._broker))
         self._door.faults = self.faults
         self._address = Address(self._address.host, self._door.start(self._address).port)
 

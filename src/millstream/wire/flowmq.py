@@ -10,8 +10,7 @@ Rules
 1. Any split of the input gives the same frames.
 2. A length is checked as soon as it arrives. Only PUBLISH may be long. Every other payload is a name or an id, and is
    limited to `SMALL_BYTES_MAX`, so that an unknown command can be skipped and answered.
-3. The memory of an incomplete frame follows the received bytes, not the claimed length.
-4. After a length that is too large the stream cannot be decoded: `broken` says why. The frames before it are valid.
+3. After a length that is too large the stream cannot be decoded (`ProtocolError`). The frames before it are valid.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from __future__ import annotations
 import enum
 from struct import Struct
 
-from millstream.core.errors import Code, RequestError
+from millstream.core.errors import Code, ProtocolError, RequestError
 
-DEFAULT_PORT = 9876
 SMALL_BYTES_MAX = 64 * 1024
 ERROR_BYTES_MAX = 1000
 
@@ -52,66 +50,21 @@ _PUBLISH = int(Command.PUBLISH)
 _MESSAGE = int(Command.MESSAGE)
 
 
-class FrameReader:
-    """Splits received bytes into frames, and holds at most one incomplete frame."""
+def frame_size(data: memoryview | bytearray, at: int, publish_bytes_max: int) -> int:
+    """The size of the frame whose head is at this position, with the head."""
+    command, size = HEAD.unpack_from(data, at)
+    if size > SMALL_BYTES_MAX and (command != _PUBLISH or size > publish_bytes_max):
+        bound = publish_bytes_max if command == _PUBLISH else SMALL_BYTES_MAX
+        raise ProtocolError(f"a payload of {size} bytes for {name_of(command)}: at most {bound} are allowed")
+    return HEAD_BYTES + int(size)
 
-    __slots__ = ("_publish_bytes_max", "_wanted", "broken", "held")
 
-    def __init__(self, publish_bytes_max: int) -> None:
-        self._publish_bytes_max = publish_bytes_max
-        self.held = bytearray()
-        """The bytes of an incomplete frame."""
-        self._wanted = 0
-        """The size of that frame with its head; 0 while unknown."""
-        self.broken: str | None = None
-
-    @property
-    def missing(self) -> int:
-        """How many bytes the incomplete frame still needs, as far as known."""
-        return max(self._wanted or HEAD_BYTES, len(self.held)) - len(self.held) if self.held else 0
-
-    def give_up(self, reason: str) -> None:
-        """Drops the incomplete frame. After that the stream cannot be decoded."""
-        self.held = bytearray()
-        self._wanted = 0
-        self.broken = reason
-
-    def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Returns the complete frames, in order. Does not keep `data`."""
-        if self.broken is not None:
-            return []
-        if self.held:
-            self.held += data
-            if len(self.held) < self._wanted:
-                return []
-            held, self.held, self._wanted = self.held, bytearray(), 0
-            with memoryview(held) as view:
-                return self._cut(view)
-        return self._cut(data)
-
-    def _cut(self, data: bytes | memoryview) -> list[Frame]:
-        frames: list[Frame] = []
-        at, end = 0, len(data)
-        while end - at >= HEAD_BYTES:
-            command, size = HEAD.unpack_from(data, at)
-            if size > SMALL_BYTES_MAX and not self._may_be_long(command, size):
-                return frames
-            after = at + HEAD_BYTES + size
-            if after > end:
-                self._wanted = HEAD_BYTES + size
-                break
-            frames.append((command, bytes(data[at + HEAD_BYTES : after])))
-            at = after
-        if at < end:
-            self.held += data[at:]
-        return frames
-
-    def _may_be_long(self, command: int, size: int) -> bool:
-        bound = self._publish_bytes_max if command == _PUBLISH else SMALL_BYTES_MAX
-        if size <= bound:
-            return True
-        self.broken = f"a payload of {size} bytes for {name_of(command)}: at most {bound} are allowed"
-        return False
+def next_frame(data: memoryview, at: int, publish_bytes_max: int) -> tuple[Frame, int] | None:
+    """The frame at this position, and the position behind it. None if it is incomplete."""
+    if len(data) - at < HEAD_BYTES:
+        return None
+    after = at + frame_size(data, at, publish_bytes_max)
+    return ((data[at], bytes(data[at + HEAD_BYTES : after])), after) if after <= len(data) else None
 
 
 def frame(command: int, payload: bytes = b"") -> bytes:

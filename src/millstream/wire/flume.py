@@ -29,6 +29,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from millstream.core.errors import ProtocolError
+from millstream.wire.reader import BoundedReader
 
 PRODUCE, FETCH, JOIN_GROUP, LEAVE_GROUP, HEARTBEAT, OFFSET_COMMIT, OFFSET_FETCH = range(7)
 BY_KEY = -1
@@ -42,7 +43,6 @@ RECORD_HEAD_BYTES = 12
 _HEAD = Struct(">ihi")
 _U16 = Struct(">H")
 _I32 = Struct(">i")
-_I64 = Struct(">q")
 _PARTITION_KEY = Struct(">ii")
 _PLACE = Struct(">iqi")
 _PARTITION_OFFSET = Struct(">iq")
@@ -113,22 +113,12 @@ class OffsetFetch(NamedTuple):
 Request = Produce | Fetch | JoinGroup | LeaveGroup | Heartbeat | OffsetCommit | OffsetFetch
 
 
-class Reader:
-    """Reads fields from a frame; checks every length against the remaining bytes before it is used."""
-
-    __slots__ = ("_end", "_frame", "_position")
-
-    def __init__(self, frame: memoryview) -> None:
-        self._frame = frame
-        self._position = HEAD_BYTES
-        self._end = len(frame)
-
-    def unpack(self, layout: Struct) -> tuple[int, ...]:
-        return layout.unpack_from(self._frame, self._advance(layout.size))
+class Reader(BoundedReader):
+    __slots__ = ()
 
     def raw(self, size: int) -> bytes:
         position = self._advance(size)
-        return bytes(self._frame[position : position + size])
+        return bytes(self.buffer[position : position + size])
 
     def string(self) -> str:
         (size,) = self.unpack(_U16)
@@ -138,15 +128,8 @@ class Reader:
             raise ProtocolError(f"a string is not UTF-8: {error}") from None
 
     def finish(self) -> None:
-        if self._position != self._end:
-            raise ProtocolError(f"the request is {self._end - self._position} bytes longer than its fields")
-
-    def _advance(self, size: int) -> int:
-        position = self._position
-        if size < 0 or position + size > self._end:
-            raise ProtocolError(f"a field of {size} bytes does not fit into the {self._end - position} that are left")
-        self._position = position + size
-        return position
+        if self.position != self.end:
+            raise ProtocolError(f"the request is {self.end - self.position} bytes longer than its fields")
 
 
 def peek(frame: memoryview) -> tuple[int, int]:
@@ -204,7 +187,7 @@ class ProduceTo:
 
 
 def decode(key: int, frame: memoryview) -> Request:
-    reader = Reader(frame)
+    reader = Reader(frame, HEAD_BYTES)
     decoder = _DECODERS.get(key)
     if decoder is None:
         raise ProtocolError(f"there is no request with the API key {key}")

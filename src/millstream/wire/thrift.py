@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from millstream.core.errors import ProtocolError
+from millstream.wire.reader import BoundedReader
 
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 VIEW = STRING | 0x100
@@ -50,13 +51,11 @@ class Message(NamedTuple):
     body: Reader
 
 
-class Reader:
-    __slots__ = ("_data", "_end", "_position", "_skipped")
+class Reader(BoundedReader):
+    __slots__ = ("_skipped",)
 
     def __init__(self, data: memoryview, position: int = 0) -> None:
-        self._data = data
-        self._position = position
-        self._end = len(data)
+        super().__init__(data, position)
         self._skipped = 0
 
     def message(self) -> Message:
@@ -115,10 +114,10 @@ class Reader:
     def view(self) -> memoryview:
         size = self._number(_I32)
         position = self._advance(size)
-        return self._data[position : position + size]
+        return self.buffer[position : position + size]
 
     def _binaries(self) -> list[bytes]:
-        kind, count = _LIST_HEAD.unpack_from(self._data, self._advance(_LIST_HEAD.size))
+        kind, count = _LIST_HEAD.unpack_from(self.buffer, self._advance(_LIST_HEAD.size))
         self._check_count(count, _BYTES_MIN[STRING])
         if kind != STRING and count:
             raise ProtocolError(f"a list of type {kind} where byte strings were expected")
@@ -139,10 +138,10 @@ class Reader:
                 self._advance(_I16.size)
                 self.skip(inner, depth + 1)
         elif kind in (LIST, SET):
-            inner, count = _LIST_HEAD.unpack_from(self._data, self._advance(_LIST_HEAD.size))
+            inner, count = _LIST_HEAD.unpack_from(self.buffer, self._advance(_LIST_HEAD.size))
             self._skip_many(count, (inner,), depth)
         elif kind == MAP:
-            key, inner, count = _MAP_HEAD.unpack_from(self._data, self._advance(_MAP_HEAD.size))
+            key, inner, count = _MAP_HEAD.unpack_from(self.buffer, self._advance(_MAP_HEAD.size))
             self._skip_many(count, (key, inner), depth)
         else:
             raise ProtocolError(f"there is no type {kind}")
@@ -154,28 +153,21 @@ class Reader:
                 self.skip(kind, depth + 1)
 
     def _check_count(self, count: int, bytes_min: int) -> None:
-        if not 0 <= count <= (self._end - self._position) // bytes_min:
-            raise ProtocolError(f"{count} items do not fit into the {self._end - self._position} bytes that are left")
+        if not 0 <= count <= (self.end - self.position) // bytes_min:
+            raise ProtocolError(f"{count} items do not fit into the {self.end - self.position} bytes that are left")
 
     def _name(self, size: int) -> str:
         if not 0 <= size <= NAME_BYTES_MAX:
             raise ProtocolError(f"a name of {size} bytes: is this Thrift's binary protocol?")
         position = self._advance(size)
         try:
-            return str(self._data[position : position + size], "utf-8")
+            return str(self.buffer[position : position + size], "utf-8")
         except UnicodeDecodeError:
             raise ProtocolError("a name is not UTF-8") from None
 
     def _number(self, layout: Struct) -> int:
-        number: int = layout.unpack_from(self._data, self._advance(layout.size))[0]
+        number: int = layout.unpack_from(self.buffer, self._advance(layout.size))[0]
         return number
-
-    def _advance(self, size: int) -> int:
-        position = self._position
-        if size < 0 or position + size > self._end:
-            raise ProtocolError(f"a field of {size} bytes does not fit into the {self._end - position} that are left")
-        self._position = position + size
-        return position
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def main() -> None:
     found = spark.read.format("millstream").options(**source).load().count()
     report = {"found": found, "version": __version__}
     if "copy" in arguments:
-        import connector  # now that Spark runs: it imports Millstream
+        import connector  # type: ignore[import-not-found]  # beside this file, now that Spark runs: it imports Millstream
 
         report |= connector.run(spark, arguments)
     spark.stop()

@@ -36,6 +36,7 @@ from millstream.broker.groups.record import CURSORS_PREFIX, cursor_key, cursor_o
 from millstream.broker.outlet import RECORD_BYTES, Outlet, Taken
 from millstream.broker.topics import Topic, Topics
 from millstream.cluster.base import Cluster, Owns, Solo
+from millstream.core.clock import Clock, wait
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.log.damage import UnreadableOffset
@@ -70,8 +71,9 @@ class _Cursor:
 
 
 class Cursors:
-    def __init__(self, meta: MetaStore, topics: Topics, outlet: Outlet, cluster: Cluster) -> None:
+    def __init__(self, meta: MetaStore, clock: Clock, topics: Topics, outlet: Outlet, cluster: Cluster) -> None:
         self._meta = meta
+        self._clock = clock
         self._cluster = cluster
         self._topics = topics
         self._outlet = outlet
@@ -118,7 +120,7 @@ class Cursors:
         self._unwatch()
         self._refuse_waiting(RequestError(Code.NOT_COORDINATOR, "the broker is stopping"))
         if self._rounds:
-            await asyncio.wait(self._rounds, timeout=10)
+            await wait(self._clock, self._rounds, seconds=10)
 
     def _refuse_waiting(self, error: RequestError) -> None:
         for cursor in self._cursors.values():
@@ -135,7 +137,7 @@ class Cursors:
 
     def positions(self) -> Iterator[tuple[str, str, int, int]]:
         """Fanout id, topic, partition and position of all cursors, for `millstream.retention.done.ms`."""
-        for (fanout_id, name), cursor in self._cursors.items():
+        for (fanout_id, name), cursor in list(self._cursors.items()):
             if self._topics.by_id(cursor.topic_id) is not None:
                 yield fanout_id, name, 0, cursor.position
 
@@ -220,7 +222,7 @@ class Cursors:
             answer.settle(records)
 
     async def _take(self, log: PartitionLog, position: int, reader: _Reader) -> Taken:
-        """Reads from the position, or from the log's start, which may move meanwhile."""
+        """Reads from the position, or from the log's start, which retention may move during the read."""
         while True:
             first = max(position, log.start)
             try:
@@ -260,4 +262,4 @@ class Cursors:
 
 
 def _deleted(topic: Topic) -> RequestError:
-    return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted meanwhile")
+    return RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted")

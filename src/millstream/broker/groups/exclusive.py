@@ -24,7 +24,7 @@ Rules
    state only shortens the first wait of a member that joins later. Clock skew can cause an early takeover, which rule 1
    makes safe.
 
-One change is in flight at a time. Commits that come meanwhile share the next one.
+One change is in flight at a time. Commits that arrive during it share the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from millstream.stores.base import MetaStore, Put, Versioned
 logger = logging.getLogger(__name__)
 
 PREFIX = "exclusive/"
-SOMEBODY = ""
+UNKNOWN_MEMBER = ""
 """An active member whose id is not known yet."""
 RETRY_MS = 1_000
 """Delay before a retry after a store error."""
@@ -234,7 +234,7 @@ class ExclusiveMember:
             self._retry.push(RETRY_MS)
             return
         self._learn(done.value())
-        if self._state is not None and self._state.active == SOMEBODY:
+        if self._state is not None and self._state.active == UNKNOWN_MEMBER:
             self._retry.push(RETRY_MS)
         self._pump()  # commits that came while the failed change was in flight
         self._look()
@@ -363,7 +363,7 @@ class ExclusiveMember:
         is_conflict = isinstance(error, RevisionConflict)
         if is_conflict and self.revision == before and self._state is not None:
             # Another member was faster; its id is not known here yet.
-            self._state = self._state._replace(active=SOMEBODY)
+            self._state = self._state._replace(active=UNKNOWN_MEMBER)
             self._tell()
         if is_conflict and self._holds and self._is_open:
             # This member wrote the other revision too: a response was lost, its write was not. Retry the commits.

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed
 from millstream.broker.groups.founders import Founders
@@ -57,7 +58,15 @@ from millstream.broker.groups.stream.classic_member import Converted, Join, Join
 from millstream.broker.groups.stream.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.stream.migration import Migration
 from millstream.broker.groups.stream.mixed import MixedGroup
-from millstream.broker.groups.stream.offsets import Fetched, GroupTopicPartition, Offsets, PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.offsets import (
+    REMOVED_A_TURN,
+    Committed,
+    Fetched,
+    GroupTopicPartition,
+    Offsets,
+    PartitionCommit,
+    TopicCommit,
+)
 from millstream.broker.groups.stream.pattern import Pattern, pattern_of
 from millstream.broker.groups.stream.topic_matches import TopicMatches
 from millstream.broker.groups.turns import Turns
@@ -112,9 +121,8 @@ class Groups:
         self._journal = Journal(meta, self._settings.writes_waiting_max, self._cluster)
         self._turns = Turns()
         self._matches = TopicMatches(topics, self._turns)
-        self._kinds = Kinds(
-            self._journal, clock, topics, self._matches, self._settings, assignors, self._queues, self._downgrade
-        )
+        context = GroupContext(self._journal, clock, topics, self._matches, self._settings, assignors, self._queues)
+        self._kinds = Kinds(context, self._downgrade)
         self._migration = Migration(self._kinds, self._settings)
         self._offsets = Offsets(self._journal, clock, topics, self._settings.metadata_bytes_max)
         self._groups: dict[str, Group] = {}
@@ -386,19 +394,17 @@ class Groups:
     # Groups as a whole
 
     def describe(self, group_id: str) -> ClassicView:
-        self._cluster.check(group_id)
-        group = self._groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            return group.describe()
-        reason = "does not exist" if group is None else "is not a classic group"
-        raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
+        return self._of(ClassicGroup, group_id).describe()
 
     def consumer_describe(self, group_id: str) -> ConsumerView:
+        return self._of(MixedGroup, group_id).describe()
+
+    def _of(self, kind: type[G], group_id: str) -> G:
         self._cluster.check(group_id)
         group = self._groups.get(group_id)
-        if isinstance(group, MixedGroup):
-            return group.describe()
-        reason = "does not exist" if group is None else "is not a consumer group"
+        if isinstance(group, kind):
+            return group
+        reason = "does not exist" if group is None else f"is not a {kind.type.lower()} group"
         raise RequestError(Code.GROUP_ID_NOT_FOUND, f"group {group_id} {reason}")
 
     def topic_name(self, topic_id: UUID) -> str | None:
@@ -429,12 +435,19 @@ class Groups:
         if isinstance(found, ShareGroup) and not found.vacant and not found.members:
             await self._queues.delete(group_id)
 
-        def prepare() -> list[Delete]:
+        def check() -> None:
             group = self._groups.get(group_id)
             if group is None:
                 raise RequestError(Code.GROUP_ID_NOT_FOUND)
             if group.members:
                 raise RequestError(Code.NON_EMPTY_GROUP)
+
+        def is_due(*_: object) -> bool:
+            check()
+            return True
+
+        def prepare() -> list[Delete]:
+            check()
             places.extend(place for place, _ in self._offsets.places(group_id))
             return [Delete(group_key(group_id)), *(Delete(offset_key(*place)) for place in places)]
 
@@ -442,9 +455,11 @@ class Groups:
             for place in places:
                 self._offsets.forget(place)
             group = self._groups.get(group_id)
-            if group is not None and not group.members:  # a member that joined meanwhile keeps the group
+            if group is not None and not group.members:  # a member that joined during the write keeps the group
                 self._forget(group)
 
+        if sum(map(len, self._offsets.of(group_id).values())) > REMOVED_A_TURN:
+            await self._offsets.remove_due([group_id], is_due)
         await self._journal.submit(Entry(prepare, apply, settled=True))
 
     # Find and create
@@ -559,7 +574,7 @@ class Groups:
 
     def _topics_changed(self) -> None:
         if self._offsets.lost_a_topic():
-            self._offsets.remove(self._offsets.left_behind)
+            begin(self._offsets.remove_left_behind())
         self._matches.topics_changed()
         self._has_new_topics = True
         if not self._is_following:
@@ -592,15 +607,19 @@ class Groups:
 
     def _sweep(self) -> None:
         self._sweeper.push(self._settings.offsets_check_ms)
-        self._offsets.remove(self._expired, self._drop_unused)
+        begin(self._expire())
 
-    def _expired(self) -> Iterator[GroupTopicPartition]:
+    async def _expire(self) -> None:
         limit_ms = self._clock.now_ms() - self._settings.offsets_retention_ms
-        for group in self._groups.values():
-            if not group.members and (group.emptied_ms or 0) <= limit_ms:
-                for place, committed in self._offsets.places(group.id):
-                    if committed.committed_ms <= limit_ms:
-                        yield place
+
+        def is_due(group_id: str, _: str, committed: Committed) -> bool:
+            group = self._groups.get(group_id)
+            if group is None or group.members or (group.emptied_ms or 0) > limit_ms:
+                return False
+            return committed.committed_ms <= limit_ms
+
+        await self._offsets.remove_due(self._groups, is_due)
+        self._drop_unused()
 
     def _make_room(self, client_host: str = "") -> None:
         """Drops unused groups, however recent: all, or those of an address that reached its limit. After an

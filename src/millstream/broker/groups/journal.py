@@ -7,8 +7,8 @@ Rules
 -----
 1. One transaction is in flight at a time, so that memory and the store change in the same order, even if a driver's
    connections finish out of order.
-2. Entries that wait meanwhile share the next transaction: many commits share one sync.
-3. `prepare` runs when the transaction starts, not on submit. It checks again the state that may have changed meanwhile
+2. Entries that wait share the next transaction: many commits share one sync.
+3. `prepare` runs when the transaction starts, not on submit. It checks again the state that may have changed since then
    (a commit's generation, whether a group is empty) and refuses by raising `RequestError`.
 4. An entry that depends on earlier writes in memory (`settled`) is the first of its transaction: the writes before it
    are applied by then. Otherwise an expiry could delete the write of a commit in the same transaction.

@@ -17,8 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from millstream.broker.broker import Broker
-from millstream.broker.session import Session
+from millstream.broker.session import Sessions
 from millstream.config import Address
 from millstream.core.errors import ProtocolError, RequestError, StartupError
 from millstream.core.logs import Damped
@@ -61,12 +60,12 @@ def _options(connections_max: int) -> list[tuple[str, int]]:
 class CometDoor:
     name = "comet"
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._config = broker.config
-        self._metrics = broker.metrics
-        self._calls = Calls(broker.config, broker.clock, broker.metrics)
-        self._service = Service(broker.config)
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._config = sessions.config
+        self._metrics = sessions.metrics
+        self._calls = Calls(sessions.config, sessions.clock, sessions.metrics)
+        self._service = Service(sessions.config)
         self._server: Any = None
 
     async def start(self, address: Address) -> Address:
@@ -86,7 +85,7 @@ class CometDoor:
                 "HOST:PORT (port 0 takes a free one)"
             ) from error
         opened = Address(address.host, port)
-        await self._broker.door_register.register(self.name, self._config.comet_broker_id, self._advertised(opened))
+        await self._sessions.register(self.name, self._config.comet_broker_id, self._advertised(opened))
         await self._server.start()
         self._calls.start()
         return opened
@@ -112,7 +111,7 @@ class CometDoor:
 
         def parse(data: bytes) -> Any:
             if name == "Produce":
-                return comet.read_produce(data, self._broker.clock.now_ms(), ELEMENTS_MAX)
+                return comet.read_produce(data, self._sessions.clock.now_ms(), ELEMENTS_MAX)
             comet.check_elements(name, data, ELEMENTS_MAX)
             return method.request.FromString(data)
 
@@ -126,7 +125,7 @@ class CometDoor:
             if is_roomy:
                 await call.await_room(GRPC_BYTES_MAX)
             try:
-                session = Session(self._broker, self.name, call.host, client_id=self.name)
+                session = self._sessions.open(self.name, call.host, self.name)
                 response = await handle(session, request)
             except RequestError as error:
                 text = error_text(error, request)

@@ -8,8 +8,8 @@ Rules
    Replicate stores the milliseconds of its timestamps.
 4. An answer has at most `ANSWER_BYTES_MAX`, so that clients with gRPC's default limit accept it. If a record is
    available, it has at least one.
-5. The append gate decides that this broker does not lead a partition (NOT_LEADER_OR_FOLLOWER). Only `_not_leader` makes
-   Comet's answer of it.
+5. The session and the append gate decide that this broker does not lead a partition (NOT_LEADER_OR_FOLLOWER). Only
+   `_not_leader` makes Comet's answer of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uuid import UUID
 
 from millstream.broker.groups.stream.polling import Size
 from millstream.broker.outlet import RECORDS_MAX, fit
-from millstream.broker.session import Partition, Session, Topic
+from millstream.broker.session import Inlet, Session, Topic
 from millstream.config import Config
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
@@ -112,9 +112,11 @@ class Service:
         numbers, rows = self._by_partition(topic, request)
         appended: dict[int, list[tuple[int, Promise[Appended]]]] = {}
         spans: dict[int, list[tuple[int, int]]] = {}
+        inlets: dict[int, Inlet] = {}
         number = -1
         try:
-            inlets = {number: session.inlet(topic.partitions[number]) for number in rows}
+            for number in rows:
+                inlets[number] = session.inlet(session.partition(topic.name, number, Operation.WRITE))
             parts = {number: inlets[number].split(of_partition, request.size) for number, of_partition in rows.items()}
             for number, of_partition in parts.items():
                 appended[number] = inlets[number].put_parts(of_partition)
@@ -163,7 +165,9 @@ class Service:
 
     async def _consume(self, session: Session, request: Any) -> Any:
         topic = session.topic(request.topic, Operation.READ)
-        partition = _partition(topic, request.partition)
+        if not 0 <= request.partition < topic.partition_count:
+            raise _invalid_partition(topic, request.partition)
+        partition = session.partition(topic.name, request.partition, Operation.READ)
         head_bytes = HEAD_BYTES + len(topic.name)
         try:
             taken = await session.read(
@@ -235,12 +239,6 @@ def _not_leader(session: Session, topic: Topic, number: int) -> Any:
     return comet.METHODS["Produce"].response(
         error=f"not leader for partition {number}, leader is {name}", leader_broker_id=name
     )
-
-
-def _partition(topic: Topic, number: int) -> Partition:
-    if not 0 <= number < topic.partition_count:
-        raise _invalid_partition(topic, number)
-    return topic.partitions[number]
 
 
 def _invalid_partition(topic: Topic, number: int) -> RequestError:

@@ -7,7 +7,6 @@ byte and stop must not use up the budget.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from millstream.core.errors import ProtocolError
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 64 * 1024
 """From this size on a frame does not wake the door for each piece."""
-LENGTH = Struct(">i")
 
 
 class Assembly:
@@ -44,8 +42,9 @@ class Assembly:
         pool = self._door.pool
         # After a large frame a client gets room for another at once; otherwise twice the bytes that it has sent.
         most = pool.LARGE if self.expects_large else len(beginning) * 2
-        room = min(self._size(beginning), most)
-        return pool.FREE if room <= pool.FREE else pool.size_for(room)
+        size = self._size(beginning)
+        room = min(size, most)
+        return pool.FREE if room <= pool.FREE else self._room_of(size, room)
 
     def start(self, beginning: memoryview, room: int) -> None:
         """The caller has reserved `room` bytes, if they are more than `FREE`."""
@@ -116,9 +115,7 @@ class Assembly:
     def _size(self, beginning: memoryview | bytearray) -> int:
         if len(beginning) < self._head:
             return self._head
-        (size,) = LENGTH.unpack_from(beginning, self._head - LENGTH.size)
-        self._door.check_size(size)
-        return self._head + int(size)
+        return self._door.frame_size(beginning, self._head)
 
     def _grow(self, buffer: bytearray) -> None:
         """At least doubles the buffer. Waiting for so much memory could deadlock several frames."""
@@ -128,7 +125,12 @@ class Assembly:
         self._move(buffer, room)
 
     def _room_behind(self, buffer: bytearray) -> int:
-        return self._door.pool.size_for(min(self._expected, len(buffer) * 2))
+        return self._room_of(self._expected, min(self._expected, len(buffer) * 2))
+
+    def _room_of(self, size: int, room: int) -> int:
+        """The memory for `room` bytes of a frame, or for all of its bytes."""
+        door = self._door
+        return door.pool.size_for(size if door.reserves_whole and size <= door.waiting_bytes_max else room)
 
     def _move(self, buffer: bytearray, room: int) -> None:
         larger = self._door.pool.take(room)

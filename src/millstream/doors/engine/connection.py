@@ -12,6 +12,9 @@ until bytes arrive: most answers are ready before that, and removing and adding 
 Hang-up. A read end of the stream goes to `Protocol.ended`. While the connection is parked behind unread bytes,
 `hangup.py` detects a hang-up, and `Protocol.hung_up` ends what waits for other clients.
 
+Sending. A protocol puts answers into the outbox and calls `send`, at any time: a message needs no request. `stalled`
+and `caught_up` tell a protocol that pushes messages when to pause.
+
 Backpressure. The connection is not read while answers wait for the client, while it is parked with unread bytes, and
 while the door has no memory. A frame larger than the door's `waiting_bytes_max` does not wait for memory: it would
 hold its memory meanwhile, and several such frames would deadlock. Its connection is closed.
@@ -267,6 +270,7 @@ class Connection:
             self.transport.start_writing(self._on_writable)
             self.stop_reading()
             self.door.wait_for_reader(self, self.outbox.held)
+            self.protocol.stalled()
         elif self.room:
             self.protocol.sent()
 
@@ -289,6 +293,8 @@ class Connection:
             self._start_reading()
         else:
             self._go_on()
+        if not self.is_written:
+            self.protocol.caught_up()
 
     # -- resuming ----------------------------------------------------------------------------------------------------
 
@@ -321,12 +327,16 @@ class Connection:
             self._fail()
         finally:
             self.is_resuming = False
-        if self._backlog is None and self.door.counts_backlog and not self.closed:
+        if self._backlog is None and not self.closed:
+            self._give_back(backlog)
+        if self.outbox.size:
+            self.send()
+
+    def _give_back(self, backlog: memoryview) -> None:
+        if self.door.counts_backlog:
             size = len(backlog.obj)  # type: ignore[arg-type]  # a bytearray of ours
             self.held -= size
             self.door.frames.give(size)
-        if self.outbox.size:
-            self.send()
 
     def stop_reading(self) -> None:
         if self._is_read:
@@ -368,7 +378,12 @@ class Connection:
     def drop(self) -> None:
         """Forgets what was received and not handled."""
         self._assembly.drop()
-        self._backlog = None
+        if self._leave_line is not None:
+            self._leave_line()
+            self._leave_line = None
+        backlog, self._backlog = self._backlog, None
+        if backlog is not None:
+            self._give_back(backlog)
 
     def _fail(self) -> None:
         logger.exception("a request from %s failed; its connection is closed", self.peer)

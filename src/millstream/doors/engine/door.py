@@ -10,17 +10,20 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from millstream.broker.broker import Broker
+from millstream.broker.session import Session, Sessions
 from millstream.config import Address
 from millstream.core.clock import Timer
 from millstream.core.errors import ProtocolError
+from millstream.core.logs import Damped
 from millstream.doors.connections import Client, Connections
+from millstream.doors.engine.protocol import LENGTH
 from millstream.doors.engine.unread import Unread
 from millstream.doors.listener import Listener
 from millstream.doors.memory import Budget, BufferPool
 from millstream.doors.transport import Transport, TransportFactory
 
-SHARED_BYTES = 256 * 1024
+refusals = Damped(__name__)
+
 SWEEP_SECONDS = 10
 CLOSE_SECONDS_MAX = 2.0
 """How long a closing door or connection waits for outstanding answers."""
@@ -41,38 +44,51 @@ C = TypeVar("C", bound=Served)
 class EngineDoor(ABC, Generic[C]):
     name: ClassVar[str]
     """As in `serve --NAME`."""
+    title: ClassVar[str] = ""
+    """The protocol's name, where it is not the capitalized `name`."""
+    SHARED_BYTES: ClassVar[int] = 256 * 1024
+    """Size of the receive buffer of all connections."""
     FRAME_BYTES_MIN: ClassVar[int] = 0
     waiting_bytes_max: ClassVar[int] = BufferPool.SMALL
     """The largest buffer that an incomplete frame waits for (`engine/connection.py`)."""
+    reserves_whole: ClassVar[bool] = False
+    """Whether such a frame reserves all of its memory at once, and so holds none while it waits: otherwise frames that
+    wait for a larger buffer could hold the memory that each of them waits for.
+    """
 
     counts_backlog: ClassVar[bool] = True
     """Whether `frames` counts bytes that wait behind a parked request."""
 
-    def __init__(self, broker: Broker, transport: TransportFactory, frames: Budget) -> None:
-        self._broker = broker
-        self.config = broker.config
+    def __init__(self, sessions: Sessions, transport: TransportFactory, frames: Budget) -> None:
+        self._open_session = sessions.open
+        self.config = sessions.config
         self.loop = asyncio.get_running_loop()
-        self.clock = broker.clock
-        self.metrics = broker.metrics
-        self.frame_bytes_max = broker.config.frame_bytes_max
-        self.shared = memoryview(bytearray(SHARED_BYTES))
+        self.clock = sessions.clock
+        self.metrics = sessions.metrics
+        self.frame_bytes_max = sessions.config.frame_bytes_max
+        self.shared = memoryview(bytearray(self.SHARED_BYTES))
         self.pool = BufferPool()
         self.frames = frames
-        self.unread: Unread[C] = Unread()
-        self._connections: Connections[C] = Connections(broker.config, self.metrics, self.clock)
-        self._listener = Listener(self.name, self.name.capitalize(), self._connections, transport, self._let_in)
+        self.unread: Unread[C] = Unread(sessions.config.inflight_bytes_max)
+        self._connections: Connections[C] = Connections(sessions.config, self.metrics, self.clock)
+        self._listener = Listener(
+            self.name, self.title or self.name.capitalize(), self._connections, transport, self._let_in
+        )
         self._sweeper: Timer | None = None
         self.is_closing = False
         """Whether reading has stopped on all connections."""
         self.now: float = self.clock.monotonic()
         """The time of the last sweep or new connection: exact enough for a connection's `last_used`."""
 
+    def open_session(self, peer: str, client_id: str = "") -> Session:
+        return self._open_session(self.name, peer, client_id)
+
     @abstractmethod
     def welcome(self, transport: Transport, peer: str) -> C: ...
 
-    @abstractmethod
     def note_refusal(self, peer: str, error: ProtocolError) -> None:
         """Logs why a connection is closed."""
+        refusals.warning("closing the connection from %s to the %s door: %s", peer, self.name, error)
 
     @abstractmethod
     def look_around(self) -> None:
@@ -89,6 +105,12 @@ class EngineDoor(ABC, Generic[C]):
     def forget(self, connection: C) -> None:
         self._connections.discard(connection)
 
+    def frame_size(self, beginning: memoryview | bytearray, head_bytes: int) -> int:
+        """The size of the frame that begins with this head, and with it."""
+        (size,) = LENGTH.unpack_from(beginning, head_bytes - LENGTH.size)
+        self.check_size(size)
+        return head_bytes + int(size)
+
     def check_size(self, size: int) -> None:
         """Checks the frame size from its head."""
         if not self.FRAME_BYTES_MIN <= size <= self.frame_bytes_max:
@@ -98,7 +120,9 @@ class EngineDoor(ABC, Generic[C]):
         """Called when a connection waits for memory. By default the next sweep takes memory back."""
 
     def wait_for_reader(self, connection: C, size: int) -> None:
-        """A client does not read its answers; `size` bytes of them are in memory."""
+        """A client does not read its answers; `size` bytes of them are in memory. At the limit of all such clients, the
+        one that has read nothing for longest loses its connection.
+        """
         self.unread.wait(connection, size)
         if self.unread.is_over:
             self.loop.call_soon(self._shed)
@@ -107,7 +131,8 @@ class EngineDoor(ABC, Generic[C]):
         while self.unread.is_over:
             connection = self.unread.longest
             size = self.unread.done(connection)
-            self.note_refusal(connection.peer, ProtocolError(f"it does not read its answers: {size} bytes wait"))
+            detail = f"the client does not read its answers: {size} bytes are unsent"
+            self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 
     def _sweep(self) -> None:
@@ -118,7 +143,6 @@ class EngineDoor(ABC, Generic[C]):
     async def close(self) -> None:
         """Stops accepting and reading, sends answers that wait for a sync, then closes all connections."""
         self._stop()
-        self.is_closing = True
         for connection in self._connections:
             connection.stop_reading()
         deadline = self.loop.time() + CLOSE_SECONDS_MAX
@@ -132,6 +156,7 @@ class EngineDoor(ABC, Generic[C]):
         self._close_all()
 
     def _stop(self) -> None:
+        self.is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._listener.close()

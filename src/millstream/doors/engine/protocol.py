@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from struct import Struct
 from typing import ClassVar
 
 from millstream.core.errors import ProtocolError
+
+LENGTH = Struct(">i")
 
 
 class Protocol(ABC):
@@ -36,6 +39,12 @@ class Protocol(ABC):
     def sent(self) -> None:
         """All answers were sent, and `Connection.room` is not 0."""
         raise NotImplementedError
+
+    def stalled(self) -> None:  # noqa: B027  # most protocols push nothing
+        """The client does not read: answers wait for it."""
+
+    def caught_up(self) -> None:  # noqa: B027
+        """The client has read the answers that waited for it."""
 
     @abstractmethod
     def closed(self) -> None:

@@ -40,5 +40,5 @@ def _refused(error: BaseException) -> bytes:
 def not_leased(name: bytes) -> str:
     """Why a message cannot be acknowledged."""
     if message_id.parse(name) is None:
-        return f"{name[:60].decode('utf-8', 'replace')!r} is no message id"
-    return f"message {name.decode()} is not this connection's to answer: it was answered, or its lease ran out"
+        return f"{name[:60].decode('utf-8', 'replace')!r} is not a message id"
+    return f"message {name.decode()} is not leased to this connection: it was answered, or its lease expired"

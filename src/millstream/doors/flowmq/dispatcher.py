@@ -35,8 +35,8 @@ from millstream.doors.flowmq import message_id
 from millstream.doors.flowmq.subscription import Sent, Subscription
 
 if TYPE_CHECKING:
-    from millstream.doors.flowmq.connection import Connection
     from millstream.doors.flowmq.door import FlowmqDoor
+    from millstream.doors.flowmq.protocol import FlowmqProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Dispatcher:
     def _check_right(self, subscription: Subscription) -> None:
         subscription.may_read = False
         with contextlib.suppress(RequestError):
-            subscription.connection.session.check_lease(self.queue, self.topic)
+            subscription.client.session.check_lease(self.queue, self.topic)
             subscription.may_read = True
         if not subscription.may_read:
             self.has_no_room(subscription)
@@ -169,7 +169,7 @@ class Dispatcher:
 
     def answer(self, subscription: Subscription, name: bytes, verb: Verb, reason: str = "") -> Promise[None]:
         """Settles when the ACK or NACK is durable. After a `RequestError` the client may retry."""
-        subscription.connection.session.check_lease(self.queue, self.topic)
+        subscription.client.session.check_lease(self.queue, self.topic)
         sent = subscription.unanswered.pop(name)
         subscription.answered_in_time()
         try:
@@ -232,7 +232,7 @@ class Dispatcher:
 
         The log calls this while it appends, so no exception may escape.
         """
-        if self._is_pumping:
+        if self._is_pumping or self._door.is_closing:
             return
         self._is_pumping = True
         try:
@@ -313,9 +313,7 @@ class Dispatcher:
             if first.is_late and all_late is None:
                 stuck_ms = now_ms - self._lease_ms
                 all_late = all(
-                    subscription.is_late
-                    or not subscription.may_read
-                    or subscription.connection.unread_since_ms <= stuck_ms
+                    subscription.is_late or not subscription.may_read or subscription.client.unread_since_ms <= stuck_ms
                     for subscription in self.subscriptions
                 )
                 if all_late:
@@ -350,7 +348,7 @@ class Dispatcher:
     def _hand_out(self, lane: Lane, records: list[tuple[int, bytes | None]], now_ms: int) -> None:
         """Delivers offsets and values round robin; a null value is an empty message."""
         line = self._line
-        touched: dict[Connection, None] = {}
+        touched: dict[FlowmqProtocol, None] = {}
         for at, (offset, value) in enumerate(records):
             subscription = line.popleft() if line else self._stand_in()
             if subscription is None:  # they left while the records were read
@@ -361,14 +359,14 @@ class Dispatcher:
             unanswered = subscription.unanswered
             unanswered.pop(name, None)  # a redelivery to the same subscriber is its newest lease
             unanswered[name] = Sent(lane, offset, now_ms)
-            connection = subscription.connection
-            connection.push(name, value or b"")
-            touched[connection] = None
+            client = subscription.client
+            client.push(name, value or b"")
+            touched[client] = None
             subscription.is_in_line = len(unanswered) < subscription.window
             if subscription.is_in_line:
                 line.append(subscription)
-        for connection in touched:
-            connection.flush()
+        for client in touched:
+            client.flush()
 
     def _stand_in(self) -> Subscription | None:
         """A subscriber for a record whose intended subscribers left during the read."""
@@ -397,7 +395,7 @@ class Dispatcher:
         if not self._session.has(self.topic):
             self.close()
             for subscription in list(self.subscriptions):
-                subscription.connection.end(subscription)
+                subscription.client.end(subscription)
         else:
             self._open_more()
 
@@ -418,8 +416,8 @@ class Dispatcher:
         self.lost = RequestError(reason.code, reason.detail)
         self.close()
         for subscription in list(self.subscriptions):
-            subscription.connection.lose(
-                subscription, f"{reason.detail}: connect again, and subscribe to {self.topic.name} as before"
+            subscription.client.lose(
+                subscription, f"{reason.detail}: reconnect and subscribe to {self.topic.name} again"
             )
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from millstream.doors.flowmq.connection import Connection
     from millstream.doors.flowmq.dispatcher import Dispatcher, Lane
+    from millstream.doors.flowmq.protocol import FlowmqProtocol
 
 
 class Sent(NamedTuple):
@@ -32,7 +32,7 @@ class Sent(NamedTuple):
 class Subscription:
     __slots__ = (
         "_window_max",
-        "connection",
+        "client",
         "dispatcher",
         "group",
         "is_in_line",
@@ -42,8 +42,8 @@ class Subscription:
         "window",
     )
 
-    def __init__(self, connection: Connection, dispatcher: Dispatcher, group: str, window: int) -> None:
-        self.connection = connection
+    def __init__(self, client: FlowmqProtocol, dispatcher: Dispatcher, group: str, window: int) -> None:
+        self.client = client
         self.dispatcher = dispatcher
         self.group = group
         """Empty for a private subscription."""
@@ -58,7 +58,7 @@ class Subscription:
     @property
     def room(self) -> int:
         """The number of messages that it may get now."""
-        return self.window - len(self.unanswered) if self.connection.takes_messages and self.may_read else 0
+        return self.window - len(self.unanswered) if self.client.takes_messages and self.may_read else 0
 
     def answered_in_time(self) -> None:
         """A timely ack or nack."""

@@ -130,13 +130,13 @@ class FlumeProtocol(FramedProtocol):
 
     def _append(self, request_id: int, partition: Partition, key: bytes | None, payload: bytes) -> None:
         inlet = partition.inlet or self._session.inlet(partition)
-        number, place = partition.index, self.reserve()
+        number, slot = partition.index, self.reserve()
 
         def settled(offset: int, error: BaseException | None) -> None:
             if error is None:
-                self.fill(place, _PRODUCED(18, request_id, number, offset, 0))
+                self.fill(slot, _PRODUCED(18, request_id, number, offset, 0))
             else:
-                self.fill(place, self._refused_produce(request_id, error))
+                self.fill(slot, self._refused_produce(request_id, error))
 
         inlet.put_then(settled, payload, key)
         if inlet.is_full:

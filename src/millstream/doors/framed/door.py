@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import logging
 
-from millstream.broker.broker import Broker
-from millstream.broker.session import Session
+from millstream.broker.session import Sessions
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import SWEEP_SECONDS, EngineDoor
 from millstream.doors.memory import Budget
 from millstream.doors.transport import PlainTransport, TransportFactory
 
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 STUCK_SECONDS_MAX = 60
 """How long a client may pause within a frame, or while it takes a response."""
@@ -30,18 +27,10 @@ CONTESTED_SECONDS_MAX = 10
 class FramedDoor(EngineDoor[Connection]):
     """Subclasses set their name and create the connections of their protocol."""
 
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        super().__init__(broker, transport, Budget(broker.config.inflight_bytes_max // 2))
-        self.answers = Budget(broker.config.inflight_bytes_max // 2)
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max // 2))
+        self.answers = Budget(sessions.config.inflight_bytes_max // 2)
         """A separate budget, so that slow readers never block writers."""
-
-    def open_session(self, peer: str, client_id: str = "") -> Session:
-        return Session(self._broker, self.name, peer, client_id=client_id)
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        self.metrics.request_errors += 1
-        refusals.warning("closing the %s connection from %s: %s", self.name, peer, error)
 
     def look_around(self) -> None:
         contested = self.frames.is_contested or self.answers.is_contested
@@ -63,7 +52,7 @@ class FramedDoor(EngineDoor[Connection]):
         for since, connection in sorted(slow, key=lambda pair: pair[0]):
             if not self.frames.is_contested:
                 return
-            detail = f"{self.now - since:.0f} s for one request, while others wait for the memory that it holds"
+            detail = f"one request took {self.now - since:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
 

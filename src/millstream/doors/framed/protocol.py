@@ -2,8 +2,8 @@
 
     bytes --> frames --> handle --> response, at once or later --> line --> outbox --> bytes
 
-Every request gets a place in line; a response is sent after all before it. Requests that only append (`overlaps`, and
-`reserve` their place) are handled while earlier appends wait for their sync. Any other request is handled when all
+Every request gets a slot in line; a response is sent after all before it. Requests that only append (`overlaps`, and
+`reserve` their slot) are handled while earlier appends wait for their sync. Any other request is handled when all
 before it are answered: a client that pipelines "write, read" reads its own write.
 
 Hang-up. A client that stops sending still gets its responses. If a response then waits for other clients, as a join
@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 
 from millstream.core.errors import ProtocolError
 from millstream.core.promise import Promise
-from millstream.doors.engine.assembly import LENGTH
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import CLOSE_SECONDS_MAX
-from millstream.doors.engine.protocol import Protocol
+from millstream.doors.engine.protocol import LENGTH, Protocol
 from millstream.doors.framed.door import FramedDoor
 
 logger = logging.getLogger(__name__)
@@ -46,11 +45,11 @@ class Large(NamedTuple):
 
 
 Answer = bytes | Promise[bytes] | Large | None
-"""`b""`: the protocol has no response, but the request keeps its place in line. None: see `reserve`."""
+"""`b""`: the protocol has no response, but the request keeps its slot in line. None: see `reserve`."""
 
 
-Place = list[bytes]
-"""A request's place in line: empty until its response is known."""
+Slot = list[bytes]
+"""A request's slot in the order of responses: empty until its response is known."""
 
 
 class FramedProtocol(Protocol):
@@ -70,7 +69,7 @@ class FramedProtocol(Protocol):
         self._connection = connection
         self._outbox = connection.outbox
         self.peer = connection.peer
-        self._in_line: deque[Place] = deque()
+        self._in_line: deque[Slot] = deque()
         self._only_overlapping = True
         """Whether all requests in line are appends, so that further appends may be handled."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,25 +86,25 @@ class FramedProtocol(Protocol):
     def handle(self, frame: memoryview) -> Answer:
         """Handles one complete frame, head included. A `ProtocolError` closes the connection."""
 
-    def reserve(self) -> Place:
-        """Reserves the place in line of an append; `fill` sets its response, and `handle` returns None.
+    def reserve(self) -> Slot:
+        """Reserves the slot of an append in line; `fill` sets its response, and `handle` returns None.
 
-        Meanwhile further appends are handled. Behind any other request in line no request is.
+        Further appends are handled before that. Any other request waits until the line is empty.
         """
-        place: Place = []
+        slot: Slot = []
         if not self._in_line:
             self._only_overlapping = True
-        self._in_line.append(place)
-        return place
+        self._in_line.append(slot)
+        return slot
 
-    def fill(self, place: Place, answer: bytes) -> None:
-        """Sets the response of a place in line."""
+    def fill(self, slot: Slot, answer: bytes) -> None:
+        """Sets the response of a slot."""
         connection = self._connection
         if connection.closed:
             return
         line = self._in_line
-        if line[0] is not place:
-            place.append(answer)
+        if line[0] is not slot:
+            slot.append(answer)
             return
         if len(line) == 1 and not self._outbox.size and answer:
             line.clear()
@@ -123,7 +122,7 @@ class FramedProtocol(Protocol):
             elif connection.room:
                 self.sent()
         else:
-            place.append(answer)
+            slot.append(answer)
             self._drain_line()
             connection.send()
         if connection.is_parked and not line and not connection.waits_for_memory:
@@ -185,6 +184,7 @@ class FramedProtocol(Protocol):
     def refused(self, error: ProtocolError) -> None:
         """Requests before the invalid bytes were handled; their responses are still sent."""
         connection = self._connection
+        self._door.metrics.request_errors += 1
         self._door.note_refusal(self.peer, error)
         connection.drop()
         connection.send()
@@ -244,42 +244,42 @@ class FramedProtocol(Protocol):
             if answer:
                 self._outbox.put(answer)
             return
-        place: Place = []
-        line.append(place)
+        slot: Slot = []
+        line.append(slot)
         self._only_overlapping = False
         if isinstance(answer, Large):
-            self._make(place, answer)
+            self._make(slot, answer)
         else:
-            self._settle(place, answer)
+            self._settle(slot, answer)
 
-    def _make(self, place: Place, answer: Large) -> None:
+    def _make(self, slot: Slot, answer: Large) -> None:
         answers = self._door.answers
         room = min(answer.room, answers.limit)
 
         def make() -> None:
             self._connection.room += room
-            self._settle(place, answer.make())
+            self._settle(slot, answer.make())
 
         if answers.take(room):
             make()
         else:
             self._connection.await_memory(answers, room, make)
 
-    def _settle(self, place: Place, answer: bytes | Promise[bytes]) -> None:
+    def _settle(self, slot: Slot, answer: bytes | Promise[bytes]) -> None:
         if isinstance(answer, Promise) and not answer.done:
-            answer.then(lambda done: self._settled(place, done))
+            answer.then(lambda done: self._settled(slot, done))
         else:
-            place.append(answer.value() if isinstance(answer, Promise) else answer)
+            slot.append(answer.value() if isinstance(answer, Promise) else answer)
             self._drain_line()
 
-    def _settled(self, place: Place, done: Promise[bytes]) -> None:
+    def _settled(self, slot: Slot, done: Promise[bytes]) -> None:
         if self._connection.closed:
             return
         if done.error is not None:
             logger.error("a request from %s failed; its connection is closed", self.peer, exc_info=done.error)
             self._connection.close()
             return
-        self.fill(place, done.value())
+        self.fill(slot, done.value())
 
     def _drain_line(self) -> None:
         line = self._in_line

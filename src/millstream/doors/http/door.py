@@ -30,10 +30,11 @@ Requests for other host names than this listener's get a 421 (RFC 9110): see `ho
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from millstream.core.errors import Code, RequestError, StartupError
-from millstream.core.logs import Damped, Log
+from millstream.core.logs import Damped
 from millstream.doors.http.asgi import Application, Asgi
 from millstream.doors.http.connection import Connection
 from millstream.doors.http.hosts import Hosts
@@ -56,7 +57,7 @@ STATUSES = {
     Code.CLUSTER_AUTHORIZATION_FAILED: 403,
 }
 
-log = Log(__name__)
+logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
 
 
@@ -174,5 +175,5 @@ class HttpDoor:
     def failure(self, request: Request, error: BaseException) -> Response:
         if isinstance(error, RequestError) and error.code in STATUSES:
             return Response.json(STATUSES[error.code], {"error": error.detail})
-        log.exception("unexpected error while serving an http page", error, page=request.path)
+        logger.error("unexpected error while serving http page %s", request.path, exc_info=error)
         return Response.text(500, "unexpected error in the broker; see its log")

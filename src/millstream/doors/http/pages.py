@@ -23,9 +23,8 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import parse_qsl
 
-from millstream.broker.broker import Broker
 from millstream.broker.health import Health
-from millstream.broker.session import Session
+from millstream.broker.session import Sessions
 from millstream.broker.verification import Verification
 from millstream.core.metrics import CONTENT_TYPE, Scrape
 from millstream.doors.http.request import Request
@@ -44,10 +43,10 @@ READY = Response.json(200, {"status": "ready"})
 
 class Pages:
     def __init__(
-        self, broker: Broker, scrape: Scrape, ready: Callable[[], bool], prepare: Callable[[], Awaitable[None]]
+        self, sessions: Sessions, scrape: Scrape, ready: Callable[[], bool], prepare: Callable[[], Awaitable[None]]
     ) -> None:
         """`ready` returns whether the broker serves clients; `prepare` runs before metrics and queues are read."""
-        self._broker = broker
+        self._sessions = sessions
         self._scrape = scrape
         self._ready = ready
         self._prepare = prepare
@@ -62,13 +61,14 @@ class Pages:
         self.actions: dict[str, Page] = {"/verify": self._verify}
 
     def _ask(self, request: Request) -> Health:
-        return Session(self._broker, "http", request.peer).health
+        return self._sessions.open("http", request.peer).health
 
     async def _metrics(self, request: Request) -> Response:
         self._ask(request).check_cluster(Operation.DESCRIBE)
         await self._prepare()
         # With thousands of partitions the text takes too long to format on the event loop.
-        return Response(200, await asyncio.to_thread(self._scrape.text, self._scrape.snapshot()), CONTENT_TYPE)
+        snapshot = self._scrape.snapshot(await self._scrape.gather())
+        return Response(200, await asyncio.to_thread(self._scrape.text, snapshot), CONTENT_TYPE)
 
     def _health(self, request: Request) -> Response:
         health = self._ask(request)

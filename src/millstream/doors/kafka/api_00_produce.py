@@ -9,9 +9,11 @@ Gaps: no transactions; exactly one batch per partition and request, as the proto
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from millstream.broker.record_rules import RecordsRefused
 from millstream.core.errors import Code, ProtocolError, RequestError
@@ -29,7 +31,7 @@ from millstream.wire.kafka.primitives import ManyItems, Reader
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 
 if TYPE_CHECKING:
-    from millstream.broker.partition import Partition
+    from millstream.broker.session import Partition
 
 KEY = 0
 VERSIONS = (3, 13)
@@ -45,52 +47,22 @@ def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk
         context.slow_down = True  # parks the connection: later requests append behind these batches
         return large
     answers: list[PartitionAnswer] = []
-    waiting = _Waiting(version, answers)
-    for data in request.data:
-        if request.acks not in (-1, 0, 1):
-            answers.append(refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
-            continue
-        try:
-            header, promise = _append(data, context)
-        except RequestError as error:
-            answers.append(refused(data, error))
-            continue
-        if promise.done:
-            answers.append(answered(data, header, promise))
-        else:
-            at = len(answers)
-            answers.append(_PENDING)
-            waiting.count += 1
-            promise.then(partial(waiting.one_done, at, PartitionData(data.topic, data.partition, None), header))
+    waiting = _append_all(request.data, request.acks, context, answers)
     if request.acks == 0:
         _check_unanswered(answers)
         return None
     if len(request.data) == 1 and request.acks in (-1, 1):
         context.single = request.data[0]
-    if waiting.count == 0:
-        return [produce.encode(answers, version)]
-    return waiting.promise
+    return _Waiting(version, answers, waiting).promise if waiting else [produce.encode(answers, version)]
 
 
 async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
     version = context.version
     request = await aside(produce.decode, reader, version)
     answers: list[PartitionAnswer] = []
-    waiting: list[tuple[int, PartitionData, BatchHeader, Promise[Appended]]] = []
+    waiting: list[_Unsynced] = []
     async for data in in_turns(request.data):
-        if request.acks not in (-1, 0, 1):
-            answers.append(refused(data, RequestError(Code.INVALID_REQUIRED_ACKS)))
-            continue
-        try:
-            header, promise = _append(data, context)
-        except RequestError as error:
-            answers.append(refused(data, error))
-            continue
-        if promise.done:
-            answers.append(answered(data, header, promise))
-        else:
-            waiting.append((len(answers), data, header, promise))
-            answers.append(_PENDING)
+        waiting += _append_all((data,), request.acks, context, answers)
     context.slow_down = False  # it is parked already
     if request.acks == 0:
         try:
@@ -98,11 +70,11 @@ async def _answer_large(context: Context, reader: Reader) -> list[Chunk] | None:
         finally:
             await aside(let_go, request.data, waiting, answers)
         return None
-    async for at, data, header, promise in in_turns(waiting):
+    async for at, topic, partition, header, promise in in_turns(waiting):
         if not promise.done:
             with suppress(Exception):  # see `answered`
                 await promise
-        answers[at] = answered(data, header, promise)
+        answers[at] = answered(topic, partition, header, promise)
     encoded = await aside(produce.encode, answers, version)
     await aside(let_go, request.data, waiting, answers)
     return [encoded]
@@ -120,20 +92,48 @@ class _Waiting:
 
     __slots__ = ("answers", "count", "promise", "version")
 
-    def __init__(self, version: int, answers: list[PartitionAnswer]) -> None:
+    def __init__(self, version: int, answers: list[PartitionAnswer], waiting: list[_Unsynced]) -> None:
         self.version = version
         self.answers = answers
-        self.count = 0
+        self.count = len(waiting)
         self.promise: Promise[list[Chunk]] = Promise()
+        for at, topic, partition, header, synced in waiting:
+            synced.then(partial(self.one_done, at, topic, partition, header))
 
-    def one_done(self, at: int, data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> None:
-        self.answers[at] = answered(data, header, promise)
+    def one_done(
+        self, at: int, topic: str | UUID, partition: int, header: BatchHeader, promise: Promise[Appended]
+    ) -> None:
+        self.answers[at] = answered(topic, partition, header, promise)
         self.count -= 1
         if self.count == 0:
             self.promise.settle([produce.encode(self.answers, self.version)])
 
 
 _PENDING = PartitionAnswer("", -1, 0)
+_Unsynced = tuple[int, str | UUID, int, BatchHeader, Promise[Appended]]
+"""Index of the answer, topic, partition, header and result of a batch that waits for a sync."""
+
+
+def _append_all(
+    items: Iterable[PartitionData], acks: int, context: Context, answers: list[PartitionAnswer]
+) -> list[_Unsynced]:
+    """Adds an answer for each partition; returns the batches that wait for a sync."""
+    waiting: list[_Unsynced] = []
+    if acks not in (-1, 0, 1):
+        answers += [refused(data.topic, data.partition, RequestError(Code.INVALID_REQUIRED_ACKS)) for data in items]
+        return waiting
+    for data in items:
+        try:
+            header, promise = _append(data, context)
+        except RequestError as error:
+            answers.append(refused(data.topic, data.partition, error))
+            continue
+        if promise.done:
+            answers.append(answered(data.topic, data.partition, header, promise))
+        else:
+            waiting.append((len(answers), data.topic, data.partition, header, promise))
+            answers.append(_PENDING)
+    return waiting
 
 
 def _append(data: PartitionData, context: Context) -> tuple[BatchHeader, Promise[Appended]]:
@@ -154,15 +154,15 @@ def append(partition: Partition, records: memoryview, context: Context) -> tuple
     return header, promise
 
 
-def answered(data: PartitionData, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
+def answered(topic: str | UUID, partition: int, header: BatchHeader, promise: Promise[Appended]) -> PartitionAnswer:
     if promise.error is not None:
-        return refused(data, promise.error)
+        return refused(topic, partition, promise.error)
     appended = promise.value()
     append_time = header.max_timestamp if header.attributes & 0x08 else -1
-    return PartitionAnswer(data.topic, data.partition, 0, appended.base_offset, append_time, appended.log_start)
+    return PartitionAnswer(topic, partition, 0, appended.base_offset, append_time, appended.log_start)
 
 
-def refused(data: PartitionData, error: BaseException) -> PartitionAnswer:
+def refused(topic: str | UUID, partition: int, error: BaseException) -> PartitionAnswer:
     code = error.code if isinstance(error, RequestError) else Code.UNKNOWN_SERVER_ERROR
     records = error.records if isinstance(error, RecordsRefused) else ()
-    return PartitionAnswer(data.topic, data.partition, int(code), message=str(error), records=records)
+    return PartitionAnswer(topic, partition, int(code), message=str(error), records=records)

@@ -14,13 +14,13 @@ from uuid import UUID
 from millstream.broker.fetch import PARTITIONS_MANY, Fetched, Wanted
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise, promised
-from millstream.doors.kafka import large_request
+from millstream.doors.kafka import large_request, replica_serving
 from millstream.doors.kafka.context import Context, Wait
 from millstream.doors.kafka.large_request import BYTES_LIGHT
 from millstream.doors.kafka.sessions import FINAL_EPOCH, NO_SESSION, FetchSession, all_wanted, in_parts
 from millstream.doors.kafka.turns import ITEMS_A_STEP, aside, in_steps, in_turns, let_go
 from millstream.doors.outbox import Chunk, pieces
-from millstream.wire.kafka import fetch
+from millstream.wire.kafka import fetch, replica_fetch
 from millstream.wire.kafka.fetch import FetchRequest, PartitionRead
 from millstream.wire.kafka.primitives import Reader
 
@@ -34,6 +34,8 @@ ANSWER_BYTES_MAX = 55 << 20
 
 def answer(reader: Reader, context: Context) -> list[Chunk] | Promise[list[Chunk]] | Promise[list[Chunk] | None]:
     version = context.version
+    if context.via and version == replica_fetch.VERSION:
+        return replica_serving.answer(reader, context)
     if reader.end - reader.position > BYTES_LIGHT:
         large = _LargeFetch(context)
         answered = large_request.answer(reader, version >= FLEXIBLE_FROM, context, large.answer)

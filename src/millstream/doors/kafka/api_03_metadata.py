@@ -24,8 +24,7 @@ from millstream.wire.kafka.operations import NOT_ASKED
 from millstream.wire.kafka.primitives import Reader
 
 if TYPE_CHECKING:
-    from millstream.broker.session import Session
-    from millstream.broker.topics import Topic
+    from millstream.broker.session import Session, Topic
 
 KEY = 3
 VERSIONS = (0, 13)

@@ -3,7 +3,8 @@
 A classic-protocol member joins the next generation; the broker answers when all members have joined. A dynamic member
 first gets a member id (from version 4, KIP-394). A static leader that returns to a stable group skips its assignment
 (from version 9, KIP-814). In a consumer group (KIP-848) the broker answers at once, with the member epoch as the
-generation and no leader. Gaps: a member with more than 1,000 protocols is refused with INVALID_REQUEST.
+generation and no leader. Gaps: a member with more than 1,000 protocols is refused with INVALID_REQUEST; in a consumer
+group, one whose subscription names more than 50,000 topics and partitions with INCONSISTENT_GROUP_PROTOCOL.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Gaps: no `transaction.version`, because there are no transactions; no `kraft.ver
 from __future__ import annotations
 
 from millstream.core.errors import Code
-from millstream.doors.kafka import share_relay
+from millstream.doors.kafka import peer_connection
 from millstream.doors.kafka.context import Context
 from millstream.doors.outbox import Chunk
 from millstream.wire.kafka import api_versions
@@ -27,7 +27,7 @@ FEATURES = (Feature("group.version", 0, 1), Feature("metadata.version", 7, 27), 
 def answer(reader: Reader, context: Context) -> list[Chunk]:
     from millstream.doors.kafka.apis import APIS
 
-    if context.version >= FLEXIBLE_FROM and (nonce := share_relay.recognise(reader, context)):
+    if context.version >= FLEXIBLE_FROM and (nonce := peer_connection.recognise(reader, context)):
         return [nonce]
     supported = VERSIONS[0] <= context.version <= VERSIONS[1]
     ranges = [(api.key, api.low, api.high) for api in sorted(APIS.values(), key=lambda api: api.key)]

@@ -19,7 +19,7 @@ from millstream.security.rights import Kind, Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
-    from millstream.broker.topics import Topic
+    from millstream.broker.session import Topic
 
 KEY = 19
 VERSIONS = (2, 7)

@@ -1,6 +1,6 @@
 """DescribeProducers (key 61), version 0.
 
-Lists the idempotent producers of a partition (KIP-664).
+Lists the idempotent producers of a partition (KIP-664), once however often the request names it.
 Gaps: no transactions, so none is ongoing.
 """
 
@@ -17,18 +17,14 @@ VERSIONS = (0, 0)
 
 
 async def handle(request: Message, context: Context) -> Fields:
-    return {
-        "throttle_time": 0,
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    await _describe(topic.name, index, context) async for index in in_turns(topic.partition_indexes)
-                ],
-            }
-            async for topic in in_turns(request.topics)
-        ],
-    }
+    asked: dict[str, dict[int, None]] = {}  # each once, however often it is named
+    async for topic in in_turns(request.topics):
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    topics = [
+        {"name": name, "partitions": [await _describe(name, index, context) async for index in in_turns(indexes)]}
+        async for name, indexes in in_turns(asked.items())
+    ]
+    return {"throttle_time": 0, "topics": topics}
 
 
 async def _describe(name: str, index: int, context: Context) -> Fields:

@@ -20,7 +20,7 @@ from millstream.wire.kafka.messages import NO_ID, Fields, Message
 from millstream.wire.kafka.metadata import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
-    from millstream.broker.topics import Topic
+    from millstream.broker.session import Topic
 
 KEY = 75
 VERSIONS = (0, 0)

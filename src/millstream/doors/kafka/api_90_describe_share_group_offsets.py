@@ -17,8 +17,7 @@ from millstream.security.rights import Kind, Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.partition import QueuePartition
-    from millstream.broker.groups.queue.queue import Queue
+    from millstream.broker.session import Queue, QueuePartition
 
 KEY = 90
 VERSIONS = (0, 1)
@@ -68,12 +67,13 @@ async def _topic(name: str, partitions: Iterable[int], known: dict[int, QueuePar
     described = []
     async for index in in_turns(partitions):
         exists = topic is not None and 0 <= index < topic.partition_count
+        epoch = topic.partitions[index].log.epochs.latest if exists and topic is not None else 0
         start, lag = _progress(known[index]) if index in known else (-1, -1)
         described.append(
             {
                 "partition_index": index,
                 "start_offset": start,
-                "leader_epoch": 0,
+                "leader_epoch": epoch,
                 "lag": lag,
                 "error_code": Code.NONE if exists else code,
                 "error_message": None if exists else code.text,

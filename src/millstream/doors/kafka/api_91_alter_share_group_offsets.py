@@ -16,8 +16,7 @@ from millstream.security.rights import Operation
 from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.queue import Queue
-    from millstream.broker.topics import Topic
+    from millstream.broker.session import Queue, Topic
 
 KEY = 91
 VERSIONS = (0, 0)
@@ -29,7 +28,7 @@ async def handle(request: Message, context: Context) -> Fields:
         if queue.members:
             raise RequestError(Code.NON_EMPTY_GROUP)
     except RequestError as error:
-        refused = [_refused(each, error, context) async for each in in_turns(request.topics)]
+        refused = [await _refused(each, error, context) async for each in in_turns(request.topics)]
         return {"throttle_time": 0, "error_code": error.code, "error_message": error.detail, "responses": refused}
     responses = [await _alter(each, queue, context) async for each in in_turns(request.topics)]
     return {"throttle_time": 0, "error_code": Code.NONE, "responses": responses}
@@ -39,7 +38,7 @@ async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
     try:
         topic = context.session.topic(asked.topic_name, Operation.READ)
     except RequestError as error:
-        return _refused(asked, error, context)
+        return await _refused(asked, error, context)
     partitions = []
     async for each in in_turns(asked.partitions):
         refusal = None
@@ -51,12 +50,12 @@ async def _alter(asked: Message, queue: Queue, context: Context) -> Fields:
     return _answered(asked, topic, partitions)
 
 
-def _refused(asked: Message, error: RequestError, context: Context) -> Fields:
+async def _refused(asked: Message, error: RequestError, context: Context) -> Fields:
     """Kafka's Java client (4.1) reads the partitions' error codes only: without them a refusal looks like success."""
     topic = None
     with suppress(RequestError):
         topic = context.session.topic(asked.topic_name, Operation.DESCRIBE)
-    return _answered(asked, topic, [_partition(each, error) for each in asked.partitions])
+    return _answered(asked, topic, [_partition(each, error) async for each in in_turns(asked.partitions)])
 
 
 def _answered(asked: Message, topic: Topic | None, partitions: list[Fields]) -> Fields:

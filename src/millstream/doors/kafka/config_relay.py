@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from millstream.broker.configs import GROUP
 from millstream.core.errors import Code, RequestError, code_of
+from millstream.doors.kafka import peer_connection
 from millstream.doors.kafka.context import Context
-from millstream.doors.kafka.share_relay import Relay
 from millstream.wire.kafka import messages, requests
 from millstream.wire.kafka.messages import Fields, Message
 from millstream.wire.kafka.primitives import Reader
@@ -31,19 +31,19 @@ async def ask(
     if resource.resource_type != GROUP or not group_id or context.via or not session.peers.is_elsewhere(group_id):
         return None
     node = await session.peers.coordinator(group_id)
-    if node is None:  # it moved here meanwhile
+    if node is None:  # the group moved to this broker during the lookup
         return None
     named = {"resource_type": GROUP, "resource_name": group_id, **about}
     body = messages.encode_request(key, version, {"resources": [named], **more})
-    relay = Relay(node, session)
+    relay = peer_connection.for_client(node, session)
     try:
         answer = await relay.ask(requests.header(key, version, 1, session.client_id) + NO_TAGS + body, 0)
     except OSError as reason:
-        detail = f"the group's coordinator does not answer ({reason}); try again"
+        detail = f"the coordinator of group {group_id} does not answer ({reason}); try again"
         raise RequestError(Code.COORDINATOR_NOT_AVAILABLE, detail) from reason
     finally:
         relay.close()
-    said = messages.decode_response(key, version, Reader(memoryview(NO_TAGS + answer)))
+    said = messages.decode_response(key, version, Reader(memoryview(NO_TAGS + bytes(answer))))
     (result,) = said.get("responses") or said.results
     if result.error_code:
         raise RequestError(code_of(result.error_code) or Code.UNKNOWN_SERVER_ERROR, result.error_message)

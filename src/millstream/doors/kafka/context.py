@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from millstream.broker.session import Session
     from millstream.cluster.base import Node
     from millstream.doors.engine.connection import Connection
+    from millstream.doors.kafka.peer_connection import PeerConnection
     from millstream.doors.kafka.sessions import FetchSessions
-    from millstream.doors.kafka.share_relay import Relay
     from millstream.wire.kafka.produce import PartitionData
 
 
@@ -72,8 +72,8 @@ class Context:
     via: str = ""
     """The node id of the broker that relays a client's requests through this connection, or empty."""
     nonce: bytes = b""
-    """Awaits the proof of a relay (`share_relay.py`)."""
-    relays: dict[Node, Relay] = field(default_factory=dict)
+    """Awaits the proof of a relay (`peer_connection.py`)."""
+    relays: dict[Node, PeerConnection] = field(default_factory=dict)
     """Connections to other brokers that close with this one."""
     is_gone: bool = False
     """Whether the client's connection is closed."""

@@ -30,11 +30,11 @@ DIFFERENCES: list[tuple[str, str, str]] = [
     ),
     (
         "`message.timestamp.after.max.ms`, `message.timestamp.before.max.ms`",
-        "the base and the largest timestamp of a batch's header are checked; every record is checked where the topic "
-        "is compacted or sets `before`, and where a record comes alone. Elsewhere a record may hide a later or earlier "
-        "time than its header says. Kafka checks every record",
-        "batches are not opened on their way to the log. Look-ups by time and retention go by the header, so such a "
-        "record delays neither",
+        "the broker checks the base and the largest timestamp in a batch's header. It checks every record if the topic "
+        "is compacted or sets `before`, and if a door takes records one by one. Otherwise a record's timestamp may lie "
+        "outside the range that its batch's header gives. Kafka checks every record",
+        "the broker does not decode batches on the produce path. Lookups by time and retention use the header, so such "
+        "a record affects neither",
     ),
     (
         "`segment.ms`",
@@ -43,8 +43,8 @@ DIFFERENCES: list[tuple[str, str, str]] = [
     ),
     (
         "`group.*`, `millstream.*` and `flush` of a topic",
-        "not in Kafka; listed where they are set, or asked for by name",
-        "tools copy the settings that they find",
+        "not in Kafka; described if they are set or requested by name",
+        "tools copy every setting that is described",
     ),
     (
         "broker settings",
@@ -59,8 +59,8 @@ DIFFERENCES: list[tuple[str, str, str]] = [
     ),
     (
         "names of group settings",
-        "`streams.*` are unknown; dead-letter, delivery and lock settings are described even where they are not set",
-        "there are no streams groups (KIP-1071); the others are how a queue is tuned",
+        "`streams.*` are unknown; dead-letter, delivery and lock settings are described even if they are not set",
+        "there are no streams groups (KIP-1071); the other settings are those that tune a queue",
     ),
     (
         "`segment.bytes`",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from millstream.broker.session import Session
+from millstream.broker.session import Session, Sessions
 from millstream.core.errors import ProtocolError
-from millstream.core.logs import Damped
 from millstream.doors.engine.connection import Connection
 from millstream.doors.engine.door import EngineDoor
 from millstream.doors.kafka.context import Context
@@ -18,14 +16,11 @@ from millstream.doors.kafka.known_produce import KnownProduces
 from millstream.doors.kafka.protocol import KafkaProtocol
 from millstream.doors.kafka.sessions import FetchSessions
 from millstream.doors.kafka.share_sessions import ShareSessions
+from millstream.doors.kafka.turn_line import TurnLine
 from millstream.doors.memory import Budget, BufferPool
 from millstream.doors.transport import PlainTransport, Transport, TransportFactory
 
-if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
-
 logger = logging.getLogger(__name__)
-refusals = Damped(__name__)
 
 IDLE_SECONDS_MAX = 600
 FRAME_SECONDS_MAX = 60
@@ -40,11 +35,11 @@ class KafkaDoor(EngineDoor[Connection]):
     waiting_bytes_max = BufferPool.LARGE
     counts_backlog = False
 
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        super().__init__(broker, transport, Budget(broker.config.inflight_bytes_max))
-        self.unread.limit = broker.config.inflight_bytes_max
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(sessions, transport, Budget(sessions.config.inflight_bytes_max))
         self._known: WeakValueDictionary[Hashable, KnownProduces] = WeakValueDictionary()
         self.shares = ShareSessions()
+        self.turns = TurnLine(self.loop)
         self._sessions = FetchSessions()
         self._is_looking_for_memory = False
         self.faults: Callable[[int, int, memoryview], tuple[bytes, bytes] | None] | None = None
@@ -52,7 +47,7 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def welcome(self, transport: Transport, peer: str) -> Connection:
         context = Context(
-            Session(self._broker, "kafka", peer),
+            self.open_session(peer),
             self._sessions,
             *transport.local_address(),
             shares=self.shares,
@@ -63,11 +58,10 @@ class KafkaDoor(EngineDoor[Connection]):
 
     def known_for(self, session: Session) -> KnownProduces:
         """The known produce requests of the clients with this session's rights."""
-        authorizer = self._broker.authorizer
-        scope = authorizer.scope(session.principal, session.host)
-        known = self._known.get(scope)
+        known = self._known.get(session.scope)
         if known is None:
-            known = self._known[scope] = KnownProduces(self._broker.topics, self.clock, authorizer)
+            topics, authorizer = session.counts
+            known = self._known[session.scope] = KnownProduces(topics, self.clock, authorizer)
         return known
 
     def look_for_memory(self) -> None:
@@ -85,13 +79,9 @@ class KafkaDoor(EngineDoor[Connection]):
             seconds = self.now - connection.frame_began
             if not self.frames.is_contested or seconds <= CONTESTED_SECONDS_MAX:
                 return
-            detail = f"{seconds:.0f} s for one frame, while other connections wait for the memory that it holds"
+            detail = f"one frame took {seconds:.0f} s, and other connections wait for its memory"
             self.note_refusal(connection.peer, ProtocolError(detail))
             connection.close()
-
-    def note_refusal(self, peer: str, error: ProtocolError) -> None:
-        """Logs why a connection is closed."""
-        refusals.warning("closing the connection from %s: %s", peer, error)
 
     def look_around(self) -> None:
         """Closes connections that were idle, inside a frame or with unread answers for too long."""

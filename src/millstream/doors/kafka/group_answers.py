@@ -15,7 +15,7 @@ from millstream.wire.kafka.messages import Fields, Message
 
 if TYPE_CHECKING:
     from millstream.broker.groups.described import ConsumerView, ShareView
-    from millstream.broker.groups.groups import BeatAnswer
+    from millstream.broker.groups.stream.consumer_member import BeatAnswer
 
 
 async def heartbeat(beat: Awaitable[BeatAnswer]) -> Fields:

@@ -22,15 +22,14 @@ from millstream.core.promise import Promise
 from millstream.doors.kafka.api_00_produce import refused
 from millstream.doors.kafka.context import Context
 from millstream.log.answers import Appended
-from millstream.security.rights import Authorizer, Operation
+from millstream.security.rights import Operation
 from millstream.wire.kafka import header, produce
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 from millstream.wire.kafka.produce import PartitionAnswer, PartitionData
 from millstream.wire.kafka.runs import Part, Request, Shape, answer, find, take
 
 if TYPE_CHECKING:
-    from millstream.broker.partition import Partition
-    from millstream.broker.topics import Topics
+    from millstream.broker.session import Counted, Partition
 
 _I32 = Struct(">i")
 _TAGS_BYTES = 3
@@ -90,7 +89,7 @@ class KnownProduce(Shape):
     def refused(self, correlation_id: int, error: BaseException) -> bytes:
         """The whole frame of the answer to a failed append."""
         tags = b"\0" if self.is_flexible else b""
-        body = tags + produce.encode([refused(self._data, error)], self.version)
+        body = tags + produce.encode([refused(self._data.topic, self._data.partition, error)], self.version)
         return _ANSWER_HEAD.pack(4 + len(body), correlation_id) + body
 
 
@@ -100,7 +99,7 @@ class KnownProduces:
     SHAPES_MAX = 4096
     LENGTHS_MAX = 8
 
-    def __init__(self, topics: Topics, clock: Clock, authorizer: Authorizer) -> None:
+    def __init__(self, topics: Counted, clock: Clock, authorizer: Counted) -> None:
         self._topics = topics
         self._authorizer = authorizer
         self._clock = clock

@@ -21,7 +21,7 @@ from millstream.log.answers import Appended
 from millstream.wire.kafka.runs import Part, Request, answer, answers
 
 if TYPE_CHECKING:
-    from millstream.broker.partition import Partition
+    from millstream.broker.session import Partition
 
 
 def append_part(partition: Partition, part: Part, context: Context) -> Promise[Appended]:

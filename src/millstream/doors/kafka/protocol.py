@@ -2,7 +2,7 @@
 
 Small requests are handled in place in the receive buffer, many at a time (`doors/engine/`).
 
-Every request in flight has a place in line; an answer leaves after all answers before it. Produce requests overlap
+Every request in flight has a slot in line; an answer leaves after all answers before it. Produce requests overlap
 while they wait for a sync. Any other answer that is not ready at once parks the connection: the broker does not read it
 until the answer is ready. That gives backpressure and the order that clients expect.
 
@@ -10,8 +10,8 @@ If a client hangs up while its connection is parked, the wait ends: a fetch retu
 the connection. Requests sent before are still handled, above all produce requests with acks=0. An end of stream that is
 read closes the connection, as in Kafka.
 
-A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks until the next
-turn of the event loop, so that other clients get theirs.
+A client can send thousands of small requests at once. After `TURN_SECONDS` of them the connection parks, and waits in
+the door's line for a later turn of the event loop, so that other clients get theirs (`turn_line.py`).
 
 Backpressure also parks the connection while answers accumulate in the outbox or behind a produce request, while too
 many requests are in flight, and while the produced partitions have too many unsynced bytes.
@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
-from millstream.doors.engine.assembly import LENGTH
 from millstream.doors.engine.connection import Connection
-from millstream.doors.engine.protocol import Protocol
+from millstream.doors.engine.protocol import LENGTH, Protocol
 from millstream.doors.kafka import api_00_produce, api_18_api_versions
 from millstream.doors.kafka.api_00_produce import append
 from millstream.doors.kafka.apis import APIS, Api
@@ -55,8 +54,6 @@ logger = logging.getLogger(__name__)
 IN_LINE_MAX = 1000
 OUTBOX_BYTES_MAX = 1 << 20
 """No request is handled while more bytes are unsent: a short request can ask for a long answer."""
-TURN_SECONDS = 0.02
-"""For the requests of one client in one turn of the event loop; runs of small produce requests do not count."""
 COPIED_BYTES_MAX = 4096
 """Up to this size a lone produce request is handled as a run of one: to copy its batch is cheaper than to check it in
 place.
@@ -67,8 +64,8 @@ _PRODUCE = api_00_produce.KEY
 _API_VERSIONS = api_18_api_versions.KEY
 
 
-class _Place:
-    """A request's place in line, and its answer once that is ready."""
+class _Slot:
+    """A request's slot in the order of answers, and its answer once that is ready."""
 
     __slots__ = ("chunks", "is_write")
 
@@ -88,14 +85,13 @@ class KafkaProtocol(Protocol):
         self._connection = connection
         self._outbox = connection.outbox
         self._known = door.known_for(context.session)
-        self._in_line: deque[_Place] = deque()
+        self._in_line: deque[_Slot] = deque()
         self._running: asyncio.Task[None] | None = None
 
     # -- the engine's calls ------------------------------------------------------------------------------------------
 
     def take(self, data: memoryview) -> int:
         position, end, door, connection = 0, len(data), self._door, self._connection
-        since = 0.0
         while end - position >= 4:
             if connection.is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not connection.has_sent()):
                 break
@@ -116,11 +112,9 @@ class KafkaProtocol(Protocol):
             if not self._handle(data[position + 4 : after]):
                 break
             position = after
-            began = self._context.began
-            since = since or began
-            if began - since > TURN_SECONDS and end - position >= 4 and not connection.is_parked:
+            if end - position >= 4 and not connection.is_parked and door.turns.is_over(self._context.began):
                 connection.is_parked = True
-                door.loop.call_soon(self._next_turn)
+                door.turns.wait(self._next_turn)
         return position
 
     def _next_turn(self) -> None:
@@ -211,10 +205,10 @@ class KafkaProtocol(Protocol):
             return True
         if isinstance(answer, Promise) and not answer.done:
             if key == _PRODUCE:
-                answer.then(partial(self._fill_produce, self._take_place(True), correlation_id, tags, context.began))
+                answer.then(partial(self._fill_produce, self._reserve(True), correlation_id, tags, context.began))
                 self._park_if_behind()
             else:
-                answer.then(partial(self._fill_parked, self._take_place(), key, correlation_id, tags))
+                answer.then(partial(self._fill_parked, self._reserve(), key, correlation_id, tags))
                 self._connection.is_parked = True
             return True
         context.wait = None
@@ -225,9 +219,9 @@ class KafkaProtocol(Protocol):
     def _load_first(self, key: int, version: int) -> None:
         """Imports `kio` and the API's schema before the first request of a kind. That takes 100 ms."""
         self._connection.is_parked = True
-        self._running = asyncio.ensure_future(self._load(key, version, self._take_place()))
+        self._running = asyncio.ensure_future(self._load(key, version, self._reserve()))
 
-    async def _load(self, key: int, version: int, place: _Place) -> None:
+    async def _load(self, key: int, version: int, slot: _Slot) -> None:
         try:
             await aside(messages.load, key, version)
         except Exception:
@@ -237,7 +231,7 @@ class KafkaProtocol(Protocol):
             self._running = None
         if self._connection.closed:
             return
-        self._in_line.remove(place)
+        self._in_line.remove(slot)
         if not self._in_line:
             self._connection.unpark()
 
@@ -272,12 +266,12 @@ class KafkaProtocol(Protocol):
             else:
                 self._outbox.put(answer)
         else:
-            promise.then(partial(self._fill_known, self._take_place(True), known, correlation_id, append_time, began))
+            promise.then(partial(self._fill_known, self._reserve(True), known, correlation_id, append_time, began))
             self._park_if_behind()
 
     def _fill_known(
         self,
-        place: _Place,
+        slot: _Slot,
         known: KnownProduce,
         correlation_id: int,
         append_time: int,
@@ -285,7 +279,7 @@ class KafkaProtocol(Protocol):
         done: Promise[Appended],
     ) -> None:
         self._metrics.produce_seconds.observe(monotonic() - began)
-        self._fill(place, [known.settled(correlation_id, append_time, done)])
+        self._fill(slot, [known.settled(correlation_id, append_time, done)])
 
     def _handle_taken(self, requests: list[Request[KnownProduce]], began: float) -> None:
         """Produce requests whose batches are stored unchanged: one, or a run (`produce_run.py`)."""
@@ -304,22 +298,22 @@ class KafkaProtocol(Protocol):
             self._metrics.produce_seconds.observe_all(monotonic() - began, run.count)
             self._put(run.answers())
         else:
-            promise.then(partial(self._fill_run, self._take_place(True), run, began))
+            promise.then(partial(self._fill_run, self._reserve(True), run, began))
             self._park_if_behind()
 
-    def _fill_run(self, place: _Place, run: ProduceRun, began: float, _: Promise[None]) -> None:
+    def _fill_run(self, slot: _Slot, run: ProduceRun, began: float, _: Promise[None]) -> None:
         self._metrics.produce_seconds.observe_all(monotonic() - began, run.count)
-        self._fill(place, run.answers())
+        self._fill(slot, run.answers())
 
-    def _take_place(self, is_write: bool = False) -> _Place:
-        place = _Place(is_write)
-        self._in_line.append(place)
-        return place
+    def _reserve(self, is_write: bool = False) -> _Slot:
+        slot = _Slot(is_write)
+        self._in_line.append(slot)
+        return slot
 
     def _put(self, chunks: list[Chunk]) -> None:
         """Puts a ready answer into the outbox, or in line behind earlier requests."""
         if self._in_line:
-            self._take_place().chunks = chunks
+            self._reserve().chunks = chunks
             self._connection.is_parked = True
         else:
             for chunk in chunks:
@@ -336,12 +330,12 @@ class KafkaProtocol(Protocol):
             fields: Any = self._handle_large(api, version, body)
         else:
             fields = api.handle(messages.decode_request(api.key, version, body), self._context)
-        place = self._take_place()
+        slot = self._reserve()
         if inspect.isawaitable(fields) or is_large(fields):
             self._connection.is_parked = True
-            self._running = asyncio.ensure_future(self._finish(place, api, version, correlation_id, tags, fields))
+            self._running = asyncio.ensure_future(self._finish(slot, api, version, correlation_id, tags, fields))
         else:
-            place.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
+            slot.chunks = _frame(correlation_id, tags, [messages.encode_response(api.key, version, fields)])
             self._observe(api.key, self._context.began)
             self._drain_line_or_park()
 
@@ -356,9 +350,7 @@ class KafkaProtocol(Protocol):
         answer: Fields = await fields if inspect.isawaitable(fields) else fields
         return answer
 
-    async def _finish(
-        self, place: _Place, api: Api, version: int, correlation_id: int, tags: bytes, fields: Any
-    ) -> None:
+    async def _finish(self, slot: _Slot, api: Api, version: int, correlation_id: int, tags: bytes, fields: Any) -> None:
         try:
             if inspect.isawaitable(fields):
                 fields = await fields
@@ -377,7 +369,7 @@ class KafkaProtocol(Protocol):
             return
         finally:
             self._running = None
-        self._end_parked(place, api.key, _frame(correlation_id, tags, [body]))
+        self._end_parked(slot, api.key, _frame(correlation_id, tags, [body]))
 
     def _handle_unserved(self, key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         self._metrics.request_errors += 1
@@ -392,16 +384,16 @@ class KafkaProtocol(Protocol):
             _, reader = header.skip_client(frame, is_flexible)
             body = refusal.answer(key, version, reader.buffer[reader.position :], Code.UNSUPPORTED_VERSION)
             chunks = _frame(correlation_id, b"\0" if is_flexible else b"", [body])
-        self._take_place().chunks = chunks
+        self._reserve().chunks = chunks
         self._drain_line_or_park()
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
-    def _fill(self, place: _Place, chunks: list[Chunk]) -> None:
+    def _fill(self, slot: _Slot, chunks: list[Chunk]) -> None:
         """Called when an awaited answer is ready."""
         if self._connection.closed:
             return
-        place.chunks = chunks
+        slot.chunks = chunks
         self._drain_line()
         connection = self._connection
         connection.send()
@@ -409,7 +401,7 @@ class KafkaProtocol(Protocol):
             connection.unpark()
 
     def _fill_produce(
-        self, place: _Place, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk] | None]
+        self, slot: _Slot, correlation_id: int, tags: bytes, began: float, done: Promise[list[Chunk] | None]
     ) -> None:
         """A value of None means no answer (acks=0)."""
         self._observe(_PRODUCE, began)
@@ -417,15 +409,13 @@ class KafkaProtocol(Protocol):
             self._fail(done.error)
             return
         chunks = done.value()
-        self._fill(place, [] if chunks is None else _frame(correlation_id, tags, chunks))
+        self._fill(slot, [] if chunks is None else _frame(correlation_id, tags, chunks))
 
-    def _fill_parked(
-        self, place: _Place, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]
-    ) -> None:
+    def _fill_parked(self, slot: _Slot, key: int, correlation_id: int, tags: bytes, done: Promise[list[Chunk]]) -> None:
         if done.error is not None:  # of a request decoded in a thread
             self._fail(done.error)
             return
-        self._end_parked(place, key, _frame(correlation_id, tags, done.value()))
+        self._end_parked(slot, key, _frame(correlation_id, tags, done.value()))
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, ProtocolError):
@@ -435,11 +425,11 @@ class KafkaProtocol(Protocol):
         logger.error("a request from %s failed; its connection is closed", host, exc_info=error)
         self._connection.close()
 
-    def _end_parked(self, place: _Place, key: int, chunks: list[Chunk]) -> None:
+    def _end_parked(self, slot: _Slot, key: int, chunks: list[Chunk]) -> None:
         """Ends the parked request. No other was handled since, so the context's wait and start time belong to it."""
         self._context.wait = None
         self._observe(key, self._context.began)
-        self._fill(place, chunks)
+        self._fill(slot, chunks)
 
     def _drain_line(self) -> None:
         line, outbox = self._in_line, self._outbox

@@ -9,15 +9,8 @@ Rules
 -----
 1. Each client connection has its own relay connection per coordinator. The relay closes with the client's connection;
    that ends the session and its leases on the coordinator.
-2. A relay proves that it belongs to a broker of the cluster, and names its broker and its client:
-
-       leader                                       coordinator
-       ApiVersions(RELAY, "")             ------>
-                                          <------   a nonce
-       ApiVersions(RELAY, proof), request ------>   checks the proof; the session is the client's from now on
-
-   The proof is an HMAC with the cluster's secret (`security/peers.py`). A wrong proof costs the connection, before the
-   request behind it is handled. Without a proof, a connection is an ordinary client's, whatever it says.
+2. A relay proves that it belongs to a broker of the cluster, and names its client (`peer_connection.py`). The session
+   on the coordinator is the client's from then on.
 3. The coordinator checks the rights of the client, by its principal and address. The leader checks none.
 4. A member's fetches through this broker and its fetches from the coordinator are two sessions, as the member expects,
    with separate leases: the proven node id is part of a session's key.
@@ -30,90 +23,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from struct import Struct, error
 from typing import TYPE_CHECKING
 
 from millstream.cluster.base import Node
-from millstream.core.errors import Code, ProtocolError, RequestError
+from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
+from millstream.doors.kafka import peer_connection
 from millstream.doors.kafka.context import Wait
-from millstream.security.peers import NONCE_BYTES
-from millstream.wire.kafka import api_versions, header
+from millstream.doors.kafka.peer_connection import PeerConnection
 from millstream.wire.kafka.primitives import Reader
 
 if TYPE_CHECKING:
-    from millstream.broker.session import Session
     from millstream.doors.kafka.context import Context
     from millstream.doors.outbox import Chunk
 
-CONNECT_SECONDS_MAX = 5.0
-ANSWER_SECONDS_MAX = 10.0
-"""In addition to the request's own wait."""
 PAUSE_SECONDS = 0.1
-_SIZE = Struct(">i")
-_ANSWER_HEAD = Struct(">ib")
-"""Correlation id, no tagged fields."""
-_CORRELATION_BYTES = 4
-
-
-class Relay:
-    """One client's connection to one coordinator; one request in flight, because the client's connection is parked."""
-
-    def __init__(self, node: Node, client: Session) -> None:
-        self._node = node
-        self._client = client
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self.is_closed = False
-
-    async def ask(self, frame: bytes, wait_ms: int) -> bytes:
-        """The body of the answer. Without an answer it closes itself and raises `OSError`."""
-        try:
-            opening: tuple[bytes, ...] = ()
-            if self._streams is None:
-                async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                    opening = (await self._open(),)
-            async with asyncio.timeout(wait_ms / 1000 + ANSWER_SECONDS_MAX):
-                answer = await self._exchange(*opening, frame)
-            correlation_id, tags = _ANSWER_HEAD.unpack_from(answer)
-            if correlation_id != header.peek(memoryview(frame))[2] or tags:
-                raise ConnectionAbortedError("answered another request")
-            return answer[_ANSWER_HEAD.size :]
-        except (asyncio.IncompleteReadError, TimeoutError, error) as reason:
-            self.close()
-            raise ConnectionAbortedError(str(reason) or "no answer in time") from reason
-        except BaseException:
-            self.close()
-            raise
-
-    async def _open(self) -> bytes:
-        """The request to send before all others: the proof."""
-        self._streams = await asyncio.open_connection(self._node.host, self._node.port)
-        answer = await self._exchange(api_versions.introduce(api_versions.RELAY, ""))
-        nonce = answer[_CORRELATION_BYTES:]
-        if len(nonce) != NONCE_BYTES:
-            raise ConnectionAbortedError("is not of this cluster")
-        return api_versions.introduce(api_versions.RELAY, self._client.peers.introduce(nonce, self._node.node_id))
-
-    async def _exchange(self, *frames: bytes) -> bytes:
-        """The answer to the last of these requests; they leave together."""
-        assert self._streams is not None
-        reader, writer = self._streams
-        if self.is_closed:
-            raise ConnectionAbortedError("the client disconnected")
-        writer.write(b"".join(_SIZE.pack(len(frame)) + frame for frame in frames))
-        await writer.drain()
-        answer = b""
-        for _ in frames:
-            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-            if not _ANSWER_HEAD.size <= size <= self._client.config.frame_bytes_max:
-                raise ConnectionAbortedError(f"announced an answer of {size} bytes")
-            answer = await reader.readexactly(size)
-        return answer
-
-    def close(self) -> None:
-        self.is_closed = True
-        if self._streams is not None:
-            self._streams[1].close()
 
 
 def pass_on(
@@ -133,39 +57,17 @@ async def _asked(group_id: str, frame: bytes, wait_ms: int, context: Context) ->
         node = await context.session.peers.coordinator(group_id)
         if node is None:
             raise RequestError(Code.NOT_COORDINATOR, "this broker has just become the group's coordinator")
-        return [await _relay_to(node, context).ask(frame, wait_ms)]
+        return [bytes(await _relay_to(node, context).ask(frame, wait_ms))]
     except (OSError, RequestError) as reason:
         await asyncio.sleep(PAUSE_SECONDS)
-        detail = f"the group's coordinator does not answer ({reason}); open a new session"
+        detail = f"the coordinator of group {group_id} does not answer ({reason}); open a new session"
         raise RequestError(Code.SHARE_SESSION_NOT_FOUND, detail) from reason
 
 
-def _relay_to(node: Node, context: Context) -> Relay:
+def _relay_to(node: Node, context: Context) -> PeerConnection:
     if context.is_gone:  # disconnected during the lookup: the relay would be orphaned
         raise ConnectionAbortedError("the client disconnected")
     relay = context.relays.get(node)
     if relay is None or relay.is_closed:
-        relay = context.relays[node] = Relay(node, context.session)
+        relay = context.relays[node] = peer_connection.for_client(node, context.session)
     return relay
-
-
-def recognise(reader: Reader, context: Context) -> bytes:
-    """Takes an ApiVersions request that may come from another broker's relay; the nonce, if it asks for one."""
-    try:
-        name, proof = reader.string(compact=True), reader.string(compact=True)
-    except ProtocolError:
-        return b""
-    if name != api_versions.RELAY:
-        return b""
-    nonce, context.nonce = context.nonce, b""
-    peers = context.session.peers
-    if not proof:
-        context.nonce = peers.challenge()
-    elif nonce:
-        node_id = peers.accept(nonce, proof)
-        if node_id is None:
-            raise ProtocolError(
-                "it says that it is a broker of this cluster, but it does not know the cluster's secret"
-            )
-        context.via = str(node_id)
-    return context.nonce

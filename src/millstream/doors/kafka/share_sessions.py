@@ -22,11 +22,9 @@ from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.queue import Queue
-    from millstream.broker.groups.queue.share import ShareGroup
     from millstream.broker.groups.queue.share_fetch import ShareFetch, TopicIdPartition
     from millstream.broker.groups.queue.verbs import Member
-    from millstream.broker.session import Session
+    from millstream.broker.session import Queue, Session, ShareGroup
     from millstream.doors.kafka.context import Context
     from millstream.doors.outbox import Chunk
 

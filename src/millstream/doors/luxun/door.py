@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from millstream.broker.broker import Broker
+from millstream.broker.session import Sessions
 from millstream.config import Address
 from millstream.doors.framed.door import FramedDoor
 from millstream.doors.luxun.connection import LuxunConnection
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class LuxunDoor(FramedDoor):
     name = "luxun"
 
-    def __init__(self, broker: Broker, transport: TransportFactory = PlainTransport) -> None:
-        super().__init__(broker, transport)
-        self.password = Password(broker.config.luxun_password)
+    def __init__(self, sessions: Sessions, transport: TransportFactory = PlainTransport) -> None:
+        super().__init__(sessions, transport)
+        self.password = Password(sessions.config.luxun_password)
         self.barrier = ReadBarrier(self.clock, self._listener)
 
     def start(self, address: Address) -> Address:

@@ -147,15 +147,15 @@ class LuxunProtocol(FramedProtocol):
     def _put(
         self, call: str, sequence_id: int, item: memoryview, topic: str, inlet: Inlet, oneway: Appends | None
     ) -> None:
-        place = self.reserve()
+        slot = self.reserve()
 
         def settled(index: int, error: BaseException | None) -> None:
             if oneway is not None:
                 self._barrier.ended(topic, oneway)
             if error is None:
-                self.fill(place, _produced(call, sequence_id, index))
+                self.fill(slot, _produced(call, sequence_id, index))
             else:
-                self.fill(place, self._refused_item(call, sequence_id, error))
+                self.fill(slot, self._refused_item(call, sequence_id, error))
 
         inlet.put_then(settled, item)
         if inlet.is_full:
@@ -165,7 +165,7 @@ class LuxunProtocol(FramedProtocol):
         answer = self._refused(call, sequence_id, error)
         if call == luxun.PRODUCE:
             return answer
-        refusals.warning("refused an item from %s that it does not wait for: %s", self.peer, error)
+        refusals.warning("oneway item from %s refused: %s", self.peer, error)
         return b""
 
     # -- items out ---------------------------------------------------------------------------------------------------

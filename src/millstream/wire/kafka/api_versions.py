@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from millstream.wire.kafka import header
+from millstream.wire.kafka.conversation import Request
 from millstream.wire.kafka.primitives import array_length, string, uvarint
 
 KEY = 18
@@ -17,9 +17,9 @@ _RANGE = Struct(">hhh")
 _LEVELS = Struct(">hh")
 
 
-def introduce(name: str, version: str) -> bytes:
-    """A request (version 3) with the client's software name and version (KIP-511)."""
-    return header.fixed(KEY, 3, 0) + string(name, False) + b"\0" + string(name, True) + string(version, True) + b"\0"
+def introduce(name: str, version: str) -> Request:
+    """With the client's software name and version (KIP-511)."""
+    return Request(KEY, 3, b"\0" + string(name, True) + string(version, True) + b"\0")
 
 
 class Feature(NamedTuple):

@@ -1,8 +1,9 @@
 """The client's side of a connection to a broker, without a socket: frames, correlation ids, versions, the handshake.
 
 A request is one frame, and its answer another: `SIZE_BYTES` that `answer_size` reads, then that many bytes. One request
-is in flight at a time. A handshake is a generator that yields requests and is sent their answers, so blocking and
-asynchronous transports run the same one. A login (SASL) is a handshake after `greet`.
+is in flight at a time. A handshake is a generator that yields requests and is sent their answers. Both transports run
+the same handshakes: the blocking one of `client/link.py`, and the connections between brokers on the event loop
+(`doors/kafka/peer_connection.py`). A login (SASL) is one more handshake.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Request(NamedTuple):
     key: int
     version: int
     body: bytes
+    """In flexible versions, with the tagged fields of the header before it."""
 
 
 Handshake = Generator[Request, Reader, None]

@@ -12,6 +12,7 @@ from struct import Struct
 from uuid import UUID
 
 from millstream.core.errors import ProtocolError
+from millstream.wire.reader import BoundedReader
 
 STRING_BYTES_MAX = 0x7FFF
 """Compact strings could be longer. Kafka's readers refuse that too, so that any version can carry any string."""
@@ -31,26 +32,15 @@ class ManyItems(Exception):
     """A request has more items than its caller decodes at once. It is valid so far."""
 
 
-class Reader:
-    __slots__ = ("buffer", "end", "items", "position")
+class Reader(BoundedReader):
+    __slots__ = ("items",)
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
-        self.buffer = buffer
+        self.buffer = buffer  # without `super`, whose call each request would pay
         self.position = position
         self.end = len(buffer)
         self.items = 0
         """The number of items of all arrays so far."""
-
-    def unpack(self, layout: Struct) -> tuple[int, ...]:
-        position = self._advance(layout.size)
-        return layout.unpack_from(self.buffer, position)
-
-    def _advance(self, size: int) -> int:
-        position = self.position
-        if size < 0 or position + size > self.end:
-            raise ProtocolError(f"a field of {size} bytes does not fit into the {self.end - position} that are left")
-        self.position = position + size
-        return position
 
     def i8(self) -> int:
         value: int = _I8.unpack_from(self.buffer, self._advance(1))[0]

@@ -35,11 +35,6 @@ class QueueAnswers(QueueStates):
     _is_full = False
     """Whether a member got nothing at `leases_max`; `settle` then wakes the waiters below the limit."""
 
-    def check(self) -> None:
-        """Raises `RequestError` if the partition has ended."""
-        if self.ended is not None:
-            raise RequestError(self.ended.code, self.ended.detail)
-
     def answer(self, member: Member, answers: Sequence[Answer]) -> Promise[None]:
         """Settles when durable. Raises `RequestError` and changes nothing unless the member leases all the records.
 
@@ -107,7 +102,7 @@ class QueueAnswers(QueueStates):
             return
         for each in settlements:
             block = self._blocks.get(each.number)
-            if block is None:  # retention deleted its records meanwhile
+            if block is None:  # retention deleted its records
                 continue
             if not is_durable:
                 self._take_back(each, block)
@@ -118,7 +113,7 @@ class QueueAnswers(QueueStates):
                 for at in range(each.start, each.stop):
                     self._carry_out(each.member, each.number, block, at)
         if is_durable and any(each.dead_records for each in settlements):
-            self._write_letters()
+            self._queue.dead_letters.write_letters(self)
         if self._is_full and self.leases < self.settings.leases_max:
             self._is_full = False
             self._wake()

@@ -11,9 +11,9 @@ Its timestamp is the time of writing. Retention of the dead-letter topic counts 
 
 Rules
 -----
-1. A record is marked DYING, durably and with the end of the dead-letter topic at that time (`DeadRecord.after`), before
-   its letter is written.
-2. After a crash the broker searches for the letter from that offset on, and writes it if it is missing.
+1. `_dead_letter` is the whole way of a dead record. The record is durably DYING, with the end of the dead-letter topic
+   at its death (`DeadRecord.after`), before its letter is written. It is DONE after its letter is durable.
+2. After a crash or a failure the broker searches for the letter from that offset on, and writes it if it is missing.
 3. A dead record of the dead-letter topic itself gets no letter: it is already there.
 4. A failed read is retried. Only a record outside the log's range gets no letter. A damaged or undecodable record gets
    a letter without key and value, with the cause as reason.
@@ -45,7 +45,7 @@ from millstream.records.record import Headers, Record, record_bytes_max
 from millstream.stores.base import PartitionLog
 
 if TYPE_CHECKING:
-    from millstream.broker.groups.queue.partition import QueuePartition
+    from millstream.broker.groups.queue.states import QueueStates
 
 logger = logging.getLogger(__name__)
 refusals = Damped(__name__)
@@ -75,27 +75,26 @@ class DeadLetters:
         self._topics = topics
         self._clock = clock
         self._in_background = in_background
-        self._busy: set[QueuePartition] = set()
+        self._busy: set[QueueStates] = set()
 
-    def with_target(self, dead: DeadRecord, index: int) -> DeadRecord:
-        """Adds the lowest offset that the dead letter can get."""
-        topic = self._topics.get(dead.to)
+    def end(self, name: str, index: int) -> tuple[int, str]:
+        """The lowest offset that a new dead letter can get, and where: see `DeadRecord`."""
+        topic = self._topics.get(name)
         if topic is None:
-            return dead._replace(after=0)
-        end = topic.partitions[index % topic.partition_count].log.end
-        return dead._replace(after=end, where=_where(topic, index))
+            return 0, ""
+        return topic.partitions[index % topic.partition_count].log.end, _where(topic, index)
 
-    def write_letters(self, partition: QueuePartition) -> None:
-        """Writes all dead letters of a partition in the background, one batch at a time."""
+    def write_letters(self, partition: QueueStates) -> None:
+        """Takes all dead records of a partition to their end, in the background."""
         if partition not in self._busy and not partition.is_closed:
             self._busy.add(partition)
             self._in_background(self._run(partition))
 
-    async def _run(self, partition: QueuePartition) -> None:
+    async def _run(self, partition: QueueStates) -> None:
         try:
             while (dead_records := partition.dead_records()[:BATCH_RECORDS_MAX]) and not partition.is_closed:
                 for name, group in groupby(sorted(dead_records, key=lambda dead: dead.to), key=lambda dead: dead.to):
-                    await self._write(partition, name, list(group))
+                    await self._dead_letter(partition, name, list(group))
         except Exception as error:
             if partition.is_closed:
                 return
@@ -108,17 +107,17 @@ class DeadLetters:
         finally:
             self._busy.discard(partition)
 
-    async def _write(self, partition: QueuePartition, name: str, dead_records: list[DeadRecord]) -> None:
+    async def _dead_letter(self, partition: QueueStates, name: str, dead_records: list[DeadRecord]) -> None:
+        """Takes dead records with the same dead-letter topic from DYING to DONE."""
+        await partition.save_dead_records()
         if name == partition.topic.name:
             await partition.letters_written(dead_records)
             return
         target = await self._ensure(name)
         written = await self._find(target, partition, dead_records)
         if written:
-            await partition.letters_written(
-                [dead for dead in dead_records if self._identity(partition, dead) in written]
-            )
-        missing = sorted(dead for dead in dead_records if self._identity(partition, dead) not in written)
+            await partition.letters_written(written)
+        missing = sorted(set(dead_records).difference(written))
         while missing:
             letters, count = await self._letters(partition, missing, target.settings.message_bytes_max)
             partition.check()
@@ -153,18 +152,18 @@ class DeadLetters:
             return topic
 
     async def _find(
-        self, target: Topic, partition: QueuePartition, dead_records: Sequence[DeadRecord]
-    ) -> set[Identity]:
+        self, target: Topic, partition: QueueStates, dead_records: Sequence[DeadRecord]
+    ) -> list[DeadRecord]:
         """The dead records whose letters a crash or a failed write has left in the dead-letter topic."""
-        wanted = {self._identity(partition, dead) for dead in dead_records}
-        after = min(dead.after for dead in dead_records)
-        if after < 0:  # a private queue does not survive a crash
-            return set()
+        if partition.is_private:  # it does not survive a crash
+            return []
         if any(dead.where != _where(target, partition.index) for dead in dead_records):
             # The topic has grown or was recreated: search all partitions.
-            found = [await self._find_in(each.log, 0) for each in target.partitions]
-            return set().union(*found) & wanted
-        return await self._find_in(target.partitions[partition.index % target.partition_count].log, after) & wanted
+            found = set[Identity]().union(*[await self._find_in(each.log, 0) for each in target.partitions])
+        else:
+            log = target.partitions[partition.index % target.partition_count].log
+            found = await self._find_in(log, min(dead.after for dead in dead_records))
+        return [dead for dead in dead_records if self._identity(partition, dead) in found]
 
     async def _find_in(self, log: PartitionLog, offset: int) -> set[Identity]:
         found: set[Identity] = set()
@@ -185,7 +184,7 @@ class DeadLetters:
         return found
 
     async def _letters(
-        self, partition: QueuePartition, dead_records: Sequence[DeadRecord], bytes_max: int
+        self, partition: QueueStates, dead_records: Sequence[DeadRecord], bytes_max: int
     ) -> tuple[list[Record], int]:
         """Letters for one batch, and how many dead records they cover; records deleted by retention get none."""
         letters: list[Record] = []
@@ -207,12 +206,12 @@ class DeadLetters:
                 letters.append(letter)
         return letters, len(dead_records)
 
-    async def _record(self, partition: QueuePartition, offset: int) -> Record | None:
+    async def _record(self, partition: QueueStates, offset: int) -> Record | None:
         for header, batch in await partition.reading.batches(offset, 1):
             return partition.reading.records(header, batch).get(offset)
         return None
 
-    def _headers(self, partition: QueuePartition, dead: DeadRecord) -> Headers:
+    def _headers(self, partition: QueueStates, dead: DeadRecord) -> Headers:
         topic, index, offset, group = self._identity(partition, dead)
         at = datetime.fromtimestamp(dead.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return (
@@ -228,7 +227,7 @@ class DeadLetters:
             (HEADER + "at", at.encode()),
         )
 
-    def _identity(self, partition: QueuePartition, dead: DeadRecord) -> Identity:
+    def _identity(self, partition: QueueStates, dead: DeadRecord) -> Identity:
         parts = partition.topic.name, str(partition.index), str(dead.offset), partition.group_id
         return tuple(part.encode() for part in parts)
 

@@ -201,7 +201,7 @@ class DoneRetention:
                 _warn(promise.error)
                 return
             self._stored = done
-            self._save()  # changes made meanwhile
+            self._save()  # changes made during the write
 
         self._meta.transact(*operations).then(saved)
 

@@ -190,7 +190,7 @@ class QueuePartition(QueueAnswers):
             if is_first:
                 raise
             return None
-        self.check()  # it may have ended meanwhile
+        self.check()  # it may have ended during the read
         return batches if seeks == self._seeks else []
 
     async def _batches(self, first: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
@@ -240,9 +240,6 @@ class QueuePartition(QueueAnswers):
             except UnreadableOffset as error:  # a later acquisition gives these records up
                 offset = max(offset, error.next_offset)
 
-    def _write_letters(self) -> None:
-        self._queue.dead_letters.write_letters(self)
-
     # Seek and close
 
     async def seek(self, offset: int) -> None:
@@ -266,7 +263,6 @@ class QueuePartition(QueueAnswers):
     def stop(self) -> None:
         """Stops all timers and wakes waiting fetches."""
         self._calendar.clear()
-        self._giving_up.stop()
         self._writer.stop()
         self._unwake()
         self._wake()
@@ -284,14 +280,6 @@ class QueuePartition(QueueAnswers):
         """Ends, and wakes all waiters."""
         self.end(reason)
         self.stop()
-
-    @property
-    def is_private(self) -> bool:
-        return self._writer.is_private
-
-    @property
-    def is_closed(self) -> bool:
-        return self.ended is not None
 
     def removal(self) -> list[Delete]:
         """The operations that delete its stored state."""

@@ -225,7 +225,7 @@ class Queues:
             raise RequestError(Code.NON_EMPTY_GROUP, f"queue {group_id} has members; stop them first")
         queue.close(RequestError(Code.GROUP_ID_NOT_FOUND, f"queue {group_id} was deleted"))
         del self._queues[group_id]
-        self._deleting.add(group_id)  # the deletion would also hit a queue recreated meanwhile
+        self._deleting.add(group_id)  # the deletion would also hit a queue created during it
         try:
             stored = await self._meta.list(group_prefix(group_id))
             await self._remove(group_id, [key for key, _ in stored], list(queue.partitions()))

@@ -47,7 +47,7 @@ class Reading:
     async def batches(self, offset: int, bytes_max: int) -> list[tuple[BatchHeader, memoryview]]:
         """Whole batches of the log, from the one that holds an offset, or the next one.
 
-        Empty if they were trimmed meanwhile: the next read sees the new start of the log. Any other failure is raised:
+        Empty if they were trimmed during the read: the next one sees the log's new start. Any other failure is raised:
         records that cannot be read now still exist.
         """
         kept = self._kept

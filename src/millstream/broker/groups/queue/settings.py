@@ -1,4 +1,8 @@
-"""The settings of a queue for one topic: the group's own, else the topic's, else the door's, else the defaults."""
+"""The settings of a queue for one topic: the group's own, else the topic's, else the door's, else the defaults.
+
+FlowMQ's 30 seconds and Kafka's lock duration are one setting here, `share.record.lock.duration.ms`: no door has a
+default of its own for it.
+"""
 
 from __future__ import annotations
 

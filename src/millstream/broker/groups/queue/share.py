@@ -9,8 +9,8 @@ Rules
 1. Every member gets every partition of its topics. The queue shares work record by record, so an assignment of some
    partitions gains nothing. It would cost much: a slow member would block the partitions that only it reads, and every
    join or leave would move partitions.
-2. The epoch grows when a member joins, leaves or changes its subscription, and when a subscribed topic appears, is
-   deleted or grows. It is durable before any member sees it: no member epoch is used twice.
+2. The epoch (`epoch_group.py`) grows when a member joins, leaves or changes its subscription, and when a subscribed
+   topic appears, is deleted or grows.
 3. A seat starts and ends with a share session: the client closes it, or its connection ends. A member that misses its
    session timeout loses its seat. A member that leaves keeps it until its session ends, because clients send their last
    acknowledgements at that time, on another connection. The end of a seat releases its leases at once.
@@ -24,16 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.described import ShareMemberView, ShareView
-from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.epoch_group import EpochGroup
 from millstream.broker.groups.queue.settings import group_value
 from millstream.broker.groups.queue.share_lines import Lines
 from millstream.broker.groups.queue.share_member import Assigned, ShareBeat, ShareMember
 from millstream.broker.groups.record import GroupRecord
-from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.stream.consumer_member import JOINING, BeatAnswer
-from millstream.broker.groups.view import QueuesView, TopicsView
-from millstream.core.clock import Clock
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 from millstream.stores.base import Put
@@ -43,27 +41,16 @@ if TYPE_CHECKING:
     from millstream.broker.groups.queue.verbs import Member
 
 
-class ShareGroup:
+class ShareGroup(EpochGroup):
     type = "Share"
     protocol_type = "share"
     assignor = "simple"
     """Kafka's name for its only share assignor."""
 
-    def __init__(
-        self,
-        group_id: str,
-        journal: Journal,
-        clock: Clock,
-        topics: TopicsView,
-        settings: GroupSettings,
-        queues: QueuesView,
-        record: GroupRecord | None = None,
-    ) -> None:
-        self.id = group_id
-        self.epoch = record.epoch if record else 0
+    def __init__(self, group_id: str, context: GroupContext, record: GroupRecord | None = None) -> None:
+        super().__init__(group_id, context, record)
         self.durable_epoch = self.epoch
         """The latest epoch that members may see."""
-        self.emptied_ms = record.emptied_ms if record else None
         self.members: dict[str, ShareMember] = {}
         self.lines = Lines()
         """Parked fetches."""
@@ -71,14 +58,7 @@ class ShareGroup:
         """By member id and relaying broker; empty if there is no relay."""
         self._read: Assigned = {}
         """All partitions that members read, as of the last epoch."""
-        self._stale = False
-        self._is_closed = False
-        self._queued: Entry | None = None
-        self._journal = journal
-        self._clock = clock
-        self._topics = topics
-        self._settings = settings
-        self._queues = queues
+        self._queues = context.queues
 
     @property
     def vacant(self) -> bool:
@@ -99,7 +79,12 @@ class ShareGroup:
         if member.update(beat):
             self._stale = True
         if self._stale:
-            await self._advance()
+            member.session.stop()  # a slow disk is not a silent member
+            try:
+                await self._advance()
+            finally:
+                if self.members.get(member.id) is member:
+                    member.session.push(self._session_ms())
             if self.members.get(member.id) is not member:
                 raise RequestError(Code.UNKNOWN_MEMBER_ID)
         member.reach(self.durable_epoch)
@@ -131,7 +116,7 @@ class ShareGroup:
         return None
 
     def close(self, error: RequestError) -> None:
-        self._is_closed = True
+        self._closed = error
         members, self.members = self.members, {}
         for member in members.values():
             member.session.stop()
@@ -238,32 +223,9 @@ class ShareGroup:
 
     # Epochs
 
-    def _change(self) -> Promise[None]:
-        """Starts a new epoch that no member waits for. If the write fails, the next heartbeat retries."""
-        self._stale = True
-        return self._advance()
-
-    def _advance(self) -> Promise[None]:
-        """Writes a new epoch. Changes that wait for the same write share it."""
-        if self._queued is not None:
-            return self._queued.promise
-        entry = self._queued = Entry(self._reserve, self._reserved)
-        self._journal.submit(entry).then(self._advanced)
-        return entry.promise
-
     def _reserve(self) -> Iterable[Put]:
-        self._queued = None
-        if self._is_closed:  # a new group may own its name and its record by now
-            return []
-        self._stale = False
-        self.epoch += 1
         self._read = self._wanted()
-        return [GroupRecord(self.type, self.epoch, self.protocol_type, self.emptied_ms).put(self.id)]
+        return super()._reserve()
 
     def _reserved(self) -> None:
         self.durable_epoch = self.epoch
-
-    def _advanced(self, done: Promise[None]) -> None:
-        if done.error is not None:
-            self._stale = True
-            self._queued = None

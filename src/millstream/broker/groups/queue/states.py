@@ -16,6 +16,7 @@ Rules
    attempt: the record gets one more.
 3. A dead record is durably DYING, with the reason, before its dead letter is written. It is done when the letter is
    durable. After a crash in between the broker searches for the letter before it writes one: there is exactly one.
+   `DeadLetters` takes all three steps.
 4. A damaged or undecodable batch is given up as a whole: one dead letter without a value covers its records and holds
    the reason. Records of the batch that are already leased stay leased.
 
@@ -31,7 +32,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.queue.block import (
     DONE,
     DYING,
@@ -67,8 +67,6 @@ LOOK_RECORDS_MAX = 10_000
 """Records whose keys or delays are checked in one turn of the event loop."""
 
 REASON_CHARS_MAX = 1000
-RETRY_MS = 1_000
-"""Wait before the retry of a failed write of a dead record."""
 
 
 class QueueStates(abc.ABC):
@@ -94,14 +92,13 @@ class QueueStates(abc.ABC):
         self.leases = 0
         self._queue = queue
         self._clock = queue.clock
-        self._writer = StateWriter(storage, queue.journal, queue.clock, self, self._with_target)
+        self._writer = StateWriter(storage, queue.journal, queue.clock, self)
         self.reading = Reading(self.log)
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._open = 0
         self._listed: list[int] = []
         """A heap of blocks that may have ready records."""
         self._calendar = Calendar(self._clock, self._look_at_due)
-        self._giving_up = Deadline(self._clock, self._give_up_durably)
         self._keys: KeyOrder | None = None
         self.ended: RequestError | None = None
         """Why the partition refuses all requests."""
@@ -113,6 +110,19 @@ class QueueStates(abc.ABC):
     @property
     def settings(self) -> QueueSettings:
         return self._queue.settings_for(self.topic)
+
+    @property
+    def is_private(self) -> bool:
+        return self._writer.is_private
+
+    @property
+    def is_closed(self) -> bool:
+        return self.ended is not None
+
+    def check(self) -> None:
+        """Raises `RequestError` if the partition has ended."""
+        if self.ended is not None:
+            raise RequestError(self.ended.code, self.ended.detail)
 
     @property
     def low(self) -> int:
@@ -282,11 +292,10 @@ class QueueStates(abc.ABC):
     def _fail(self, number: int, block: Block, at: int, reason: str, *, is_final: bool = False) -> None:
         """A delivery ended without an acknowledgement. The caller has already counted the lease off."""
         outcome, dead = self._failed(number, block, at, reason, is_final=is_final)
-        if dead is not None:
-            self._writer.dead_records[dead.offset] = dead
         self._become(number, block, at, outcome)
         if dead is not None:
-            self._give_up_durably()
+            self._writer.add_dead_record(dead)
+            self._queue.dead_letters.write_letters(self)
 
     def _failed(
         self, number: int, block: Block, at: int, reason: str, delay_ms: int = 0, is_final: bool = False
@@ -295,8 +304,9 @@ class QueueStates(abc.ABC):
         settings = self.settings
         attempts, now = block.attempts[at], self._clock.now_ms()
         if is_final or (attempts >= settings.attempts_max and not self._queue.is_stopping):
-            reason = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released")
-            return Outcome(DYING), DeadRecord(number * SIZE + at, attempts, reason, now, settings.dead_topic)
+            reason, to = reason[:REASON_CHARS_MAX] or ("rejected" if is_final else "released"), settings.dead_topic
+            end = self._queue.dead_letters.end(to, self.index)
+            return Outcome(DYING), DeadRecord(number * SIZE + at, attempts, reason, now, to, *end)
         rest_ms = max(delay_ms, settings.rest_ms(attempts))
         return (Outcome(WAITING, now + rest_ms) if rest_ms > 0 else Outcome(READY)), None
 
@@ -437,9 +447,9 @@ class QueueStates(abc.ABC):
     def _restore(self, stored: Stored | None, is_alone: bool) -> None:
         head = stored.head if stored is not None else None
         if stored is None or head is None or head.topic_id != self.topic.id.hex:
-            from_end = self._writer.is_private or self.settings.reset == "latest"
+            from_end = self.is_private or self.settings.reset == "latest"
             self.next = self.log.high_watermark if from_end else self.log.start
-            self.first = self.next if self._writer.is_private else 0
+            self.first = self.next if self.is_private else 0
             return
         self.next, self.done, self.dead, self.redelivered = head[1:]
         self._writer.restore(set(stored.blocks), stored.dead_records)
@@ -459,14 +469,14 @@ class QueueStates(abc.ABC):
             if is_alone:
                 self._fall_back(self.log.end)
         if self._writer.dead_records:
-            self._write_letters()
+            self._queue.dead_letters.write_letters(self)
 
     def _fall_back(self, end: int) -> None:
         """The machine stopped before the log's last records were on disk (`flush=os`). New records get their offsets
         and must not inherit the states of the lost records.
         """
         for offset in [offset for offset in self._writer.dead_records if offset >= end]:
-            self._writer.forget_dead_record(offset)
+            self._writer.remove_dead_record(offset)
             block, at = self._blocks.get(offset // SIZE), offset % SIZE
             if block is not None and block.states[at] == DYING:
                 block.put(at, READY)
@@ -480,30 +490,18 @@ class QueueStates(abc.ABC):
 
     # Dead records
 
-    def _give_up_durably(self) -> None:
-        self.save().then(self._given_up)
-
-    def _given_up(self, done: Promise[None]) -> None:
-        if done.error is None:
-            self._write_letters()
-        elif self.ended is None:
-            self._giving_up.push(RETRY_MS)
-
-    @abc.abstractmethod
-    def _write_letters(self) -> None:
-        """Starts to write the letters of durable dead records."""
-
-    def _with_target(self, dead: DeadRecord) -> DeadRecord:
-        return self._queue.dead_letters.with_target(dead, self.index)
-
     def dead_records(self) -> list[DeadRecord]:
-        """Durable dead records that are not done yet."""
-        return self._writer.durable_dead_records()
+        """Dead records that are not done yet."""
+        return list(self._writer.dead_records.values())
+
+    def save_dead_records(self) -> Promise[None]:
+        """Settles when all of them are durable."""
+        return self._writer.save_dead_records()
 
     def letters_written(self, dead_records: Sequence[DeadRecord]) -> Promise[None]:
         """Their dead letters are durable."""
         for dead in dead_records:
-            self._writer.forget_dead_record(dead.offset)
+            self._writer.remove_dead_record(dead.offset)
             number, at = divmod(dead.offset, SIZE)
             block = self._blocks.get(number)
             if block is None or block.states[at] != DYING:

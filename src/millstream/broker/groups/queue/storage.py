@@ -41,8 +41,8 @@ class DeadRecord(NamedTuple):
     at_ms: int
     to: str
     """The dead-letter topic."""
-    after: int = -1
-    """A written dead letter is at or behind this offset; -1: no letter was written."""
+    after: int = 0
+    """A written dead letter is at or behind this offset."""
     where: str = ""
     """Topic id and partition of `after`: the topic may have grown or been recreated since."""
 

@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from millstream.broker.groups.deadline import Deadline
@@ -76,12 +76,10 @@ class StateWriter:
         journal: Journal,
         clock: Clock,
         state: WrittenState,
-        dead_end: Callable[[DeadRecord], DeadRecord],
     ) -> None:
         self._storage = storage
         self._journal = journal
         self._state = state
-        self._with_target = dead_end
         self._saver = Deadline(clock, self.save)
         self._queued: Write | None = None
         self._kept: set[int] = set()
@@ -90,6 +88,8 @@ class StateWriter:
         self.changed: set[int] = set()
         """Blocks that differ from the store and from a running write."""
         self.dead_records: dict[int, DeadRecord] = {}
+        self._unsaved: dict[int, DeadRecord] = {}
+        """Dead records that are not durable yet."""
         self.ended: RequestError | None = None
         """Why every write fails."""
 
@@ -101,10 +101,15 @@ class StateWriter:
         self._kept = blocks
         self.dead_records = {dead.offset: dead for dead in dead_records}
 
-    def durable_dead_records(self) -> list[DeadRecord]:
-        return [dead for dead in self.dead_records.values() if self._storage is None or dead.after >= 0]
+    def add_dead_record(self, dead: DeadRecord) -> None:
+        self.dead_records[dead.offset] = dead
+        if self._storage is not None:
+            self._unsaved[dead.offset] = dead
 
-    def forget_dead_record(self, offset: int) -> None:
+    def save_dead_records(self) -> Promise[None]:
+        return self.save() if self._unsaved else Promise.of(None)
+
+    def remove_dead_record(self, offset: int) -> None:
         dead = self.dead_records.pop(offset, None)
         if dead is not None:
             self._delete_dead_records([dead])
@@ -146,9 +151,8 @@ class StateWriter:
         self._queued = None
         write.changed, self.changed = self.changed, set()
         write.deletes, self._dead_deletes = self._dead_deletes, {}
-        fresh = [dead for dead in self.dead_records.values() if dead.after < 0]
-        fresh += [dead for each in write.settlements for dead in each.dead_records]
-        write.dead_records = [self._with_target(dead) for dead in fresh]
+        write.dead_records = [*self._unsaved.values()]
+        write.dead_records += [dead for each in write.settlements for dead in each.dead_records]
         accepted = 0
         for number in write.changed:
             block = self._state.block(number)
@@ -166,14 +170,12 @@ class StateWriter:
             yield self._storage.put_dead(dead)
 
     def _written(self, write: Write, done: Promise[None]) -> None:
-        """Makes dead records effective: `durable_dead_records` reads the state set here."""
         if self._queued is write:  # refused before it started
             self._queued = None
         if done.error is None:
-            answered = {dead.offset for each in write.settlements for dead in each.dead_records}
             for dead in write.dead_records:
-                if dead.offset in self.dead_records or dead.offset in answered:
-                    self.dead_records[dead.offset] = dead
+                self.dead_records[dead.offset] = dead
+                self._unsaved.pop(dead.offset, None)
         else:
             self._kept |= write.changed
             self.changed |= write.changed

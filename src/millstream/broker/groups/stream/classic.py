@@ -21,8 +21,8 @@ Rules
 7. Members of doors whose protocol has no assignments (`planned`) neither sync nor have to rejoin: Flume's own consumer
    never does. If the group has one, the broker assigns, and the leader is the first of them in alphabetical order.
    Every change starts the next generation at once, with assignments for all members, and no join waits for others. A
-   member that has not rejoined since is behind until it does, whichever members leave meanwhile. Its heartbeat extends
-   its session and returns REBALANCE_IN_PROGRESS.
+   member that has not rejoined since is behind until it does, whichever members leave before. Its heartbeat extends its
+   session and returns REBALANCE_IN_PROGRESS.
 8. A planned member, behind or not, may commit partitions that are assigned to it or to no member: Flume's commit names
    neither member nor generation, so ownership is the only fence. Commits to another member's partitions are refused,
    and so are commits under a generation before its last join. A Kafka member that is behind must rejoin first
@@ -33,17 +33,24 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicView
-from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.journal import Entry
 from millstream.broker.groups.record import GroupRecord
-from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.stream.classic_member import Join, Joined, Member, Synced, choose_protocol, new_member_id
+from millstream.broker.groups.stream.classic_member import (
+    Join,
+    Joined,
+    Member,
+    Synced,
+    check_protocol,
+    choose_protocol,
+    new_member_id,
+)
 from millstream.broker.groups.stream.offsets import TopicCommit
-from millstream.broker.groups.stream.plan import owners
-from millstream.core.clock import Clock
+from millstream.broker.groups.stream.plan import owners, plan
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
@@ -54,22 +61,12 @@ STABLE = "Stable"
 DEAD = "Dead"
 CONSUMER = "consumer"
 """The protocol type whose metadata the broker decodes."""
-Planner = Callable[[Sequence[Member]], Mapping[str, bytes]]
-"""Returns each member's assignment, as ConsumerProtocolAssignment."""
 
 
 class ClassicGroup:
     type = "Classic"
 
-    def __init__(
-        self,
-        group_id: str,
-        journal: Journal,
-        clock: Clock,
-        settings: GroupSettings,
-        record: GroupRecord | None = None,
-        plan: Planner = lambda members: {},
-    ) -> None:
+    def __init__(self, group_id: str, context: GroupContext, record: GroupRecord | None = None) -> None:
         self.id = group_id
         self.state = EMPTY
         self.generation = record.epoch if record else 0
@@ -81,15 +78,15 @@ class ClassicGroup:
         """None if it has members, or never had any."""
         self._static: dict[str, str] = {}
         self._pending: dict[str, Deadline] = {}
-        self._journal = journal
-        self._clock = clock
-        self._settings = settings
-        self._plan = plan
+        self._journal = context.journal
+        self._clock = context.clock
+        self._topics = context.topics
+        self._settings = context.settings
         self._reserving = False
         self._emptied = 0
         """How often it became empty: that discards a generation that was reserved before."""
-        self._opening = Deadline(clock, self._complete_if_ready)
-        self._rebalance = Deadline(clock, self._rebalance_due)
+        self._opening = Deadline(self._clock, self._complete_if_ready)
+        self._rebalance = Deadline(self._clock, self._rebalance_due)
 
     @property
     def vacant(self) -> bool:
@@ -133,9 +130,7 @@ class ClassicGroup:
         assignments: Mapping[str, bytes],
     ) -> Promise[Synced]:
         member = self._find_current(member_id, instance_id, generation)
-        for said, known in zip(protocol, (self.protocol_type, self.protocol_name), strict=True):
-            if said is not None and said != known:
-                raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL)
+        check_protocol(protocol, (self.protocol_type, self.protocol_name))
         if self._must_rejoin(member):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
         member.unsynced = False
@@ -207,8 +202,8 @@ class ClassicGroup:
     def topics_changed(self) -> None:
         """Planned members do not watch metadata: the broker rebalances for them."""
         if self.state == STABLE and self._is_planned:
-            plan = self._plan(list(self.members.values()))
-            if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
+            planned = plan(list(self.members.values()), self._topics)
+            if any(planned.get(member.id, b"") != member.assignment for member in self.members.values()):
                 self._prepare()
                 self._complete_if_ready()
 
@@ -460,7 +455,7 @@ class ClassicGroup:
             member.unsynced = not member.planned
             member.touch()
         if planned:
-            self._distribute(self._plan(list(self.members.values())))
+            self._distribute(plan(list(self.members.values()), self._topics))
         for promise, answer in answers:
             promise.settle(answer)
 

@@ -57,6 +57,12 @@ class Synced(NamedTuple):
     assignment: bytes
 
 
+def check_protocol(said: tuple[str | None, str | None], known: tuple[str | None, str | None]) -> None:
+    """Raises if a SyncGroup names another protocol type or protocol than the group's (KIP-559)."""
+    if any(one is not None and one != other for one, other in zip(said, known, strict=True)):
+        raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL)
+
+
 class Converted(RequestError):
     """The group changed its protocol (KIP-848) while a member waited. A join continues in the group's successor."""
 

@@ -8,8 +8,8 @@
 
 Rules
 -----
-1. The group epoch grows when a member joins, leaves or changes its subscription, and when its topics appear, go or
-   grow. It is durable before its target is computed: no member epoch is used twice.
+1. The group epoch (`epoch_group.py`) grows when a member joins, leaves or changes its subscription, and when its topics
+   appear, go or grow. It is durable before its target is computed.
 2. A partition has at most one owner. It is owned until its owner confirms the revocation, leaves, or is fenced:
    `owners` is the truth, targets are intentions.
 3. A member confirms by an explicit list in a heartbeat after the response that told it to revoke. An earlier list
@@ -18,8 +18,7 @@ Rules
    timeout.
 5. A member that joins (epoch 0) owns nothing, whatever the broker believed.
 6. A commit must carry the member's current epoch.
-7. A closed group (dropped, converted, or lost to another broker) accepts no member and writes nothing: another group
-   may have its name, and its record.
+7. A closed group accepts no member.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from uuid import UUID, uuid4
 
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.described import ConsumerMemberView, ConsumerView
-from millstream.broker.groups.journal import Entry, Journal
+from millstream.broker.groups.epoch_group import EpochGroup
 from millstream.broker.groups.record import GroupRecord
-from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.stream.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Assignor, Partition, Target, Wants
+from millstream.broker.groups.stream.assignors import DEFAULT_ASSIGNOR, EXCLUSIVE, Partition, Target, Wants
 from millstream.broker.groups.stream.consumer_member import (
     JOINING,
     LEAVING_FOR_A_WHILE,
@@ -42,36 +41,21 @@ from millstream.broker.groups.stream.consumer_member import (
     by_topic,
 )
 from millstream.broker.groups.stream.pattern import Pattern
-from millstream.broker.groups.stream.topic_matches import TopicMatches
-from millstream.broker.groups.view import TopicLike, TopicsView
-from millstream.core.clock import Clock
+from millstream.broker.groups.view import TopicLike
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
-from millstream.stores.base import Put
 
 PATTERNS_MAX = 50
 """Distinct topic patterns in one group: each is matched with every new topic."""
 Subscribed = tuple[frozenset[str], Pattern | None]
 
 
-class ConsumerGroup:
+class ConsumerGroup(EpochGroup):
     type = "Consumer"
     protocol_type = "consumer"
 
-    def __init__(
-        self,
-        group_id: str,
-        journal: Journal,
-        clock: Clock,
-        topics: TopicsView,
-        matches: TopicMatches,
-        settings: GroupSettings,
-        assignors: Mapping[str, Assignor],
-        record: GroupRecord | None = None,
-    ) -> None:
-        self.id = group_id
-        self.epoch = record.epoch if record else 0
-        self.emptied_ms = record.emptied_ms if record else None
+    def __init__(self, group_id: str, context: GroupContext, record: GroupRecord | None = None) -> None:
+        super().__init__(group_id, context, record)
         self.members: dict[str, ConsumerMember] = {}
         self.target: Target = {}
         self.target_epoch = self.epoch
@@ -79,16 +63,8 @@ class ConsumerGroup:
         self._static: dict[str, str] = {}
         self._read: dict[UUID, int] = {}
         """The topics of the target, and their numbers of partitions."""
-        self._stale = False
-        self._queued: Entry | None = None
-        self._journal = journal
-        self._clock = clock
-        self._topics = topics
-        self._matches = matches
-        self._closed: RequestError | None = None
-        """Why the group was closed."""
-        self._settings = settings
-        self._assignors = assignors
+        self._matches = context.matches
+        self._assignors = context.assignors
 
     @property
     def vacant(self) -> bool:
@@ -298,19 +274,6 @@ class ConsumerGroup:
 
     # Epochs and targets
 
-    def _change(self) -> Promise[None]:
-        """Starts a new epoch that no member waits for. If the write fails, the next heartbeat retries."""
-        self._stale = True
-        return self._advance()
-
-    def _advance(self) -> Promise[None]:
-        """Changes before the same write share an epoch."""
-        if self._queued is not None:
-            return self._queued.promise
-        entry = self._queued = Entry(self._reserve, self._retarget)
-        self._journal.submit(entry).then(self._advanced)
-        return entry.promise
-
     async def _advance_for(self, member: ConsumerMember, session_ms: int) -> None:
         """Its session does not run while the member waits for the write, as in a classic group: a slow disk is not a
         silent member.
@@ -322,20 +285,7 @@ class ConsumerGroup:
             if self.members.get(member.id) is member and self._closed is None:
                 member.session.push(session_ms)
 
-    def _reserve(self) -> Iterable[Put]:
-        self._queued = None
-        if self._closed is not None:
-            return []
-        self._stale = False
-        self.epoch += 1
-        return [GroupRecord(self.type, self.epoch, self.protocol_type, self.emptied_ms).put(self.id)]
-
-    def _advanced(self, done: Promise[None]) -> None:
-        if done.error is not None:
-            self._stale = True
-            self._queued = None
-
-    def _retarget(self) -> None:
+    def _reserved(self) -> None:
         if self._closed is not None:
             return
         subscriptions = self._subscriptions()

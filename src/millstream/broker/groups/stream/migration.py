@@ -27,7 +27,8 @@ Rules
 4. A classic group can be upgraded if the broker can assign for its members: the protocol type is `consumer`, metadata
    and assignments can be decoded, assignments do not overlap and carry no custom assignor's user data (Kafka Streams
    needs its own), and no member is planned (`plan.py`). Otherwise the group stays classic, and the new member gets
-   GROUP_ID_NOT_FOUND. So does a member with the assignor `exclusive`: it would leave the others no partitions.
+   GROUP_ID_NOT_FOUND, also if the members name over `ITEMS_MAX` topics and partitions together: the conversion is one
+   step. So does a member with the assignor `exclusive`: it would leave the others no partitions.
 5. A downgraded group rebalances at once: its leader assigns from then on. Until a member rejoins, it may commit with
    its epoch, and its heartbeat returns REBALANCE_IN_PROGRESS.
 
@@ -54,6 +55,9 @@ from millstream.core.errors import Code, RequestError
 
 _STANDARD_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
 """Their members ignore user data in an assignment. librdkafka copies the subscription's user data there."""
+
+ITEMS_MAX = 100_000
+"""Topics and partitions that the members of a group name: some 50 ms of work."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,11 +118,15 @@ class Migration:
 def _seats(classic: ClassicGroup, mixed: MixedGroup) -> list[Seat]:
     seats: list[Seat] = []
     taken: set[Partition] = set()
+    room = ITEMS_MAX
     for member in classic.members.values():
         subscription = decode_subscription(member.protocols[0][1])
         assignment = decode_assignment(member.assignment)
         if member.planned or subscription is None or assignment is None:
             raise _refused(classic, "the broker cannot assign partitions for all of its members")
+        room -= len(subscription.topics) + len(subscription.owned) + len(assignment[0])
+        if room < 0:
+            raise _refused(classic, f"its members name over {ITEMS_MAX} topics and partitions")
         assigned = mixed.partitions(assignment[0])
         if (assignment[1] and classic.protocol_name not in _STANDARD_ASSIGNORS) or assigned & taken:
             raise _refused(classic, "a custom assignor made its assignments")

@@ -32,18 +32,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from millstream.broker.groups.journal import Journal
+from millstream.broker.groups.context import GroupContext
 from millstream.broker.groups.record import GroupRecord
-from millstream.broker.groups.settings import GroupSettings
-from millstream.broker.groups.stream.assignors import EXCLUSIVE, Assignor, Partition
-from millstream.broker.groups.stream.classic_member import Converted, Join, Joined, Synced, new_member_id
+from millstream.broker.groups.stream.assignors import EXCLUSIVE, Partition
+from millstream.broker.groups.stream.classic_member import (
+    Converted,
+    Join,
+    Joined,
+    Synced,
+    check_protocol,
+    new_member_id,
+)
 from millstream.broker.groups.stream.consumer import ConsumerGroup
 from millstream.broker.groups.stream.consumer_member import MEMBER_ID_CHARS_MAX, ConsumerMember
 from millstream.broker.groups.stream.plan import encode_assignment
-from millstream.broker.groups.stream.subscription import Subscription, decode_subscription
-from millstream.broker.groups.stream.topic_matches import TopicMatches
-from millstream.broker.groups.view import TopicsView
-from millstream.core.clock import Clock
+from millstream.broker.groups.stream.subscription import ITEMS_MAX, Subscription, decode_subscription
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
@@ -64,16 +67,11 @@ class MixedGroup(ConsumerGroup):
     def __init__(
         self,
         group_id: str,
-        journal: Journal,
-        clock: Clock,
-        topics: TopicsView,
-        matches: TopicMatches,
-        settings: GroupSettings,
-        assignors: Mapping[str, Assignor],
+        context: GroupContext,
         record: GroupRecord | None,
         downgrade: Callable[[MixedGroup], bool],
     ) -> None:
-        super().__init__(group_id, journal, clock, topics, matches, settings, assignors, record)
+        super().__init__(group_id, context, record)
         self._downgrade = downgrade
         """Converts to a classic group if the policy allows it; returns whether it did."""
         self.is_converted = False
@@ -111,9 +109,7 @@ class MixedGroup(ConsumerGroup):
         """There is no leader: `assignments` are ignored."""
         member, terms = self._find_classic(member_id, instance_id, generation)
         name = terms.protocols[0][0]
-        for said, known in zip(protocol, (self.protocol_type, name), strict=True):
-            if said is not None and said != known:
-                raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL)
+        check_protocol(protocol, (self.protocol_type, name))
         member.session.push(terms.session_ms)
         if member.epoch < self.target_epoch and not member.revoking:
             raise self._rejoin(member)
@@ -174,7 +170,8 @@ class MixedGroup(ConsumerGroup):
                 common.intersection_update(name for name, _ in member.classic.protocols)
         subscription = decode_subscription(request.protocols[0][1])
         if not common or subscription is None:
-            detail = "the members have no assignor in common" if not common else "the subscription is malformed"
+            malformed = f"the subscription is malformed, or names over {ITEMS_MAX} topics and partitions"
+            detail = malformed if common else "the members have no assignor in common"
             raise RequestError(Code.INCONSISTENT_GROUP_PROTOCOL, detail)
         return subscription
 

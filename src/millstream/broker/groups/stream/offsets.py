@@ -7,7 +7,9 @@ Rules
    its commit waited is refused. So a commit of many partitions can be validated and encoded in slices of
    `PARTITIONS_A_TURN`, with other requests in between. It is then written and applied as a whole.
 3. An offset belongs to a topic's id, not to its name: a topic that was deleted and created again has no offsets.
-4. Flume's clients may commit to a topic that does not exist, and read that offset. It has no topic id, so it is dropped
+4. Many offsets are deleted in parts of `REMOVED_A_TURN`, each a transaction that checks them again. A crash in between
+   leaves the other parts.
+5. Flume's clients may commit to a topic that does not exist, and read that offset. It has no topic id, so it is dropped
    when the topic is created. At most `MISSING_MAX` are kept.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -31,6 +34,10 @@ NO_TOPIC = UUID(int=0)
 MISSING_MAX = 1000
 PARTITIONS_A_TURN = 1_000
 """Each takes some 3 microseconds to check and 10 to encode."""
+REMOVED_A_TURN = 2_000
+"""Each takes some 10 microseconds to delete, on a busy machine."""
+IsDue = Callable[[str, str, "Committed"], bool]
+"""Whether an offset of a group and a topic is to be deleted."""
 
 
 class Committed(NamedTuple):
@@ -121,9 +128,10 @@ class Offsets:
         )
 
     def __iter__(self) -> Iterator[tuple[GroupTopicPartition, Committed]]:
-        for group, topics in self._groups.items():
-            for topic, partitions in topics.items():
-                for partition, committed in partitions.items():
+        """Offsets may change between two steps."""
+        for group, topics in list(self._groups.items()):
+            for topic, partitions in list(topics.items()):
+                for partition, committed in list(partitions.items()):
                     yield (group, topic, partition), committed
 
     async def commit(
@@ -156,9 +164,34 @@ class Offsets:
             puts.append(Put(offset_key(*place), encode(committed)))
         return puts
 
-    def remove(
-        self, choose: Callable[[], Iterable[GroupTopicPartition]], after: Callable[[], None] | None = None
-    ) -> Promise[None]:
+    async def remove_due(self, groups: Iterable[str], is_due: IsDue) -> None:
+        """Deletes many offsets in parts; other requests run in between."""
+        await self.remove(tuple)  # the writes before it are applied by then
+        room, due = REMOVED_A_TURN, list[GroupTopicPartition]()
+        for group in list(groups):
+            for topic in list(self.of(group)):
+                partitions = list(self.of(group).get(topic, {}).items())
+                for start in range(0, len(partitions), REMOVED_A_TURN):
+                    part = partitions[start : start + REMOVED_A_TURN]
+                    due += [(group, topic, number) for number, each in part if is_due(group, topic, each)]
+                    room -= 1 + len(part)
+                    if len(due) >= REMOVED_A_TURN:
+                        await self.remove(partial(self._still_due, due[:REMOVED_A_TURN], is_due))
+                        due = due[REMOVED_A_TURN:]
+                    if room <= 0:
+                        await asyncio.sleep(0)
+                        room = REMOVED_A_TURN
+        if due:
+            await self.remove(partial(self._still_due, due, is_due))
+
+    def _still_due(self, places: Iterable[GroupTopicPartition], is_due: IsDue) -> Iterator[GroupTopicPartition]:
+        for place in places:
+            group, topic, partition = place
+            committed = self.of(group).get(topic, {}).get(partition)
+            if committed is not None and is_due(group, topic, committed):
+                yield place
+
+    def remove(self, choose: Callable[[], Iterable[GroupTopicPartition]]) -> Promise[None]:
         """Deletes the offsets that `choose` returns when the write starts."""
         chosen: list[GroupTopicPartition] = []
 
@@ -169,8 +202,6 @@ class Offsets:
         def apply() -> None:
             for place in chosen:
                 self.forget(place)
-            if after is not None:
-                after()
 
         return self._journal.submit(Entry(prepare, apply, settled=True))
 
@@ -186,15 +217,14 @@ class Offsets:
         live = {name: self._live_id(name) for name in self._topics.names()}
         return [place for place, committed in self if live.get(place[1], NO_TOPIC) != committed.topic_id]
 
-    def left_behind(self) -> list[GroupTopicPartition]:
+    async def remove_left_behind(self) -> None:
         """Only certain orphans: another broker may have created a topic that is not known here yet."""
-        live = {name: self._live_id(name) for name in self._topics.names()}
         gone, self._gone = self._gone, set()
-        return [
-            place
-            for place, committed in self
-            if committed.topic_id in gone or live.get(place[1], committed.topic_id) != committed.topic_id
-        ]
+
+        def is_due(_: str, topic: str, committed: Committed) -> bool:
+            return committed.topic_id in gone or (self._live_id(topic) or committed.topic_id) != committed.topic_id
+
+        await self.remove_due(self._groups, is_due)
 
     def clear(self) -> None:
         self._groups.clear()

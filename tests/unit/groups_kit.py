@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import pytest
 
 from millstream.broker.groups.groups import Beat, BeatAnswer, Groups, GroupSettings, Join, PartitionCommit, TopicCommit
+from millstream.broker.groups.stream.assignors import Partition
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
-from millstream.stores.base import Delete, Put
+from millstream.stores.base import Operation
 from millstream.stores.keys import MemoryMeta
 from millstream.testing.clock import VirtualClock
 
@@ -63,10 +64,10 @@ class HeldMeta(MemoryMeta):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[tuple[tuple[Put | Delete, ...], Promise[int]]] = []
+        self.held: list[tuple[tuple[Operation, ...], Promise[int]]] = []
         self.holding = False
 
-    def transact(self, *operations: Put | Delete) -> Promise[int]:
+    def transact(self, *operations: Operation) -> Promise[int]:
         if not self.holding:
             return super().transact(*operations)
         promise: Promise[int] = Promise()
@@ -98,7 +99,7 @@ class HeldMeta(MemoryMeta):
 
 
 class Bench:
-    def __init__(self, settings: GroupSettings | None = None, **topics: int) -> None:
+    def __init__(self, settings: GroupSettings | None = None, /, **topics: int) -> None:
         self.clock = VirtualClock()
         self.meta = HeldMeta()
         self.topics = FakeTopics(**(topics or {"orders": 4}))
@@ -162,6 +163,62 @@ class Bench:
         if epoch == 0:
             fields = {"rebalance_ms": 60_000, "topics": frozenset({"orders"}), **fields}
         return await self.groups.consumer_heartbeat(Beat("g", member_id, epoch, **fields))
+
+
+class Client:
+    """A consumer as real ones behave: it takes what it is given, and says what it owns when that changed."""
+
+    def __init__(self, bench: Bench, name: str, **subscription: Any) -> None:
+        self.bench = bench
+        self.name = name
+        self.subscription = subscription
+        self.epoch = 0
+        self.owned: frozenset[Partition] = frozenset()
+        self.unsaid = False
+
+    async def beat(self, **fields: Any) -> BeatAnswer | Code:
+        if self.epoch == 0:
+            fields = {**self.subscription, **fields}
+        elif self.unsaid:
+            fields = {"owned": self.owned, **fields}
+        try:
+            answer = await self.bench.beat(self.name, self.epoch, **fields)
+        except RequestError as error:
+            self.epoch, self.owned = 0, frozenset()
+            return error.code
+        self.epoch, self.unsaid = answer.epoch, False
+        if answer.assignment is not None:
+            self.owned = frozenset((topic, n) for topic, numbers in answer.assignment.items() for n in numbers)
+            self.unsaid = True
+        return answer
+
+    async def leave(self, epoch: int = -1, **fields: Any) -> None:
+        await self.bench.beat(self.name, epoch, **fields)
+        self.epoch, self.owned = 0, frozenset()
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for _, number in self.owned)
+
+
+async def stable_group(bench: Bench, count: int = 2, **changes: Any) -> list[str]:
+    """Members by id, leader first, in a stable group."""
+    tasks = [bench.join(**changes)]
+    await turn()
+    leader = tasks[0].result().member_id
+    if count > 1:
+        tasks += [bench.join(**changes) for _ in range(count - 1)]
+        await turn()
+        tasks[0] = bench.join(leader, **changes)
+        await turn()
+    members = [task.result().member_id for task in tasks]
+    generation = tasks[0].result().generation
+    syncs = [bench.sync(member, generation) for member in members[1:]]
+    plan = bench.plan(leader, generation, {member: member.encode() for member in members})
+    await turn()
+    assert plan.result().assignment == leader.encode()
+    assert [sync.result().assignment for sync in syncs] == [member.encode() for member in members[1:]]
+    return members
 
 
 def start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -1,18 +1,18 @@
-"""One client's connection: frames in, responses and messages out.
+"""One client's FlowMQ protocol: frames in, responses and messages out.
 
 Responses keep the order of the requests. PUBLISH, ACK and NACK overlap while they wait for their sync: each gets a
 place in line, and a response is sent after all before it. A request that changes topics or subscriptions waits until
 all requests before it are answered, and later requests wait for it. Messages are pushed at any time; the response to a
 SUBSCRIBE is sent before its first message.
 
-Backpressure: the connection is not read while output waits for the client, while too many requests are in flight, while
-a partition has too many unsynced bytes, and while the door has no memory for more of a large frame. A client that does
-not read gets no messages. It is disconnected if the unread output of all clients exceeds the limit.
+Backpressure: the connection is also parked while too many requests are in flight, and while a partition has too many
+unsynced bytes. A client that does not read gets no messages.
 
-While the connection is not read, `hangup.py` detects a hang-up. Requests sent before it are still handled; without
-progress the connection is closed after `STUCK_SECONDS_MAX`.
+Hang-up. Requests that the client sent before are handled; an end of stream that is read closes the connection.
 
-An invalid frame gets an ERROR response. It ends the connection if the frames behind it cannot be decoded either.
+An invalid frame gets an ERROR response. If the frames behind it cannot be decoded, the ERROR ends the broker's stream.
+The door then reads and discards what the client sends, so that the client can read the ERROR: closing a connection with
+unread bytes resets it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker.groups.queue.verbs import Verb
 from millstream.broker.session import Inlet, Session
-from millstream.core.errors import Code, RequestError
+from millstream.core.clock import Timer
+from millstream.core.errors import Code, ProtocolError, RequestError
 from millstream.core.promise import Promise
+from millstream.doors.engine.connection import Connection
+from millstream.doors.engine.protocol import Protocol
 from millstream.doors.flowmq import answers, message_id
-from millstream.doors.flowmq.frame_memory import FrameMemory
-from millstream.doors.flowmq.outbox import Outbox
 from millstream.doors.flowmq.subscription import Subscription
-from millstream.doors.transport import Transport
 from millstream.security.rights import Kind, Operation
 from millstream.wire import flowmq as wire
-from millstream.wire.flowmq import Command, Frame
+from millstream.wire.flowmq import Command
 
 if TYPE_CHECKING:
     from millstream.doors.flowmq.door import FlowmqDoor
@@ -48,10 +48,9 @@ SUBSCRIPTIONS_MAX = 1000
 COPY_BYTES_MAX = 16 * 1024
 """A payload up to this size is cheaper to copy behind its head than to send separately."""
 DISCARDED_BYTES_MAX = 1 << 20
-"""Bytes that are read and discarded after a final ERROR, so that the client can read it."""
-IDLE_SECONDS_MAX = 600
+"""Bytes that are read and discarded after a final ERROR."""
 STUCK_SECONDS_MAX = 60
-"""How long a client may pause within a frame."""
+"""How long a client may pause within a frame, or take to read a final ERROR."""
 
 _PUBLISH, _ACK, _NACK, _PING = map(int, (Command.PUBLISH, Command.ACK, Command.NACK, Command.PING))
 _NACK_REASON = "refused by its subscriber"
@@ -66,19 +65,40 @@ class _Place:
         self.answer = answer
 
 
-class Connection:
-    def __init__(self, door: FlowmqDoor, transport: Transport, session: Session) -> None:
+class FlowmqProtocol(Protocol):
+    __slots__ = (
+        "_answering",
+        "_connection",
+        "_discarded",
+        "_door",
+        "_drained",
+        "_farewell",
+        "_in_line",
+        "_in_line_bytes",
+        "_inlet",
+        "_is_flush_due",
+        "_is_handling",
+        "_is_refused",
+        "_lost",
+        "_outbox",
+        "_running",
+        "_targets",
+        "session",
+        "subscriptions",
+        "takes_messages",
+        "unread_since_ms",
+    )
+
+    HEAD_BYTES = wire.HEAD_BYTES
+
+    def __init__(self, door: FlowmqDoor, session: Session, connection: Connection) -> None:
         self._door = door
-        self._transport = transport
+        self._connection = connection
+        self._outbox = connection.outbox
         self.session = session
-        self._host = session.host
         self._targets = door.targets_for(session)
-        self._reader = wire.FrameReader(door.frame_bytes_max)
-        self._outbox = Outbox(transport)
         self._in_line: deque[_Place] = deque()
         self._in_line_bytes = 0
-        self._backlog: list[Frame] = []
-        """Frames received before the connection was parked, not handled yet."""
         self.subscriptions: dict[bytes, Subscription] = {}
         """By the topic part of a message id."""
         self._inlet: Inlet | None = None
@@ -87,109 +107,122 @@ class Connection:
         """Subscriptions with an ACK or NACK in this read: they have room for more messages after it."""
         self._running: asyncio.Task[None] | None = None
         self._drained: Promise[None] | None = None
-        self._waits_for_line = False
-        self._memory = FrameMemory(door.budget, self._go_on)
-        self._unread = 0
         self._is_handling = False
         self._is_flush_due = False
-        self._is_read = True
-        self._is_written = False
-        self._is_ending = False
-        self._is_stopped = False
+        self._lost: ProtocolError | None = None
+        """Why this broker cannot serve the client any longer; set while a request runs."""
+        self._is_refused = False
+        """Whether a final ERROR was answered."""
         self._discarded = 0
+        self._farewell: Timer | None = None
+        """Ends the time that the client has to read a final ERROR."""
         self.takes_messages = True
         """Whether the client reads its output."""
         self.unread_since_ms: float = math.inf
         """Since when output waits for the client."""
-        self.closed = False
-        self.hung_up = False
-        """Whether the client has ended its stream."""
-        self.last_used = door.now
-        transport.start_reading(self._on_readable)
-        transport.watch_hang_up(self._on_hang_up)
 
-    # -- receiving ---------------------------------------------------------------------------------------------------
+    # -- the engine's calls ------------------------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
-        shared = self._door.shared
-        try:
-            count = self._transport.recv_into(shared)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            count = 0
-        if count == 0:
-            self.close()
-            return
-        self._door.metrics.bytes_in += count
-        if self._is_ending:
-            self._discarded += count
-            if self._discarded > DISCARDED_BYTES_MAX:
-                self.close()
-            return
-        self.last_used = self._door.now
-        try:
-            self._handle_all(self._reader.feed(shared[:count]))
-        except Exception:
-            logger.exception("a request from %s failed; its connection is closed", self._host)
-            self.close()
-
-    def _handle_all(self, frames: list[Frame]) -> None:
-        """Handles frames in order until the connection has to wait. It is not parked at the start."""
+    def take(self, data: memoryview) -> int:
+        if self._is_refused:
+            return self._discard(data)
+        connection, outbox, bytes_max = self._connection, self._outbox, self._door.frame_bytes_max
+        position = count = 0
         self._is_handling = True
-        for at, (command, payload) in enumerate(frames):
-            if at and (self._is_parked or (self._outbox.size > OUTBOX_BYTES_MAX and not self._has_sent())):
-                self._backlog = frames[at:]
-                break
-            self._handle(command, payload)
-        if self._inlet is not None:
-            if len(frames) == 1:
-                self._inlet.hurry()
-            self._inlet = None
-        self._is_handling = False
-        while self._answering:
-            subscription, _ = self._answering.popitem()
-            subscription.dispatcher.has_room(subscription)
-        reader, memory = self._reader, self._memory
-        if (reader.held or memory.reserved) and not self.closed:
-            memory.follow(reader)
-        if reader.broken is not None and not self._backlog and self._running is None:
-            self._refuse(reader.broken)
-        if self._outbox.size or self._is_ending:
-            self.flush()
-        if not self._is_read or self._is_parked:
-            self._look_where_to_read()
-
-    def _go_on(self) -> None:
-        """Continues with the backlog, then with the socket."""
-        if self._is_handling or self.closed or self._is_parked or self._is_written:
-            return
-        frames, self._backlog = self._backlog, []
         try:
-            self._handle_all(frames)
-        except Exception:
-            logger.exception("a request from %s failed; its connection is closed", self._host)
-            self.close()
+            while not (connection.is_parked or connection.is_written or connection.closed):
+                if outbox.size > OUTBOX_BYTES_MAX and not connection.has_sent():
+                    break
+                found = wire.next_frame(data, position, bytes_max)
+                if found is None:
+                    break
+                (command, payload), position = found
+                count += 1
+                self._handle(command, payload)
+            if self._inlet is not None and count == 1:
+                self._inlet.hurry()
+        finally:
+            self._inlet = None
+            self._is_handling = False
+            while self._answering:
+                subscription, _ = self._answering.popitem()
+                subscription.dispatcher.has_room(subscription)
+        if connection.is_parked and self._may_unpark:  # the last response came at once
+            connection.is_parked = False
+            return position + self.take(data[position:])
+        return position
+
+    def _discard(self, data: memoryview) -> int:
+        self._discarded += len(data)
+        if self._discarded > DISCARDED_BYTES_MAX:
+            self._connection.close()
+        return len(data)
+
+    def refused(self, error: ProtocolError) -> None:
+        """Sends an ERROR and ends the connection: later frames cannot be decoded or served."""
+        if self._is_refused:
+            return
+        connection = self._connection
+        self._is_refused = True
+        self.takes_messages = False
+        self._door.metrics.request_errors += 1
+        self._door.note_refusal(connection.peer, error)
+        connection.drop()
+        self._reply(wire.error(str(error)))
+        self.flush()
+        self._unpark()
+        if not connection.closed:
+            self._farewell = self._door.clock.call_later(STUCK_SECONDS_MAX, connection.close)
+
+    def ended(self) -> None:
+        connection = self._connection
+        if connection.is_parked:  # until the requests in progress are answered
+            connection.hung_up = True
+            connection.stop_reading()
+        else:
+            connection.close()
+
+    def hung_up(self) -> None:
+        """The client may still read, as `nc -N` does."""
+
+    def stalled(self) -> None:
+        self.takes_messages = False
+        self.unread_since_ms = self._door.clock.now_ms()
+        for subscription in self.subscriptions.values():
+            subscription.dispatcher.has_no_room(subscription)
+
+    def caught_up(self) -> None:
+        self.takes_messages = not self._is_refused
+        self.unread_since_ms = math.inf
+        self.flush()
+        for subscription in list(self.subscriptions.values()):
+            subscription.dispatcher.has_room(subscription)
+
+    def closed(self) -> None:
+        self.takes_messages = False
+        if self._farewell is not None:
+            self._farewell.cancel()
+        self._in_line.clear()
+        if self._drained is not None:
+            drained, self._drained = self._drained, None
+            drained.settle(None)
+        self._end_subscriptions()
 
     @property
-    def _is_parked(self) -> bool:
-        return self._running is not None or self._waits_for_line or self._memory.leave_line is not None or self.closed
+    def is_idle(self) -> bool:
+        """Whether the client is sent nothing unless it asks."""
+        return not (self.subscriptions or self._is_busy)
 
-    def _look_where_to_read(self) -> None:
-        wanted = not (self._is_parked or self._is_written or self._is_stopped)
-        if wanted != self._is_read and not self.closed:
-            self._is_read = wanted
-            if wanted:
-                self._transport.start_reading(self._on_readable)
-            else:
-                self._transport.stop_reading()
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._in_line) or self._running is not None
 
-    def _on_hang_up(self, is_reset: bool) -> None:
-        self.hung_up = True
-        if self._is_read:
-            self._on_readable()
-        elif is_reset:
-            self.close()
+    @property
+    def is_owed(self) -> bool:
+        """Whether responses are due soon."""
+        return self._is_busy or bool(self._outbox.size and not self._connection.is_written)
+
+    waits_for_others = False
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +246,7 @@ class Connection:
             elif command == Command.DELETE_TOPIC:
                 self._start(self._delete_topic(payload))
             else:
-                raise RequestError(Code.INVALID_REQUEST, f"{wire.name_of(command)} is not for a broker")
+                raise RequestError(Code.INVALID_REQUEST, f"{wire.name_of(command)} is not a request")
         except RequestError as error:
             self._fail(error)
 
@@ -230,7 +263,7 @@ class Connection:
         self._in_line.append(place)
         promise.then(lambda done: self._fill(place, answers.published(target, done)))
         if inlet.is_full or len(self._in_line) > IN_LINE_MAX:
-            self._waits_for_line = bool(self._in_line)
+            self._park_in_line()
 
     async def _publish_to_new(self, name: bytes, message: bytes) -> bytes:
         await self._targets.ensure(wire.text_of(name, "topic"), Operation.WRITE)
@@ -257,7 +290,8 @@ class Connection:
             place = _Place()
             self._in_line.append(place)
             promise.then(lambda done: self._fill(place, answers.answered(name, done)))
-            self._waits_for_line = len(self._in_line) > IN_LINE_MAX
+            if len(self._in_line) > IN_LINE_MAX:
+                self._park_in_line()
         self._answering[subscription] = None
 
     async def _create_topic(self, payload: bytes) -> bytes:
@@ -281,12 +315,12 @@ class Connection:
             return answers.SUCCESS
         if known is not None:
             as_what = f"in group {known.group}" if known.group else "without a group"
-            detail = f"this connection is subscribed to {name} already, {as_what}; use another connection"
+            detail = f"this connection is already subscribed to {name} {as_what}; use another connection"
             raise RequestError(Code.INVALID_REQUEST, detail)
         if len(self.subscriptions) >= SUBSCRIPTIONS_MAX:
             raise RequestError(Code.POLICY_VIOLATION, f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions")
         dispatcher = await self._door.join(topic, group, self.session)
-        if self.closed or dispatcher.is_closed:
+        if self._connection.closed or dispatcher.is_closed:
             self._door.leave(dispatcher)
             raise dispatcher.lost or RequestError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name} was deleted")
         subscription = Subscription(self, dispatcher, group, self._door.window)
@@ -305,24 +339,26 @@ class Connection:
     def lose(self, subscription: Subscription, reason: str) -> None:
         """Another broker owns the queue. Sends an ERROR and ends the connection: the client would wait for ever."""
         self.end(subscription)
-        self._backlog = []
-        self._reader.give_up(reason)
+        lost = ProtocolError(reason)
         if self._running is None:
-            self._refuse(reason)
-            self.flush()
+            self.refused(lost)
+        else:
+            self._lost = lost
+            self._connection.drop()
 
     # -- responses and messages --------------------------------------------------------------------------------------
 
     def _start(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Runs a request after all before it are answered. The connection is parked meanwhile."""
         self._running = asyncio.ensure_future(self._run(work))
+        self._connection.is_parked = True
 
     async def _run(self, work: Coroutine[Any, Any, bytes]) -> None:
         try:
             if self._in_line:
                 self._drained = Promise()
                 await self._drained
-            if self.closed:
+            if self._connection.closed:
                 work.close()
                 return
             answer = await work
@@ -331,19 +367,34 @@ class Connection:
         except RequestError as error:
             self._fail(error)
         except Exception:
-            logger.exception("a request from %s failed", self._host)
+            logger.exception("a request from %s failed", self._connection.peer)
             self._fail(RequestError(Code.UNKNOWN_SERVER_ERROR))
         finally:
             self._running = None
+        if self._lost is not None:
+            self.refused(self._lost)
         self.flush()
-        self._go_on()
+        self._unpark()
+
+    def _park_in_line(self) -> None:
+        """Parks until all requests in line are answered."""
+        self._connection.is_parked = bool(self._in_line)
+
+    @property
+    def _may_unpark(self) -> bool:
+        return not (self._is_busy or self._connection.waits_for_memory)
+
+    def _unpark(self) -> None:
+        if self._connection.is_parked and self._may_unpark:
+            self._connection.unpark()
 
     def _reply(self, answer: bytes) -> None:
         """Puts an immediate response into the outbox, or behind the responses in line."""
         if self._in_line:
             self._in_line.append(_Place(answer))
             self._in_line_bytes += len(answer)
-            self._waits_for_line = self._in_line_bytes > OUTBOX_BYTES_MAX or len(self._in_line) > IN_LINE_MAX
+            if self._in_line_bytes > OUTBOX_BYTES_MAX or len(self._in_line) > IN_LINE_MAX:
+                self._park_in_line()
         else:
             self._outbox.put(answer)
 
@@ -351,19 +402,9 @@ class Connection:
         self._door.metrics.request_errors += 1
         self._reply(wire.error(error.detail))
 
-    def _refuse(self, reason: str) -> None:
-        """Sends an ERROR and ends the connection: later frames cannot be decoded or served."""
-        if self._is_ending:
-            return
-        self._is_ending = True
-        self.takes_messages = False
-        self._door.metrics.request_errors += 1
-        self._door.note_refusal(self._host, reason)
-        self._reply(wire.error(reason))
-
     def _fill(self, place: _Place, answer: bytes) -> None:
         """Sets the response of a place in line."""
-        if self.closed:
+        if self._connection.closed:
             return
         place.answer = answer
         line = self._in_line
@@ -371,7 +412,6 @@ class Connection:
             self._outbox.put(line.popleft().answer or b"")
         if not line:
             self._in_line_bytes = 0
-            self._waits_for_line = False
             if self._drained is not None:
                 drained, self._drained = self._drained, None
                 drained.settle(None)
@@ -379,8 +419,7 @@ class Connection:
             return
         if not line:
             self.flush()
-            if not self._is_read:
-                self._go_on()
+            self._unpark()
         elif not self._is_flush_due:  # later responses often come in the same turn: one send takes them all
             self._is_flush_due = True
             self._door.loop.call_soon(self._flush_soon)
@@ -395,112 +434,21 @@ class Connection:
             self._outbox.put(wire.message_head(name, len(payload)) + payload)
         else:
             self._outbox.put(wire.message_head(name, len(payload)))
-            self._outbox.put(payload)
+            self._outbox.put_shared(payload)
 
     def flush(self) -> None:
-        """Sends as much of the outbox as the socket takes."""
-        if self._is_written or self.closed:
-            return
-        if self._outbox.size:
-            try:
-                self._door.metrics.bytes_out += self._outbox.send()
-            except OSError:
-                self.close()
-                return
-            if self._outbox.size:
-                self._wait_for_reader()
-                return
-        if self._is_ending and not self._in_line:
+        """Sends as much of the outbox as the transport takes."""
+        self._connection.send()
+        if self._is_refused and not (self._in_line or self._outbox or self._connection.closed):
             self._say_goodbye()
-
-    def _has_sent(self) -> bool:
-        self.flush()
-        return not (self._is_written or self.closed)
-
-    def _wait_for_reader(self) -> None:
-        self._unread = self._outbox.size
-        self._door.unread_bytes += self._unread
-        self._is_written = True
-        self.takes_messages = False
-        self.unread_since_ms = self._door.clock.now_ms()
-        self._transport.start_writing(self._on_writable)
-        for subscription in self.subscriptions.values():
-            subscription.dispatcher.has_no_room(subscription)
-        self._look_where_to_read()
-        if self._door.unread_bytes > self._door.unread_bytes_max:
-            self._door.note_refusal(self._host, f"it does not read its answers: {self._unread} bytes wait")
-            self.close()
-
-    def _on_writable(self) -> None:
-        try:
-            sent = self._outbox.send()
-        except OSError:
-            self.close()
-            return
-        self._door.metrics.bytes_out += sent
-        self.last_used = self._door.now
-        if self._outbox.size:
-            return
-        self._transport.stop_writing()
-        self._is_written = False
-        self.unread_since_ms = math.inf
-        self.takes_messages = not (self._is_ending or self._is_stopped)
-        self._door.unread_bytes -= self._unread
-        self._unread = 0
-        self.flush()
-        self._go_on()
-        for subscription in list(self.subscriptions.values()):
-            subscription.dispatcher.has_room(subscription)
-
-    # -- ending ------------------------------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
         """Ends the stream behind the ERROR. A plain close would discard output that the client has not read."""
         self._end_subscriptions()
         try:
-            self._transport.end()
+            self._connection.transport.end()
         except OSError:
-            self.close()
-
-    @property
-    def quiet_seconds_max(self) -> float:
-        """How long the connection may be idle before it is closed."""
-        if self._is_ending or self.hung_up or self._reader.held or self._memory.leave_line is not None:
-            return STUCK_SECONDS_MAX
-        if self._is_written:
-            return IDLE_SECONDS_MAX
-        return float("inf") if self.subscriptions or self._in_line or self._running is not None else IDLE_SECONDS_MAX
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether responses are due soon."""
-        return bool(self._in_line or self._running is not None or (self._outbox.size and not self._is_written))
-
-    def stop(self) -> None:
-        """Stops reading and message delivery."""
-        self._is_stopped = True
-        self.takes_messages = False
-        self._look_where_to_read()
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        self.takes_messages = False
-        if self._is_read:
-            self._transport.stop_reading()
-        if self._is_written:
-            self._transport.stop_writing()
-            self._door.unread_bytes -= self._unread
-        self._transport.close()
-        self._in_line.clear()
-        self._backlog = []
-        if self._drained is not None:
-            drained, self._drained = self._drained, None
-            drained.settle(None)
-        self._memory.close()
-        self._door.forget(self)
-        self._end_subscriptions()
+            self._connection.close()
 
     def _end_subscriptions(self) -> None:
         for subscription in list(self.subscriptions.values()):

@@ -1,0 +1,3 @@
+"""Fixtures that several crash tests share."""
+
+from tests.crash.store_directory import place as place
