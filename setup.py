@@ -2,7 +2,7 @@
 
 from setuptools import Distribution, Extension, setup
 
-KERNELS = ("records/_kernel", "wire/kafka/_runs")
+KERNELS = ("records/_kernel", "wire/kafka/_runs", "wire/_comet")
 
 
 class DistributionWithData(Distribution):

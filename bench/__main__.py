@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench import (
+    comet,
     decode,
     embedded,
     fetch,
@@ -50,6 +51,7 @@ MODULES = (
     flowmq,
     flume,
     luxun,
+    comet,
     decode,
     embedded,
     memory,

@@ -14,6 +14,8 @@ Rules
 3. `data` is no field: it is short for `store = "file:DIR"`, in all three places.
 4. The file and the environment accept Luxun's names for two settings, which are no fields either:
    `log.retention.hours` is `retention_ms`, `log.retention.size` is `retention_bytes`.
+5. The environment accepts Comet's six variables (`COMET`), as `millstream comet` accepts its flags. An empty one counts
+   as not set. Other variables that begin with COMET_ belong to other programs.
 """
 
 from __future__ import annotations
@@ -55,7 +57,17 @@ ALIASES = {"log.retention.hours": ("retention_ms", HOUR_MS), "log.retention.size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DAY_MS = 24 * HOUR_MS
-DOOR_PORTS: dict[str, int | None] = {"flowmq": 9876, "flume": None, "luxun": None}
+COMET = {
+    "DATA_DIR": "data",
+    "ADDR": "comet",
+    "ETCD": "meta",
+    "LOG_LEVEL": "log_level",
+    "BROKER_ID": "comet_broker_id",
+    "ADVERTISE_ADDR": "comet_advertise",
+}
+"""Comet's variables without their prefix, which are also its flags: the setting of each."""
+COMET_PREFIX = "COMET_"
+DOOR_PORTS: dict[str, int | None] = {"flowmq": 9876, "flume": None, "luxun": None, "comet": 6174}
 """Doors that stay closed without an address, with the default port of their protocol. Flume's and Luxun's is Kafka's,
 which is taken.
 """
@@ -126,6 +138,19 @@ class Config:
     flowmq: str = _setting("off", 'HOST:PORT on which FlowMQ clients connect (HOST alone: port 9876), or "off"')
     flume: str = _setting("off", 'HOST:PORT on which Flume clients connect, or "off"')
     luxun: str = _setting("off", 'HOST:PORT on which Luxun clients (Thrift) connect, or "off"')
+    comet: str = _setting(
+        "off",
+        'HOST:PORT on which Comet clients (gRPC) connect (HOST alone: port 6174), or "off"; :PORT is 127.0.0.1:PORT, '
+        "with allow_unauthenticated 0.0.0.0:PORT",
+    )
+    comet_broker_id: str = _setting(
+        "", "id of this broker for Comet clients; empty: the last one that was set, or the node id"
+    )
+    comet_advertise: str = _setting(
+        "",
+        "HOST:PORT that Comet clients are given, or :PORT for the host that they know; empty: the host of advertise "
+        "with the door's port, or the door's address",
+    )
     advertise: str = _setting(
         "", "HOST:PORT that the broker advertises to clients; empty: the address they connected to"
     )
@@ -211,7 +236,9 @@ class Config:
             _check_address("http", self.http)
         for door, port in DOOR_PORTS.items():
             if getattr(self, door) not in ("", "off"):
-                _check_address(door, getattr(self, door), port)
+                _check_address(door, self._address_of(door), port)
+        if self.comet_advertise:
+            _check_address("comet_advertise", _with_host(self.comet_advertise, "localhost"), DOOR_PORTS["comet"])
         if self.advertise:
             _check_address("advertise", self.advertise)
             if not Address.parse(self.advertise).port:
@@ -235,8 +262,13 @@ class Config:
 
     def door_address(self, door: str) -> Address | None:
         """Of a door in `DOOR_PORTS`; None: it is closed."""
-        text = getattr(self, door)
+        text = self._address_of(door)
         return None if text in ("", "off") else Address.parse(text, DOOR_PORTS[door])
+
+    def _address_of(self, door: str) -> str:
+        """Comet's own form of an address has no host."""
+        text: str = getattr(self, door)
+        return _with_host(text, "0.0.0.0" if self.allow_unauthenticated else "127.0.0.1") if door == "comet" else text
 
     @property
     def advertised_address(self) -> Address | None:
@@ -358,6 +390,8 @@ def _take_aliases(table: Mapping[str, object], where: str) -> dict[str, object]:
 def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
     aliases = {PREFIX + alias.replace(".", "_").upper(): alias for alias in ALIASES}
+    comet = {name: environ.get(COMET_PREFIX + name) for name in COMET}
+    values.update(comet_settings(comet, lambda name: f"the environment variable {COMET_PREFIX}{name}"))
     for variable, text in sorted(environ.items()):
         name = variable.removeprefix(PREFIX)
         if name == variable or name in NOT_FIELDS or variable.startswith(RECORD_PREFIX) or _is_service(variable, text):
@@ -371,8 +405,33 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if variable != variable.upper() or (name not in FIELDS and name != "data"):
             known = [PREFIX + other.upper() for other in FIELDS]
             raise StartupError(f"the environment variable {variable} is not a setting{_closest(variable, known)}")
+        if name in values:
+            raise StartupError(f"{_comet_variable(name)} and {variable} are the same setting: keep one")
         values[name] = text if name == "data" else _convert(FIELDS[name], text, f"the environment variable {variable}")
     return _take_aliases(values, "the environment: ")
+
+
+def comet_settings(given: Mapping[str, str | None], source: Callable[[str], str]) -> dict[str, object]:
+    """Our settings for Comet's, by the names of `COMET`; `source` names one of these for an error."""
+    values: dict[str, object] = {}
+    for name, text in given.items():
+        if not text:
+            continue
+        setting = COMET[name]
+        if name == "ETCD":
+            text = text if text.startswith("etcd://") else f"etcd://{text}"
+        elif name == "LOG_LEVEL":
+            text = {"warn": "warning"}.get(text.lower(), text.lower())
+        values[setting] = text if setting == "data" else _convert(FIELDS[setting], text, source(name))
+    return values
+
+
+def _comet_variable(setting: str) -> str:
+    return COMET_PREFIX + next(name for name, each in COMET.items() if each == setting)
+
+
+def _with_host(text: str, host: str) -> str:
+    return host + text if text.startswith(":") else text
 
 
 def _is_service(variable: str, text: str) -> bool:
@@ -385,6 +444,9 @@ def _is_service(variable: str, text: str) -> bool:
 def _variable(name: str, environ: Mapping[str, str]) -> str:
     """The variable that set a setting: its own, or that of an alias."""
     others = [PREFIX + alias.replace(".", "_").upper() for alias, (field, _) in ALIASES.items() if field == name]
+    others += [
+        COMET_PREFIX + each for each, field in COMET.items() if field == name and environ.get(COMET_PREFIX + each)
+    ]
     return next((other for other in others if other in environ), PREFIX + name.upper())
 
 

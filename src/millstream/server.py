@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from millstream.broker.broker import Broker
@@ -39,7 +40,7 @@ DATE_SECONDS_MAX = 2.0
 class Door(Protocol):
     """A door, as the server uses it."""
 
-    def start(self, address: Address) -> Address:
+    def start(self, address: Address) -> Address | Awaitable[Address]:
         """Listens; answers with the actual address, for port 0."""
 
     async def close(self) -> None: ...
@@ -63,7 +64,20 @@ def _luxun(sessions: Sessions) -> Door:
     return LuxunDoor(sessions)
 
 
-DOORS: dict[str, Callable[[Sessions], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun}
+def _comet(sessions: Sessions) -> Door:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or every bad client writes to standard error, around our log
+    try:
+        from millstream.doors.comet.door import CometDoor
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"the Comet door needs {error.name}, which is not installed: pip install 'millstream[comet]', or leave out "
+            "--comet"
+        ) from error
+
+    return CometDoor(sessions)
+
+
+DOORS: dict[str, Callable[[Sessions], Door]] = {"flowmq": _flowmq, "flume": _flume, "luxun": _luxun, "comet": _comet}
 """The doors of `DOOR_PORTS`. Each is imported when it opens: most brokers have only the Kafka door."""
 
 
@@ -102,7 +116,7 @@ class Server:
             sessions = Sessions(self._broker)
             self._kafka = KafkaDoor(sessions)
             self.addresses["kafka"] = address = self._kafka.start(self.config.kafka_address)
-            self._open_others(sessions)
+            await self._open_others(sessions)
             await cluster.join(*(self.config.advertised_address or address))
             await self._open_http(sessions)
             self._watch.start()
@@ -141,13 +155,14 @@ class Server:
         names = [socket.gethostname(), *given, advertised.host if advertised is not None else ""]
         return [name for name in names if name]
 
-    def _open_others(self, sessions: Sessions) -> None:
+    async def _open_others(self, sessions: Sessions) -> None:
         for name in DOOR_PORTS:
             address = self.config.door_address(name)
             if address is not None:
                 door = DOORS[name](sessions)
                 self._doors.append(door)
-                self.addresses[name] = door.start(address)
+                opened = door.start(address)
+                self.addresses[name] = opened if isinstance(opened, Address) else await opened
 
     async def stop(self) -> None:
         self.addresses.pop("http", None)

@@ -12,18 +12,19 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import millstream.sync
+from tests.compat.client_comet import Comet
 from tests.compat.client_flowmq import FlowmqClient
 from tests.compat.client_flume import Flume
 from tests.compat.client_luxun import Luxun
 from tests.compat.raw import create_topic
 from tests.serving import ServedBroker
 
-DOORS = ("kafka", "flowmq", "flume", "luxun", "python", "embedded")
-KEYED_IN = ("kafka", "flume", "python", "embedded")
-KEYED_OUT = ("kafka", "python", "embedded")
+DOORS = ("kafka", "flowmq", "flume", "luxun", "comet", "python", "embedded")
+KEYED_IN = ("kafka", "flume", "comet", "python", "embedded")
+KEYED_OUT = ("kafka", "comet", "python", "embedded")
 """Flume's answer to a Fetch has no keys."""
 SECONDS = 20.0
-FLAGS = [part for door in ("flowmq", "flume", "luxun") for part in (f"--{door}", "127.0.0.1:0")]
+FLAGS = [part for door in ("flowmq", "flume", "luxun", "comet") for part in (f"--{door}", "127.0.0.1:0")]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,9 @@ def put(door: str, served: ServedBroker, generated: tuple[Any, Any], topic: str,
     elif door == "luxun":
         with Luxun(served.doors["luxun"], generated) as luxun:
             luxun.produce(topic, value)
+    elif door == "comet":
+        with Comet(served.doors["comet"]) as comet:
+            comet.produce(topic, value, key=key)
     elif door == "python":
         with millstream.sync.connect(served.address) as ms:
             ms.send(topic, value, key=key)
@@ -88,6 +92,11 @@ def take(door: str, served: ServedBroker, generated: tuple[Any, Any], topic: str
     if door == "luxun":
         with Luxun(served.doors["luxun"], generated) as luxun:
             return bytes(luxun.consume(topic, fanout="across").itemList[0]), None
+    if door == "comet":
+        with Comet(served.doors["comet"]) as comet:
+            member = comet.Subscribe(topic=topic, group=f"across-{topic}").member_id
+            [message] = comet.Poll(topic=topic, group=f"across-{topic}", member_id=member).messages
+            return message.value, message.key or None
     opened = millstream.sync.open(served.store) if door == "embedded" else millstream.sync.connect(served.address)
     with opened as ms:
         for record in ms.read(topic, partition=0, offset=0):

@@ -1,5 +1,5 @@
-"""A refusing authorizer behind the FlowMQ, Flume and Luxun doors: a refusal is an answer of the protocol, changes
-nothing, and leaves the connection open.
+"""A refusing authorizer behind the FlowMQ, Flume, Luxun and Comet doors: a refusal is an answer of the protocol. It
+changes nothing, and leaves the connection open.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import pytest
 from millstream.security.rights import CLUSTER_NAME, Kind, Operation
 from millstream.server import Server
 from tests.compat import client_flume as flume
+from tests.compat.client_comet import Comet
 from tests.compat.client_flowmq import FlowmqClient, FlowmqError
 from tests.compat.client_flume import Flume
 from tests.compat.client_luxun import Luxun
 from tests.in_thread import BrokerInThread
 from tests.refusing import Refusing
 
-DOORS = dict.fromkeys(("flowmq", "flume", "luxun"), "127.0.0.1:0")
+DOORS = dict.fromkeys(("flowmq", "flume", "luxun", "comet"), "127.0.0.1:0")
 LATEST = -1
 
 
@@ -216,3 +217,52 @@ def test_luxun_refuses_each_call_in_its_result(broker: Guarded, luxun: Luxun) ->
     assert broker.state() == before
     assert luxun.produce("open", b"second").index == 1
     assert luxun.consume("open", "reader", size=100).itemList == [b"first", b"second"]
+
+
+# -- Comet -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def comet(broker: Guarded) -> Iterator[Comet]:
+    with Comet(broker.address("comet")) as connection:
+        yield connection
+
+
+def test_comet_refuses_each_call_in_its_error(broker: Guarded, comet: Comet) -> None:
+    for topic in ("prices", "open"):
+        assert comet.CreateTopic(name=topic, partitions=1).success
+        comet.produce(topic, b"first")
+    member = comet.Subscribe(topic="prices", group="readers").member_id
+    assert len(comet.Poll(topic="prices", group="readers", member_id=member).messages) == 1
+    hidden = comet.Subscribe(topic="open", group="secret").member_id
+    before = broker.state()
+    for operation in (Operation.WRITE, Operation.READ, Operation.DELETE, Operation.DESCRIBE):
+        broker.deny(operation, Kind.TOPIC, "prices")
+        broker.deny(operation, Kind.GROUP, "secret")
+    broker.deny(Operation.CLUSTER_ACTION, Kind.CLUSTER, CLUSTER_NAME)
+    broker.deny_creation("new", "prices")
+    record = {"offset": 1, "value": b"x", "timestamp": 1}
+    for answer, refusal in (
+        (comet.CreateTopic(name="new", partitions=1), "create topic new"),
+        (comet.CreateTopic(name="prices", partitions=1), "create topic prices"),
+        (comet.DeleteTopic(name="prices"), "delete topic prices"),
+        (comet.Produce(topic="prices", records=[{"value": b"x"}]), "write topic prices"),
+        (comet.Consume(topic="prices"), "read topic prices"),
+        (comet.Subscribe(topic="prices", group="others"), "read topic prices"),
+        (comet.Subscribe(topic="open", group="secret"), "read group secret"),
+        (comet.Poll(topic="prices", group="readers", member_id=member), "read topic prices"),
+        (comet.Poll(topic="open", group="secret", member_id=hidden), "read group secret"),
+        (comet.Unsubscribe(topic="prices", group="readers", member_id=member), "read topic prices"),
+        (comet.Unsubscribe(topic="open", group="secret", member_id=hidden), "read group secret"),
+        (comet.Replicate(topic="open", records=[record]), "cluster action cluster kafka-cluster"),
+        (comet.Replicate(topic="new"), "cluster action cluster kafka-cluster"),
+    ):
+        assert answer.error == f"User:ANONYMOUS may not {refusal}"
+    assert [each.name for each in comet.ListTopics().topics] == ["open"]
+    for asked in ([], ["prices", "open"]):
+        assert [each.name for each in comet.GetMetadata(topics=asked).topics] == ["open"]
+    assert broker.state() == before
+    assert comet.produce("open", b"second") == [(0, 1)]
+    broker.allow_all()
+    assert comet.Replicate(topic="open", records=[{**record, "offset": 2}]).success
+    assert len(comet.Poll(topic="open", group="secret", member_id=hidden).messages) == 3

@@ -109,3 +109,36 @@ async def test_small_views_are_copied_before_the_turn_ends(broker: Broker) -> No
     frame[:] = b"other"
     await promise
     assert codec.decode(stored(broker))[0].value == b"small"
+
+
+async def put_all(into: Inlet, *values: bytes, key: bytes | None = None) -> list[tuple[int, int]]:
+    """Base offset and size of each batch."""
+    rows = [(0, 5, key, value, ()) for value in values]
+    parts = into.split(rows, sum(len(value) + len(key or b"") for value in values))
+    return [((await promise).base_offset, count) for count, promise in into.put_parts(parts)]
+
+
+async def test_the_records_of_a_request_are_one_batch_behind_those_that_wait(broker: Broker) -> None:
+    into = await inlet(broker)
+    waiting = into.put(b"waiting")
+    assert await put_all(into, *[b"%d" % number for number in range(100)]) == [(1, 100)]
+    assert await waiting == 0
+    assert [len(codec.decode(batch)) for _, batch in codec.split(stored(broker))] == [1, 100]
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 70])
+async def test_a_request_larger_than_a_batch_becomes_several(broker: Broker, key: bytes | None) -> None:
+    into = await inlet(broker, max_message_bytes="1000")
+    placed = await put_all(into, *[bytes([number]) * 200 for number in range(10)], key=key)
+    assert len(placed) > 2 and sum(count for _, count in placed) == 10
+    assert [offset for offset, _ in placed] == [sum(count for _, count in placed[:at]) for at in range(len(placed))]
+    assert all(len(batch) <= 1000 for _, batch in codec.split(stored(broker)))
+    assert [record.value for record in codec.iterate(stored(broker))] == [bytes([n]) * 200 for n in range(10)]
+
+
+async def test_a_request_with_an_invalid_record_appends_nothing(broker: Broker) -> None:
+    into = await inlet(broker, max_message_bytes="1000", cleanup_policy="compact")
+    for values, key in (([b"a", b"x" * 1000], b"k"), ([b"a"], None)):
+        with pytest.raises(RequestError):
+            await put_all(into, *values, key=key)
+    assert stored(broker) == b""

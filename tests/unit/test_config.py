@@ -261,3 +261,55 @@ def test_the_other_doors_are_closed_unless_told_and_loopback_only_unless_told(do
         check_listeners(with_door(door, "0.0.0.0:1"))
     with pytest.raises(StartupError, match=door):
         with_door(door, "nonsense")
+
+
+COMETS = {
+    "COMET_DATA_DIR": "/var/comet",
+    "COMET_ADDR": ":6174",
+    "COMET_ETCD": "etcd-1:2379,etcd-2:2379",
+    "COMET_LOG_LEVEL": "WARN",
+    "COMET_BROKER_ID": "broker-1",
+    "COMET_ADVERTISE_ADDR": "broker-1:6174",
+}
+
+
+def test_comets_variables_are_settings(tmp_path: Path) -> None:
+    config, sources = load({}, {**COMETS, "COMET_API_KEY": "of another program"}, tmp_path)
+    assert (config.store, config.comet, config.log_level) == ("file:/var/comet", ":6174", "warning")
+    assert config.meta == "etcd://etcd-1:2379,etcd-2:2379"
+    assert (config.comet_broker_id, config.comet_advertise) == ("broker-1", "broker-1:6174")
+    assert sources["store"] == "environment COMET_DATA_DIR" and sources["meta"] == "environment COMET_ETCD"
+    assert load({}, {"COMET_ETCD": "etcd://a:1/prefix"}, tmp_path)[0].meta == "etcd://a:1/prefix"
+    assert load({}, dict.fromkeys(COMETS, ""), tmp_path)[0] == Config(), "empty: not set, as in a compose file"
+    assert load({"data": "here"}, COMETS, tmp_path)[0].store == "file:here"
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"COMET_LOG_LEVEL": "loud"}, "COMET_LOG_LEVEL must be one of"),
+        ({"COMET_ADDR": "nonsense:x"}, "comet: nonsense:x is not HOST:PORT"),
+        ({"COMET_ADVERTISE_ADDR": "nonsense:x"}, "comet_advertise: nonsense:x is not HOST:PORT"),
+        ({"COMET_ADDR": ":1", "MILLSTREAM_COMET": ":2"}, "COMET_ADDR and MILLSTREAM_COMET are the same setting"),
+        ({"COMET_DATA_DIR": "a", "MILLSTREAM_DATA": "b"}, "COMET_DATA_DIR and MILLSTREAM_DATA are the same setting"),
+        (
+            {"COMET_DATA_DIR": "a", "MILLSTREAM_STORE": "memory:"},
+            "environment COMET_DATA_DIR and environment MILLSTREAM_",
+        ),
+    ],
+)
+def test_a_mistake_with_comets_variables_stops_the_start(
+    tmp_path: Path, environ: dict[str, str], sentence: str
+) -> None:
+    assert sentence in refusal({}, environ, tmp_path)
+
+
+def test_a_comet_address_without_a_host_is_loopback_unless_unauthenticated_clients_are_allowed() -> None:
+    config = Config(comet=":6174")
+    assert config.door_address("comet") == Address("127.0.0.1", 6174)
+    check_listeners(config)
+    with pytest.raises(StartupError, match=r"comet=0\.0\.0\.0:6174 would accept"):
+        check_listeners(Config(comet="0.0.0.0:6174"))
+    assert Config().door_address("comet") is None
+    assert Config(comet=":6174", allow_unauthenticated=True).door_address("comet") == Address("0.0.0.0", 6174)
+    assert Config(comet="127.0.0.1").door_address("comet") == Address("127.0.0.1", 6174)

@@ -37,9 +37,18 @@ class Admin:
             self._session.check(Operation.CREATE, Kind.TOPIC, name)
 
     async def create_topic(
-        self, name: str, partition_count: int, overrides: Mapping[str, str], validate_only: bool
+        self,
+        name: str,
+        partition_count: int,
+        overrides: Mapping[str, str],
+        validate_only: bool,
+        replication_factor: int = 1,
     ) -> Topic:
         self.check_create(name)
+        brokers = len(self._session.nodes("", 0))
+        if replication_factor > brokers and self._broker.topics.get(name) is None:
+            detail = f"replication factor {replication_factor} exceeds broker count {brokers}"
+            raise RequestError(Code.INVALID_REPLICATION_FACTOR, detail)
         return await self._broker.topics.create(name, partition_count, overrides, validate_only)
 
     async def delete_topic(self, key: str | UUID) -> Topic:

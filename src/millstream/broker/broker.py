@@ -11,12 +11,14 @@ from contextlib import AbstractContextManager
 from itertools import chain
 
 from millstream.broker.broker_settings import BrokerSettings
+from millstream.broker.door_register import DoorRegister
 from millstream.broker.groups.cursor import Cursors
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings, fall_back
 from millstream.broker.groups.group_configs import GroupConfigs
 from millstream.broker.groups.groups import Groups
 from millstream.broker.groups.queue.queues import Queues
 from millstream.broker.groups.settings import GroupSettings
+from millstream.broker.groups.stream.polling import Polling
 from millstream.broker.inlet import Inlet
 from millstream.broker.outlet import Outlet
 from millstream.broker.partition import Partition
@@ -97,9 +99,15 @@ class Broker:
         self.groups = Groups(meta, clock, self.topics, settings, queues=self.queues, cluster=self.cluster)
         self.queues.is_taken = self.groups.is_stream
         self.outlet = Outlet()
+        self.polling = Polling(
+            self.groups,
+            self.outlet,
+            lambda wanted: min(max(wanted, config.session_timeout_min_ms), config.session_timeout_max_ms),
+        )
         self.cursors = Cursors(meta, clock, self.topics, self.outlet, self.cluster)
         self.cluster.serve_groups(self._adopt, self._release)
         self.producer_ids = ProducerIds(meta)
+        self.door_register = DoorRegister(meta, self.node_id)
         self._scrub = Scrub(self.topics, meta, clock, self.cluster, metrics, config.scrub_bytes_per_second)
         self.verification: Verification | None = None
         """The last one. It continues after its client disconnects."""
@@ -127,6 +135,7 @@ class Broker:
         if isinstance(self.cluster, Solo):
             await fall_back(self._meta, self.topics)
         await self.group_configs.start()
+        await self.door_register.start()
         await self.queues.start()
         await self.groups.start()
 
@@ -165,6 +174,11 @@ class Broker:
         if partition.inlet is None:
             partition.inlet = Inlet(partition, self.clock, self.metrics, self.config.partition_unsynced_bytes_max)
         return partition.inlet
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether partitions can copy a leader's batches with their offsets."""
+        return self._logs.can_follow
 
     @property
     def atomic(self) -> bool:
@@ -261,6 +275,7 @@ class Broker:
         finally:  # after any error, sync what was accepted and release the store
             self.settings.close()
             self.group_configs.close()
+            self.door_register.close()
             self.topics.close()
             try:
                 await self._logs.close()

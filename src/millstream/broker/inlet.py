@@ -1,9 +1,11 @@
 """Gathers single records into batches and appends them to a partition.
 
-Doors whose protocols carry one record per request use it. Records that arrive in one turn of the event loop are
+Doors whose protocols carry records instead of batches use it. Records that arrive in one turn of the event loop are
 appended at its end, as one batch, and share one sync with other appends. A record that comes alone does not wait.
 
     put --> waiting --end of the turn--> one batch (or several, by size) --durable--> each promise settles, in order
+
+The records of one request for a partition leave at once as one batch, or as several by size (`split`, `put_parts`).
 
 A large record does not wait for the end of the turn: gathering it gains nothing and would copy its value. It is
 appended at once, after the waiting records, in a batch of its own.
@@ -15,7 +17,7 @@ partition `is_full`. An invalid record is refused at once and does not affect th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from millstream.broker.partition import Partition
@@ -125,6 +127,31 @@ class Inlet:
         self._settling.append(settled)
         self._bytes += size
 
+    def split(self, rows: Sequence[Row], bytes_max: int) -> Sequence[Sequence[Row]]:
+        """The records of as few batches as possible, for `put_parts`; raises `RequestError` if one is invalid.
+
+        `bytes_max` is an upper bound of the bytes of keys and values. The rows have the broker's time and no headers.
+        """
+        settings = self._partition.settings
+        if settings.needs_more_checks:
+            for row in rows:
+                self._partition.check_record(row[2], None, row[1])
+        if bytes_max + len(rows) * record_bytes_max(None, None, ()) + HEADER_BYTES <= settings.message_bytes_max:
+            return (rows,)
+        return list(_parted(rows, self._partition))
+
+    def put_parts(self, parts: Sequence[Sequence[Row]]) -> list[tuple[int, Promise[Appended]]]:
+        """Appends each part at once, as a batch; returns their numbers of records and their promises."""
+        self._leave()
+        self.leaving = None
+        appended = []
+        for part in parts:
+            batch, header = codec.encode_own(part)
+            appended.append((len(part), self._partition.append_own(batch, header, self._clock)))
+            self._metrics.batches_in += 1
+            self._metrics.records_in += len(part)
+        return appended
+
     def hurry(self) -> None:
         """Appends a record that came alone at once, if no sync follows each batch.
 
@@ -189,3 +216,19 @@ class Inlet:
         for settled in settling:
             settled(offset, None)
             offset += 1
+
+
+def _parted(rows: Sequence[Row], partition: Partition) -> Iterator[Sequence[Row]]:
+    """Rows in parts whose batches the topic accepts; raises MESSAGE_TOO_LARGE."""
+    limit = partition.settings.message_bytes_max
+    first, total = 0, HEADER_BYTES
+    for at, row in enumerate(rows):
+        size = record_bytes_max(row[3], row[2], row[4])
+        if size + HEADER_BYTES > limit:
+            alone, _ = codec.encode_own([row])
+            partition.check_size(len(alone))
+        if at > first and total + size > limit:
+            yield rows[first:at]
+            first, total = at, HEADER_BYTES
+        total += size
+    yield rows[first:]

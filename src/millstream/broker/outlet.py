@@ -172,3 +172,15 @@ class _Taking:
 
     def done(self) -> Taken:
         return Taken(self._records, self.next_offset)
+
+
+def fit(taken: Taken, left: int, head_bytes: int, *, needs_one: bool) -> tuple[list[Record], int, int]:
+    """For answers with keys, whose size `take` does not count: the first records that fit into `left` bytes, the next
+    offset, and the bytes left; 0 if a record did not fit. With `needs_one` the first record always fits.
+    """
+    for count, record in enumerate(taken.records):
+        size = len(record.value or b"") + len(record.key or b"") + head_bytes
+        if size > left and not (needs_one and count == 0):
+            return taken.records[:count], record.offset, 0
+        left -= size
+    return taken.records, taken.next_offset, left

@@ -4,6 +4,7 @@
     a run of producers' batches      append_run   the kernel admits each batch within `run_limits`
     a batch that the broker encoded  append_own   its records were admitted one by one (`check_record`), or with it
                                                   (`admit_own`)
+    a leader's batch                 follow       keeps its offsets: the leader admitted it
 
 The kernel (`wire/kafka/runs.py`) only compares. This module decides the limits, and whether a topic takes runs at
 all.
@@ -132,6 +133,12 @@ class Partition:
             header = self._prepare(records, header, clock.now_ms())
         return self.log.append(records, header)
 
+    def follow(self, records: memoryview, header: BatchHeader) -> Promise[Appended]:
+        """Appends a leader's batch at its own offsets, in a store whose logs can follow (`LogStore.can_follow`)."""
+        if len(records) > self.settings.log.segment_bytes:
+            raise self._longer_than_a_segment(len(records))
+        return self.log.follow(records, header)
+
     def check_size(self, size: int) -> None:
         """Validates the size of a batch."""
         limit = self.settings.message_bytes_max
@@ -172,9 +179,8 @@ class Partition:
 
     def _prepare(self, records: memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
         settings = self.settings
-        size = len(records)
-        if size > settings.log.segment_bytes:
-            raise RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
+        if len(records) > settings.log.segment_bytes:
+            raise self._longer_than_a_segment(len(records))
         return batches.stamp(records, header, now_ms) if settings.log_append_time else header
 
     def _append_checked(self, records: memoryview, header: BatchHeader, now_ms: int) -> Promise[Appended]:
@@ -199,6 +205,9 @@ class Partition:
         finally:
             self._waiting -= 1
         return await appended
+
+    def _longer_than_a_segment(self, size: int) -> RequestError:
+        return RequestError(Code.RECORD_LIST_TOO_LARGE, f"the batch has {size} bytes, more than a whole segment")
 
     def _refusal(self, attributes: int) -> RequestError:
         if attributes & (CONTROL | TRANSACTIONAL):

@@ -1,4 +1,5 @@
-"""The verbs of a session for other brokers of the store, which relay requests of their clients.
+"""The verbs of a session for other brokers: those of the store relay requests of their clients, and a leader of another
+system sends records with their offsets.
 
 A peer that proves itself speaks for its client: the session takes over the client's principal and address, so the
 coordinator checks the client's rights, not the relaying broker's.
@@ -7,24 +8,29 @@ coordinator checks the client's rights, not the relaying broker's.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from millstream.broker import replica
 from millstream.broker.replication.calls import CopyRequest
 from millstream.broker.replication.serving import Serving
 from millstream.cluster.base import Node
 from millstream.core.errors import Code, RequestError
+from millstream.records.record import Record
 from millstream.security import peers
 from millstream.security.peers import NONCE_BYTES, Peer
+from millstream.security.rights import CLUSTER_NAME, Kind, Operation
 
 if TYPE_CHECKING:
     from millstream.broker.session import Session
 
 
 class Peers:
-    __slots__ = ("_cluster", "_session")
+    __slots__ = ("_broker", "_cluster", "_session")
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._broker = session._broker
         self._cluster = session._broker.cluster
 
     def is_elsewhere(self, group_id: str) -> bool:
@@ -63,3 +69,11 @@ class Peers:
             return None
         self._session.principal, self._session.host = peer.principal, peer.host
         return peer.node_id
+
+    async def replicate(self, name: str, index: int, records: Sequence[Record], overrides: Mapping[str, str]) -> None:
+        """Stores a leader's records at their offsets; a missing topic or partition is created (`replica.py`).
+
+        The right is Kafka's for requests between brokers: the records bypass the checks for producers.
+        """
+        self._session.check(Operation.CLUSTER_ACTION, Kind.CLUSTER, CLUSTER_NAME)
+        await replica.replicate(self._broker, name, index, records, overrides)

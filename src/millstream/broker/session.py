@@ -29,6 +29,7 @@ from uuid import UUID
 
 from millstream.broker.admin import Admin
 from millstream.broker.configs import Configs
+from millstream.broker.door_register import Registered
 from millstream.broker.fetch import NOTHING_REFUSED, Fetch, Wanted
 from millstream.broker.groups.described import ClassicView, ConsumerView, Listed, ShareView
 from millstream.broker.groups.exclusive import ExclusiveMember, ExclusiveSettings
@@ -40,6 +41,7 @@ from millstream.broker.groups.queue.settings import lease_ms
 from millstream.broker.groups.queue.share import ShareGroup
 from millstream.broker.groups.queue.share_fetch import ShareFetch, TopicIdPartition, TopicsById
 from millstream.broker.groups.queue.verbs import Answer, Member
+from millstream.broker.groups.stream import polling
 from millstream.broker.groups.stream.offsets import NO_TOPIC
 from millstream.broker.health import Health
 from millstream.broker.inlet import Inlet
@@ -325,6 +327,25 @@ class Session:
     def _readable(self) -> TopicsById:
         return self._broker.topics if self._authorizer.is_open else _Readable(self)
 
+    # Members that poll
+
+    async def subscribe(self, name: str, group_id: str) -> polling.Subscribed:
+        """A new member of a group, which reads a topic by `poll`."""
+        topic = self.topic(name, Operation.READ)
+        await self.coordinate(group_id)
+        return await self._broker.polling.subscribe(topic, group_id, self.principal, self.client_id, self.host)
+
+    async def poll(self, name: str, group_id: str, member_id: str, size: polling.Size) -> polling.Answer:
+        """Commits what the member's last poll returned, and reads on."""
+        topic = self.topic(name, Operation.READ)
+        await self.coordinate(group_id)
+        return await self._broker.polling.poll(topic, group_id, member_id, self.principal, size)
+
+    async def unsubscribe(self, name: str, group_id: str, member_id: str) -> None:
+        self.check(Operation.READ, Kind.TOPIC, name)
+        await self.coordinate(group_id)
+        self._broker.polling.unsubscribe(name, group_id, member_id, self.principal)
+
     # Offsets
 
     async def commit(
@@ -537,6 +558,11 @@ class Session:
         """All live brokers by node id."""
         return self._broker.nodes(local_host, local_port)
 
+    def registered(self, door: str) -> dict[int, Registered]:
+        """The live brokers that have opened a door, by node id."""
+        live = {node.node_id for node in self.nodes("", 0)}
+        return {node_id: each for node_id, each in self._broker.door_register.of(door).items() if node_id in live}
+
     def leaderships(self, topic_id: UUID = NO_TOPIC) -> Sequence[Leadership]:
         """Of a topic's partitions, in their order; a shorter list repeats."""
         return self._broker.cluster.leaderships(topic_id)
@@ -581,6 +607,10 @@ class Sessions:
 
     def open(self, door: str, host: str, client_id: str = "") -> Session:
         return Session(self._broker, door, host, client_id=client_id)
+
+    async def register(self, door: str, broker_id: str, address: str) -> None:
+        """Tells the other brokers this broker's id and address for a door's clients (`door_register.py`)."""
+        await self._broker.door_register.register(door, broker_id, address)
 
 
 class _Readable:

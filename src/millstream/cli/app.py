@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import config, consume, doors, group, log, pipeline, produce, query, queue, serve, topic
+from millstream.cli import comet, config, consume, doors, group, log, pipeline, produce, query, queue, serve, topic
 
 app = typer.Typer(
     name="millstream",
@@ -40,6 +40,7 @@ def root(
 
 
 app.command()(serve.serve)
+app.command()(comet.comet)
 app.add_typer(topic.app, name="topic")
 app.command()(produce.produce)
 app.command()(consume.consume)

@@ -35,6 +35,19 @@ def luxun(
         print(hashed(_read_password()))
 
 
+@app.command(no_args_is_help=True)
+def comet(
+    idl: Annotated[
+        bool, typer.Option("--idl", help="Print the path of the protobuf IDL, to generate clients from.")
+    ] = False,
+) -> None:
+    """Comet clients: gRPC, on `serve --comet HOST:PORT`; `millstream comet` takes Comet's own flags."""
+    if idl:
+        from importlib.resources import files
+
+        print(files("millstream.wire") / "comet.proto")  # without the libraries that `wire/comet.py` needs
+
+
 def _read_password() -> str:
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\n")

@@ -31,6 +31,9 @@ def serve(
     ] = None,
     flume: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Flume clients connect.")] = None,
     luxun: Annotated[str | None, typer.Option(metavar=HostPort, help="Where Luxun clients (Thrift) connect.")] = None,
+    comet: Annotated[
+        str | None, typer.Option(metavar=HostPort, help="Where Comet clients (gRPC) connect; HOST alone: port 6174.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
     flush: Annotated[
         str | None, typer.Option(metavar="WHEN", help="When appends are synced: always, os, every=N, every=Tms.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-DOORS = ("kafka", "http", "flowmq", "flume", "luxun")
+DOORS = ("kafka", "http", "flowmq", "flume", "luxun", "comet")
 WITH_VALUE = ("store", "meta", "data", *DOORS, "config", "flush", "log_level", "advertise", "node_id")
 SWITCHES = ("allow_unauthenticated",)
 

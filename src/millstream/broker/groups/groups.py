@@ -54,7 +54,7 @@ from millstream.broker.groups.record import (
 from millstream.broker.groups.settings import GroupSettings
 from millstream.broker.groups.stream.assignors import ASSIGNORS, Assignor
 from millstream.broker.groups.stream.classic import CONSUMER, ClassicGroup
-from millstream.broker.groups.stream.classic_member import Converted, Join, Joined, Synced
+from millstream.broker.groups.stream.classic_member import Converted, Join, Joined, Member, Synced
 from millstream.broker.groups.stream.consumer_member import JOINING, Beat, BeatAnswer
 from millstream.broker.groups.stream.migration import Migration
 from millstream.broker.groups.stream.mixed import MixedGroup
@@ -230,6 +230,19 @@ class Groups:
     ) -> None:
         self._check_owner(group_id, principal, member_id, instance_id)
         self._classic(group_id).heartbeat(member_id, instance_id, generation)
+
+    def polling_member(self, group_id: str, member_id: str, principal: Principal) -> tuple[ClassicGroup, Member]:
+        """A member that polls, and its group; raises UNKNOWN_MEMBER_ID."""
+        self._check_owner(group_id, principal, member_id)
+        group = self._classic(group_id)
+        member = group.members.get(member_id) if isinstance(group, ClassicGroup) else None
+        if not isinstance(group, ClassicGroup) or member is None or not member.planned:
+            raise RequestError(Code.UNKNOWN_MEMBER_ID)
+        return group, member
+
+    def has_member(self, group_id: str, member_id: str) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and member_id in group.members
 
     def leave(self, group_id: str, members: Iterable[tuple[str, str | None]]) -> list[Code]:
         self._check_id(group_id)

@@ -39,8 +39,8 @@ exclusive; share groups: `ShareConsumer` and `DeserializingShareConsumer`, impli
 A group may have members of both protocols and of several clients at a time: it changes its protocol while they work
 (KIP-848; `tests/compat/test_group_migration.py`).
 
-Clients of FlowMQ, Flume and Luxun have doors of their own ([FlowMQ](flowmq.md), [the others](doors.md)), with the same
-topics and the same groups behind them:
+Clients of FlowMQ, Flume, Luxun and Comet have doors of their own ([FlowMQ](flowmq.md), [the others](doors.md)),
+with the same topics and the same groups behind them:
 
 | client | represents | groups |
 |---|---|---|
@@ -49,6 +49,7 @@ topics and the same groups behind them:
 | a client written from the tables of Flume's document | every Flume client \
 | range, assigned by the broker; Kafka consumers may be members too |
 | a client that Apache Thrift generated from Luxun's IDL; thriftpy2 | every Luxun client | fanout ids: one cursor each |
+| a client that protoc generated from Comet's IDL | every Comet client | roundrobin, assigned by the broker |
 
 ## Apache Kafka's Java client and tools
 

@@ -27,7 +27,8 @@ Rules
    neither member nor generation, so ownership is the only fence. Commits to another member's partitions are refused,
    and so are commits under a generation before its last join. A Kafka member that is behind must rejoin first
    (REBALANCE_IN_PROGRESS): ILLEGAL_GENERATION would make it give up its partitions as lost.
-9. A member from a downgrade (`migration.py`) keeps its member epoch as its generation until it rejoins.
+9. A planned member that polls (Comet's, `polling.py`) is current again with its next poll, without a join.
+10. A member from a downgrade (`migration.py`) keeps its member epoch as its generation until it rejoins.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from millstream.broker.groups.stream.classic_member import (
     new_member_id,
 )
 from millstream.broker.groups.stream.offsets import TopicCommit
-from millstream.broker.groups.stream.plan import owners, plan_range
+from millstream.broker.groups.stream.plan import owners, plan
 from millstream.core.errors import Code, RequestError
 from millstream.core.promise import Promise
 
@@ -147,6 +148,14 @@ class ClassicGroup:
         if self._must_rejoin(member):
             raise RequestError(Code.REBALANCE_IN_PROGRESS)
 
+    def poll(self, member: Member) -> bool:
+        """A planned member's poll: extends its session. Returns whether it was behind; from now on it is current."""
+        was_behind = member.is_behind
+        if was_behind:
+            member.told, member.generation, member.is_behind = self.generation, None, False
+        member.touch()
+        return was_behind
+
     def leave(self, member_id: str, instance_id: str | None) -> None:
         if member_id in self._pending:
             self._drop_pending(member_id)
@@ -193,8 +202,8 @@ class ClassicGroup:
     def topics_changed(self) -> None:
         """Planned members do not watch metadata: the broker rebalances for them."""
         if self.state == STABLE and self._is_planned:
-            plan = plan_range(list(self.members.values()), self._topics)
-            if any(plan.get(member.id, b"") != member.assignment for member in self.members.values()):
+            planned = plan(list(self.members.values()), self._topics)
+            if any(planned.get(member.id, b"") != member.assignment for member in self.members.values()):
                 self._prepare()
                 self._complete_if_ready()
 
@@ -446,7 +455,7 @@ class ClassicGroup:
             member.unsynced = not member.planned
             member.touch()
         if planned:
-            self._distribute(plan_range(list(self.members.values()), self._topics))
+            self._distribute(plan(list(self.members.values()), self._topics))
         for promise, answer in answers:
             promise.settle(answer)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from millstream.broker.groups.deadline import Deadline
 from millstream.broker.groups.described import ClassicMemberView
@@ -70,6 +71,23 @@ class Converted(RequestError):
         self.member_id = member_id
 
 
+class Polled:
+    """What a member that polls (`polling.py`) was given last."""
+
+    __slots__ = ("delivered", "first", "lock", "readers", "topic", "topic_id")
+
+    def __init__(self, topic: str, topic_id: UUID) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.delivered: dict[int, int] = {}
+        """Partitions of the last poll's records, and the offset after them."""
+        self.readers: tuple[Sequence[str], Sequence[int]] = (), ()
+        """The topic's members and this member's partitions, as this member knows them."""
+        self.first = 0
+        """Where the next poll begins among the partitions, so that none waits for ever."""
+        self.lock = asyncio.Lock()
+
+
 class Member:
     __slots__ = (
         "assignment",
@@ -81,6 +99,7 @@ class Member:
         "is_behind",
         "joining",
         "planned",
+        "polled",
         "principal",
         "protocols",
         "rebalance_ms",
@@ -109,6 +128,8 @@ class Member:
         """The generation of its last JoinGroup response."""
         self.unsynced = False
         """It has a generation and has not sent its SyncGroup yet."""
+        self.polled: Polled | None = None
+        """Set for a member that polls."""
         self.session = Deadline(clock, lambda: on_expiry(self))
         self.update(join)
 

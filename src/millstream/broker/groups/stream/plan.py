@@ -1,4 +1,7 @@
-"""Range assignments by the broker for a classic group, encoded as leaders do (ConsumerProtocolAssignment).
+"""Assignments by the broker for a classic group, encoded as leaders do (ConsumerProtocolAssignment).
+
+The group's protocol names the rule: `range` or `roundrobin`. `roundrobin` sorts the ids of the n members that read a
+topic, and gives partition p to the member at p mod n.
 
     int16 version, int32 count of topics, each: int16 length and name, int32 count and int32 partitions; int32 user data
 
@@ -12,15 +15,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from millstream.broker.groups.stream.assignors import Wants, range_
-from millstream.broker.groups.stream.classic_member import Member
+from millstream.broker.groups.stream.classic_member import Member, choose_protocol
 from millstream.broker.groups.stream.subscription import FieldReader
 from millstream.broker.groups.view import TopicsView
 
 PROTOCOL = "range"
+ROUND_ROBIN = "roundrobin"
+
+
+def plan(members: Sequence[Member], topics: TopicsView) -> Mapping[str, bytes]:
+    """Omits missing topics; their creation triggers a rebalance."""
+    return plan_round_robin(members, topics) if choose_protocol(members) == ROUND_ROBIN else plan_range(members, topics)
+
+
+def plan_round_robin(members: Sequence[Member], topics: TopicsView) -> Mapping[str, bytes]:
+    target: dict[str, list[tuple[str, int]]] = {member.id: [] for member in members}
+    for name, in_line in readers(members).items():
+        topic = topics.get(name)
+        for number in range(topic.partition_count if topic is not None else 0):
+            target[in_line[number % len(in_line)]].append((name, number))
+    return {member: encode_assignment(mine) for member, mine in target.items()}
+
+
+def readers(members: Iterable[Member]) -> dict[str, list[str]]:
+    """The ids of the members that read each topic, in order."""
+    found: dict[str, list[str]] = {}
+    for member in members:
+        for name in member.topics(ROUND_ROBIN) or ():
+            found.setdefault(name, []).append(member.id)
+    return {name: sorted(ids) for name, ids in found.items()}
 
 
 def plan_range(members: Sequence[Member], topics: TopicsView) -> Mapping[str, bytes]:
-    """Omits missing topics; their creation triggers a rebalance."""
     names: dict[UUID, str] = {}
     counts: dict[UUID, int] = {}
     wants = {}

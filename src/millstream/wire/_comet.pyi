@@ -1,0 +1,3 @@
+from typing import Any
+
+def read_produce(data: bytes, now_ms: int, limit: int) -> tuple[Any, ...] | None: ...
