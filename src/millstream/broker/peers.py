@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker import replica
+from millstream.broker import replicated_records
 from millstream.broker.replication.calls import CopyRequest
 from millstream.broker.replication.serving import Serving
 from millstream.cluster.base import Node
@@ -76,4 +76,4 @@ class Peers:
         The right is Kafka's for requests between brokers: the records bypass the checks for producers.
         """
         self._session.check(Operation.CLUSTER_ACTION, Kind.CLUSTER, CLUSTER_NAME)
-        await replica.replicate(self._broker, name, index, records, overrides)
+        await replicated_records.replicate(self._broker, name, index, records, overrides)
