@@ -71,7 +71,8 @@ class Peers:
         return peer.node_id
 
     async def replicate(self, name: str, index: int, records: Sequence[Record], overrides: Mapping[str, str]) -> None:
-        """Stores a leader's records at their offsets; a missing topic or partition is created (`replica.py`).
+        """Stores a leader's records at their offsets; a missing topic or partition is created
+        (`replicated_records.py`).
 
         The right is Kafka's for requests between brokers: the records bypass the checks for producers.
         """
