@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from millstream.core.errors import Diverged
+from millstream.log.compaction import _cleanable
 from millstream.log.config import LogConfig
 from millstream.log.flusher import Flusher
 from millstream.log.replica import ReplicaLog
@@ -134,6 +136,15 @@ async def test_a_former_leader_follows_an_older_epoch_than_its_own_empty_one(log
     log.epochs.drop_empty(log.end)
     await log.follow(memoryview(data), read_header(data))
     assert log.epochs.latest == 4
+
+
+async def test_compaction_leaves_uncommitted_records_alone(log: ReplicaLog) -> None:
+    assert isinstance(log.clock, VirtualClock)
+    log.clock.advance(60)  # past the records' times
+    assert _cleanable(log) == []
+    closed = [segment for segment, after in pairwise(log.segments) if after.base_offset <= 6]
+    log.raise_high_watermark(6)
+    assert closed and _cleanable(log) == closed
 
 
 def leaders_batch(*values: bytes, offset: int, epoch: int) -> bytearray:

@@ -141,8 +141,9 @@ def _cleanable(log: Log) -> list[Segment]:
             damaged.first < after.base_offset and segment.base_offset < damaged.end for damaged in log.damage.ranges
         ):
             continue
-        # The last batch stays, as in an active segment: readers need it to reach the end.
-        if segment is last or segment.newest_ms(now) > limit:
+        # The last batch stays, as in an active segment: readers need it to reach the end. Uncommitted records stay,
+        # because a follower may have to cut them off.
+        if segment is last or after.base_offset > log.high_watermark or segment.newest_ms(now) > limit:
             break
         segments.append(segment)
     return segments
