@@ -251,6 +251,7 @@ class Follower:
 
     def _settled(self, copy: Copy, done: Promise[int]) -> None:
         def judge(done: Promise[int]) -> None:
+            copy.log.epochs.drop_empty(copy.log.end)
             if done.error is not None:
                 self._pause(copy, str(done.error))
 
