@@ -4,7 +4,7 @@
 
 Any broker takes the job when its holder's lease is gone, by compare-and-set. The job is not fenced: two brokers that
 both believe to have it change the same states by compare-and-set, and every change is a valid one
-(`partition_state.py`). A stale view of who is alive costs an election, never a record.
+(`partition_state.py`). A stale view of the live brokers costs an election, never a record.
 
 The controller reviews all partitions when brokers come or go, and single ones when their state changes.
 """

@@ -1,4 +1,4 @@
-"""Which brokers of a cluster are alive: each holds a lease, by heartbeats through the metadata store.
+"""Tracks the live brokers of a cluster: each holds a lease, by heartbeats through the metadata store.
 
     leases/NODE      created by every start of a broker; its revision is the broker's registration, or epoch
     brokers/NODE     epoch, address and rack; created with the lease, rewritten every third of it: the heartbeat

@@ -1,4 +1,4 @@
-"""Many brokers over one database: which of them coordinates each shard of groups. `membership.py` tells who is alive.
+"""Many brokers over one database: which of them coordinates each shard of groups. `membership.py` tracks live brokers.
 
     coordinators/SHARD  node and epoch of the shard's coordinator
 
